@@ -1,0 +1,151 @@
+"""Every refusal this node can give: a stable code, an HTTP status and a title, declared once.
+
+A refusal is a `Problem`. Whatever door a request came through (HTTP, batch, recon, import), the same
+fault raises the same code; only the HTTP layer turns it into an RFC 9457 problem document.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+
+class Code(StrEnum):
+    """Stable, documented identifiers of refusals (docs/errors.md has a curl line for each)."""
+
+    # the frame itself (the codes of `sdstore.sds.codec.MessageError`, unchanged)
+    MALFORMED_FRAME = "malformed_frame"
+    MISSING_MESSAGE_ID = "missing_message_id"
+    INVALID_UTF8 = "invalid_utf8"
+    NUL_CHARACTER = "nul_character"
+    LAMPORT_OUT_OF_RANGE = "lamport_out_of_range"
+    NO_CONTENT_NO_LAMPORT = "no_content_no_lamport"
+    INVALID_JSON_MESSAGE = "invalid_json_message"
+    # limits of the door
+    FRAME_TOO_LARGE = "frame_too_large"
+    MESSAGE_ID_TOO_LONG = "message_id_too_long"
+    CHANNEL_ID_TOO_LONG = "channel_id_too_long"
+    SENDER_ID_TOO_LONG = "sender_id_too_long"
+    HISTORY_TOO_LONG = "history_too_long"
+    HINT_TOO_LONG = "hint_too_long"
+    TOO_MANY_HINTS = "too_many_hints"
+    BLOOM_FILTER_TOO_LARGE = "bloom_filter_too_large"
+    # the request around it
+    INVALID_PARAMETER = "invalid_parameter"
+    INVALID_BODY = "invalid_body"
+    INVALID_HEX = "invalid_hex"
+    INVALID_CURSOR = "invalid_cursor"
+    FOREIGN_CURSOR = "foreign_cursor"
+    EMPTY_BODY = "empty_body"
+    BODY_TOO_LARGE = "body_too_large"
+    TOO_MANY_ITEMS = "too_many_items"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    NOT_ACCEPTABLE = "not_acceptable"
+    NOT_FOUND = "not_found"
+    NO_SUCH_ROUTE = "no_such_route"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    REQUEST_TIMEOUT = "request_timeout"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    # reconciliation and peers
+    INVALID_RECON_REQUEST = "invalid_recon_request"
+    RECON_BUDGET_SPENT = "recon_budget_spent"
+    PEER_URL_REFUSED = "peer_url_refused"
+    PEER_UNREACHABLE = "peer_unreachable"
+    PEER_MISBEHAVED = "peer_misbehaved"
+    SYNC_BUSY = "sync_busy"
+    # this node
+    OVERLOADED = "overloaded"
+    NOT_READY = "not_ready"
+    DISK_FULL = "disk_full"
+    STORE_UNAVAILABLE = "store_unavailable"
+    INTERNAL_ERROR = "internal_error"
+
+
+_STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
+    Code.MALFORMED_FRAME: (422, "The frame is not an SDS message"),
+    Code.MISSING_MESSAGE_ID: (422, "The message has no message ID"),
+    Code.INVALID_UTF8: (422, "A text field is not UTF-8"),
+    Code.NUL_CHARACTER: (422, "A text field contains U+0000"),
+    Code.LAMPORT_OUT_OF_RANGE: (422, "The Lamport timestamp is neither 0 … 2^63-1 nor an int32"),
+    Code.NO_CONTENT_NO_LAMPORT: (422, "The message has neither content nor Lamport timestamp"),
+    Code.INVALID_JSON_MESSAGE: (422, "The JSON is not a message"),
+    Code.FRAME_TOO_LARGE: (413, "The frame is larger than this node stores"),
+    Code.MESSAGE_ID_TOO_LONG: (422, "A message ID is too long"),
+    Code.CHANNEL_ID_TOO_LONG: (422, "The channel ID is too long"),
+    Code.SENDER_ID_TOO_LONG: (422, "A sender ID is too long"),
+    Code.HISTORY_TOO_LONG: (422, "The causal history has too many entries"),
+    Code.HINT_TOO_LONG: (422, "A retrieval hint is empty or too long"),
+    Code.TOO_MANY_HINTS: (422, "Too many retrieval hints for one message"),
+    Code.BLOOM_FILTER_TOO_LARGE: (422, "The bloom filter is too large"),
+    Code.INVALID_PARAMETER: (400, "A parameter is not valid"),
+    Code.INVALID_BODY: (400, "The body could not be read"),
+    Code.INVALID_HEX: (400, "Not hexadecimal"),
+    Code.INVALID_CURSOR: (400, "The cursor is not one of this node's"),
+    Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
+    Code.EMPTY_BODY: (400, "The body is empty"),
+    Code.BODY_TOO_LARGE: (413, "The body is too large"),
+    Code.TOO_MANY_ITEMS: (413, "Too many items in one request"),
+    Code.UNSUPPORTED_MEDIA_TYPE: (415, "This media type is not understood here"),
+    Code.NOT_ACCEPTABLE: (406, "No acceptable form of the answer"),
+    Code.NOT_FOUND: (404, "Not found"),
+    Code.NO_SUCH_ROUTE: (404, "No such route"),
+    Code.METHOD_NOT_ALLOWED: (405, "Method not allowed"),
+    Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time"),
+    Code.UNAUTHENTICATED: (401, "Credentials are needed"),
+    Code.FORBIDDEN: (403, "The credentials do not cover this"),
+    Code.INVALID_RECON_REQUEST: (400, "Not a reconciliation request"),
+    Code.RECON_BUDGET_SPENT: (429, "The reconciliation budget of this caller is spent"),
+    Code.PEER_URL_REFUSED: (422, "The peer URL is not allowed"),
+    Code.PEER_UNREACHABLE: (502, "The peer could not be reached"),
+    Code.PEER_MISBEHAVED: (502, "The peer broke the protocol"),
+    Code.SYNC_BUSY: (409, "A sync with this peer is already under way"),
+    Code.OVERLOADED: (503, "The node is overloaded"),
+    Code.NOT_READY: (503, "The node is not ready"),
+    Code.DISK_FULL: (507, "The store has no room left"),
+    Code.STORE_UNAVAILABLE: (503, "The database cannot be reached"),
+    Code.INTERNAL_ERROR: (500, "An internal error"),
+}
+
+
+class Problem(Exception):
+    """A refusal with a stable code.
+
+    `detail` is for people and may change; `code` is the contract. `extra` becomes members of the
+    problem document, `headers` headers of the HTTP answer (such as Retry-After).
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        detail: str,
+        *,
+        extra: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.extra = extra or {}
+        self.headers = headers or {}
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of this code."""
+        return _STATUS_AND_TITLE[self.code][0]
+
+    @property
+    def title(self) -> str:
+        """The short, fixed sentence of this code."""
+        return _STATUS_AND_TITLE[self.code][1]
+
+    def document(self) -> dict[str, Any]:
+        """The RFC 9457 problem document."""
+        return {
+            "type": f"urn:sdstore:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": str(self.code),
+            **self.extra,
+        }

@@ -1,0 +1,124 @@
+"""Every bound of the node, with its unit and its reason; nothing else in `app` declares one.
+
+The same table is printed by `sdstore serve --show-limits` and stands in docs/limits.md (a test
+compares them). Bounds of the reconciliation engine itself live in `recon.limits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def _bound(value: int, unit: str, reason: str) -> int:
+    bound: int = field(default=value, metadata={"unit": unit, "reason": reason})
+    return bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one node. All are inclusive: a value equal to the bound is accepted."""
+
+    # --- one message -------------------------------------------------------------------------
+    frame_bytes_max: int = _bound(
+        MIB, "bytes", "seven times the 150 KiB a Waku relay carries; one frame fits any reply"
+    )
+    message_id_bytes_max: int = _bound(KIB, "bytes of UTF-8", "IDs are hashes or short names")
+    channel_id_bytes_max: int = _bound(256, "bytes of UTF-8", "channel IDs are names, not content")
+    sender_id_bytes_max: int = _bound(KIB, "bytes of UTF-8", "as message IDs: keys or names")
+    history_entries_max: int = _bound(
+        256, "entries", "js-waku sends 200, everybody else 2 to 10; each costs an index look-up"
+    )
+    hint_bytes_max: int = _bound(256, "bytes", "hints in use are 32-byte hashes")
+    hints_per_publish_max: int = _bound(16, "hints", "one per transport a message went over")
+    bloom_filter_bytes_max: int = _bound(
+        64 * KIB, "bytes", "the filters in use have 18,752; the store never reads them"
+    )
+
+    # --- one request -------------------------------------------------------------------------
+    batch_items_max: int = _bound(
+        10_000, "items", "bounds the list of outcomes and the time one caller holds the writer"
+    )
+    body_bytes_max: int = _bound(
+        32 * MIB, "bytes", "a batch of 1,000 real js-waku frames is 19 MiB"
+    )
+    small_body_bytes_max: int = _bound(
+        2 * MIB, "bytes", "every request that is not a batch: one frame as JSON is 1.4 MiB"
+    )
+    lookup_keys_max: int = _bound(
+        10_000, "IDs and hints", "a page of missed messages, below one second of look-ups"
+    )
+    page_items_max: int = _bound(1_000, "messages", "the contract's ceiling (api.md)")
+    page_items_default: int = _bound(100, "messages", "the contract's default (api.md)")
+    reply_bytes_max: int = _bound(
+        8 * MIB, "bytes", "what one reply may hold in memory; a cut reply says how to go on"
+    )
+    variants_listed_max: int = _bound(
+        100, "digests", "an equivocator can make any number; the rest is reached by paging"
+    )
+    hint_candidates_max: int = _bound(
+        1_000, "entries", "claims are free to make; ranked first, then cut and paged"
+    )
+    hint_claims_per_entry_max: int = _bound(
+        64, "claims", "more claims on one entry are spam; the first ones stay"
+    )
+    body_read_timeout_s: int = _bound(
+        30, "seconds", "32 MiB at 1 MiB/s; a slower sender holds a connection for nothing"
+    )
+
+    # --- ancestors and gaps ------------------------------------------------------------------
+    ancestors_max: int = _bound(1_000, "messages", "one page of a causal closure")
+    ancestors_visited_max: int = _bound(
+        20_000, "messages", "bounds the walk where most of the closure is already known"
+    )
+    gaps_max: int = _bound(1_000, "IDs", "one page of gaps")
+    met_ids_max: int = _bound(
+        1_000_000, "IDs", "sync messages are free to send; the oldest are forgotten first"
+    )
+
+    # --- ingest ------------------------------------------------------------------------------
+    group_items_max: int = _bound(
+        4_096, "messages", "beyond it a larger transaction no longer gains speed"
+    )
+    group_bytes_max: int = _bound(16 * MIB, "bytes of frames", "memory of one transaction")
+    ingest_queue_items_max: int = _bound(
+        65_536, "messages", "about two seconds of writing; beyond it callers get 503"
+    )
+    ingest_queue_bytes_max: int = _bound(
+        128 * MIB, "bytes of frames", "memory of frames that wait for the writer"
+    )
+
+    # --- live readers ------------------------------------------------------------------------
+    live_readers_max: int = _bound(1_000, "connections", "each holds a queue")
+    live_queue_items_max: int = _bound(
+        1_000, "messages", "a reader further behind gets a gap event and reads the feed"
+    )
+
+    # --- reconciliation and peers --------------------------------------------------------------
+    recon_body_bytes_max: int = _bound(
+        16 * MIB, "bytes", "one request with pushed entries; ranges alone stay below 1 MiB"
+    )
+    recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
+    recon_views_max: int = _bound(16, "views", "each is 50 bytes per element of its interest")
+    recon_interests_max: int = _bound(1_024, "interests", "remembered by hash, oldest forgotten")
+    session_nonce_lifetime_s: int = _bound(
+        600, "seconds", "how long a session key may be used before both sides draw new nonces"
+    )
+    peers_max: int = _bound(256, "peers", "each has a task and a record")
+    syncs_remembered_max: int = _bound(256, "sessions", "the list an operator looks at")
+    sync_seconds_max: int = _bound(
+        3_600, "seconds", "a session that takes longer is ended as partial and continued later"
+    )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def limits_table(limits: Limits = DEFAULT_LIMITS) -> list[tuple[str, int, str, str]]:
+    """(name, value, unit, reason) of every bound, in the order of declaration."""
+    return [
+        (f.name, getattr(limits, f.name), f.metadata["unit"], f.metadata["reason"])
+        for f in fields(limits)
+    ]
