@@ -1,0 +1,1 @@
+"""sdstore: SDS messages, participants and store clients as a library."""

@@ -1,0 +1,153 @@
+"""Frames to messages and back, in every dialect.
+
+Decoding is a pure function of the frame, with no setting, because an entry's digest depends on
+it. The dialect is told by the frame alone:
+
+- field 2 holds bytes: the specification's numbering. Plain strings as causal history make it
+  `V1`; otherwise a sender in field 7 and none in field 1 makes it `CHAT_PROTO`; otherwise `V2`.
+- field 2 holds a varint: `NIM`.
+
+A version 1 frame with an empty history has the bytes of version 2 and is called `V2`, just as
+a chat_proto frame without a sender is.
+"""
+
+from google.protobuf.message import DecodeError
+
+from sdstore.sds.history import parse_entries, parse_history, serialize_entry
+from sdstore.sds.model import Dialect, HistoryEntry, Message, MessageError, validated
+from sdstore.wire import sds_raw_pb2 as raw
+
+__all__ = ["DECODER_VERSION", "MessageError", "decode", "encode"]
+
+DECODER_VERSION = 1
+"""Rises with every change that decodes any frame to another message."""
+
+
+def decode(frame: bytes) -> tuple[Message, Dialect]:
+    """The message in `frame` and how it was written; `MessageError` for anything else."""
+    try:
+        spec = raw.SpecFrame.FromString(frame)
+        if spec.message_id:
+            return _decode_spec(spec)
+        nim = raw.NimFrame.FromString(frame)
+        if nim.HasField("lamport_timestamp"):
+            return _decode_nim(nim)
+    except DecodeError as error:
+        raise MessageError("malformed_frame", "the frame is not a protobuf message") from error
+    except UnicodeDecodeError as error:
+        raise MessageError("invalid_utf8", f"a string is not UTF-8: {error.reason}") from error
+    raise MessageError("missing_message_id", "the frame holds no message ID")
+
+
+def encode(message: Message, dialect: Dialect = Dialect.V2) -> bytes:
+    """The frame for `message`; decoding gives the same message back.
+
+    `MessageError` for an invalid message, and `dialect_cannot_express` where the dialect has no
+    room for something in it.
+    """
+    validated(message)
+    try:
+        if dialect is Dialect.NIM:
+            return _encode_nim(message)
+        if dialect is Dialect.V1:
+            return _encode_v1(message)
+        if dialect is Dialect.CHAT_PROTO:
+            return _encode_chat_proto(message)
+        return _encode_v2(message)
+    except UnicodeEncodeError as error:
+        raise MessageError("invalid_utf8", f"a string is not UTF-8: {error.reason}") from error
+
+
+def _decode_spec(frame: raw.SpecFrame) -> tuple[Message, Dialect]:
+    history, is_strings = parse_history(frame.causal_history)
+    sender = frame.sender_id
+    dialect = Dialect.V1 if is_strings else Dialect.V2
+    if not sender:
+        sender = frame.chat_sender_id
+        if sender and not is_strings:
+            dialect = Dialect.CHAT_PROTO
+    return _message(frame, sender, history), dialect
+
+
+def _decode_nim(frame: raw.NimFrame) -> tuple[Message, Dialect]:
+    history, _ = parse_history(frame.causal_history)
+    return _message(frame, frame.sender_id, history), Dialect.NIM
+
+
+def _message(
+    frame: raw.SpecFrame | raw.NimFrame, sender: bytes, history: tuple[HistoryEntry, ...]
+) -> Message:
+    return validated(
+        Message(
+            message_id=str(frame.message_id, "utf-8"),
+            channel_id=str(frame.channel_id, "utf-8"),
+            sender_id=str(sender, "utf-8"),
+            lamport_timestamp=(
+                frame.lamport_timestamp if frame.HasField("lamport_timestamp") else None
+            ),
+            causal_history=history,
+            bloom_filter=frame.bloom_filter,
+            repair_request=parse_entries(frame.repair_request),
+            content=frame.content,
+        )
+    )
+
+
+def _encode_v2(message: Message) -> bytes:
+    frame = _spec_frame(message)
+    frame.sender_id = message.sender_id.encode()
+    frame.causal_history.extend(map(serialize_entry, message.causal_history))
+    frame.repair_request.extend(map(serialize_entry, message.repair_request))
+    return frame.SerializeToString()
+
+
+def _encode_v1(message: Message) -> bytes:
+    _require(not message.sender_id, "version 1 has no sender")
+    _require(not message.repair_request, "version 1 has no repair requests")
+    elements = [entry.message_id.encode() for entry in message.causal_history]
+    history, is_strings = parse_history(elements)
+    _require(
+        history == message.causal_history and (is_strings or not history),
+        "version 1 has no hints or senders in its history, and no IDs that look like entries",
+    )
+    frame = _spec_frame(message)
+    frame.causal_history.extend(elements)
+    return frame.SerializeToString()
+
+
+def _encode_chat_proto(message: Message) -> bytes:
+    _require(message.lamport_timestamp != 0, "chat_proto cannot tell timestamp 0 from none")
+    _require(not message.repair_request, "chat_proto has no repair requests")
+    frame = _spec_frame(message)
+    frame.chat_sender_id = message.sender_id.encode()
+    frame.causal_history.extend(map(serialize_entry, message.causal_history))
+    return frame.SerializeToString()
+
+
+def _spec_frame(message: Message) -> raw.SpecFrame:
+    return raw.SpecFrame(
+        message_id=message.message_id.encode(),
+        channel_id=message.channel_id.encode(),
+        lamport_timestamp=message.lamport_timestamp,
+        bloom_filter=message.bloom_filter,
+        content=message.content,
+    )
+
+
+def _encode_nim(message: Message) -> bytes:
+    _require(message.lamport_timestamp is not None, "nim-sds has no ephemeral messages")
+    return raw.NimFrame(
+        message_id=message.message_id.encode(),
+        lamport_timestamp=message.lamport_timestamp,
+        causal_history=map(serialize_entry, message.causal_history),
+        channel_id=message.channel_id.encode(),
+        content=message.content,
+        bloom_filter=message.bloom_filter,
+        sender_id=message.sender_id.encode(),
+        repair_request=map(serialize_entry, message.repair_request),
+    ).SerializeToString()
+
+
+def _require(condition: bool, detail: str) -> None:
+    if not condition:
+        raise MessageError("dialect_cannot_express", detail)

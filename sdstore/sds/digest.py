@@ -1,0 +1,67 @@
+"""What names an entry, a frame and a hint claim; docs/identity.md specifies the layouts."""
+
+import struct
+
+from blake3 import blake3
+
+from sdstore.sds.model import Message
+
+ENTRY_CONTEXT = "sdstore entry digest v1"
+CLAIM_CONTEXT = "sdstore hint claim v1"
+
+_ENTRY_HASHER = blake3(derive_key_context=ENTRY_CONTEXT)
+_CLAIM_HASHER = blake3(derive_key_context=CLAIM_CONTEXT)
+_LAMPORT_OFFSET = 2**63
+_U32 = struct.Struct(">I").pack
+_LAMPORT = struct.Struct(">Bq").pack
+
+
+def entry_digest(message: Message) -> bytes:
+    """The 32 bytes that name the entry: what its author wrote for the log.
+
+    Bloom filter, repair request, dialect and unknown fields do not enter, so a rebroadcast with
+    a fresher filter is the same entry.
+    """
+    hasher = _ENTRY_HASHER.copy()
+    hasher.update(entry_layout(message))
+    return hasher.digest()
+
+
+def entry_layout(message: Message) -> bytes:
+    """The bytes that `entry_digest` hashes; different entries give different bytes."""
+    lamport = message.lamport_timestamp
+    parts = [
+        *_prefixed(message.message_id.encode()),
+        *_prefixed(message.channel_id.encode()),
+        *_prefixed(message.sender_id.encode()),
+        _LAMPORT(0, 0) if lamport is None else _LAMPORT(1, lamport),
+        _U32(len(message.causal_history)),
+    ]
+    for entry in message.causal_history:
+        parts += _prefixed(entry.message_id.encode())
+        parts += _prefixed(entry.retrieval_hint)
+        parts += _prefixed(entry.sender_id.encode())
+    parts += _prefixed(message.content)
+    return b"".join(parts)
+
+
+def _prefixed(value: bytes) -> tuple[bytes, bytes]:
+    return _U32(len(value)), value
+
+
+def frame_hash(frame: bytes) -> bytes:
+    """BLAKE3 of a frame, 32 bytes. Equal digests do not mean equal frames."""
+    return blake3(frame).digest()
+
+
+def claim_id(digest: bytes, hint: bytes) -> bytes:
+    """The 32-byte element under which "`hint` leads to the entry `digest`" is reconciled."""
+    hasher = _CLAIM_HASHER.copy()
+    hasher.update(digest)
+    hasher.update(hint)
+    return hasher.digest()
+
+
+def order_value(lamport: int) -> int:
+    """Lamport timestamp as an unsigned 64-bit integer that sorts the same way."""
+    return lamport + _LAMPORT_OFFSET

@@ -1,0 +1,114 @@
+"""The SDS message that every dialect decodes into, and the rules each message keeps."""
+
+import enum
+from dataclasses import dataclass
+
+LAMPORT_MIN = -(2**31)
+"""The lowest sign-extended int32, which version 1 and 2 senders produce on overflow."""
+
+LAMPORT_MAX = 2**63 - 1
+
+
+class MessageError(ValueError):
+    """A frame, a JSON object or a `Message` that is not a valid SDS message.
+
+    `code` is stable and meant for programs, `detail` for people.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Kind(enum.Enum):
+    """What a message is for, told by which of content and Lamport timestamp it has."""
+
+    CONTENT = "content"
+    SYNC = "sync"
+    EPHEMERAL = "ephemeral"
+
+
+class Dialect(enum.IntEnum):
+    """How a frame was written. The numbers are stored; they never change.
+
+    `V2` is version 2 and the latest specification, which share their wire format.
+    """
+
+    V1 = 1
+    V2 = 2
+    CHAT_PROTO = 3
+    NIM = 4
+
+    @property
+    def label(self) -> str:
+        """The name used in JSON and in headers."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """A reference to another message; empty hint or sender means unknown."""
+
+    message_id: str
+    retrieval_hint: bytes = b""
+    sender_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One SDS message; empty bytes and strings stand for unset fields.
+
+    `lamport_timestamp` is `None` or lies in `LAMPORT_MIN` to `LAMPORT_MAX`; 0 is a value.
+    """
+
+    message_id: str
+    channel_id: str
+    sender_id: str = ""
+    lamport_timestamp: int | None = None
+    causal_history: tuple[HistoryEntry, ...] = ()
+    bloom_filter: bytes = b""
+    repair_request: tuple[HistoryEntry, ...] = ()
+    content: bytes = b""
+
+    @property
+    def kind(self) -> Kind:
+        """The four-way rule; a message with neither content nor timestamp is a `MessageError`."""
+        if self.lamport_timestamp is None:
+            if self.content:
+                return Kind.EPHEMERAL
+            raise MessageError(
+                "no_content_no_lamport", "the message has neither content nor a Lamport timestamp"
+            )
+        return Kind.CONTENT if self.content else Kind.SYNC
+
+
+def validated(message: Message) -> Message:
+    """`message` itself if it keeps the rules of every dialect, else `MessageError`."""
+    _check_text(message.message_id, "message_id")
+    if "\0" in message.channel_id or "\0" in message.sender_id:
+        raise MessageError("nul_character", "channel_id or sender_id holds U+0000")
+    lamport = message.lamport_timestamp
+    if lamport is not None and not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
+        raise MessageError(
+            "lamport_out_of_range", f"lamport_timestamp {lamport} is not in -2^31 … 2^63-1"
+        )
+    _ = message.kind
+    for entry in message.causal_history:
+        _check_entry(entry, "causal_history")
+    for entry in message.repair_request:
+        _check_entry(entry, "repair_request")
+    return message
+
+
+def _check_entry(entry: HistoryEntry, field: str) -> None:
+    _check_text(entry.message_id, field)
+    if "\0" in entry.sender_id:
+        raise MessageError("nul_character", f"a sender_id in {field} holds U+0000")
+
+
+def _check_text(message_id: str, field: str) -> None:
+    if not message_id:
+        raise MessageError("missing_message_id", f"a message ID is empty or unset ({field})")
+    if "\0" in message_id:
+        raise MessageError("nul_character", f"a message ID holds U+0000 ({field})")

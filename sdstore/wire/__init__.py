@@ -1,0 +1,1 @@
+"""Code generated from proto/ by protoc; never edited by hand (`make proto`)."""
