@@ -1,0 +1,133 @@
+"""What an operator can set, and where each value came from.
+
+Four layers, later ones win: defaults, a TOML file, `SDSTORE_*` environment variables, command-line
+flags. A key that no setting has is an error in every layer, so that a misspelt one is never ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+ENVIRONMENT_PREFIX = "SDSTORE_"
+# What the test suite and the benchmarks read; never a setting of the node.
+FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_")
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or not valid; the text names the setting and its layer."""
+
+
+def _split_commas(value: object) -> object:
+    """Lists come as "a,b" from the environment, as lists from everywhere else."""
+    return (
+        [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else value
+    )
+
+
+CommaList = Annotated[list[str], BeforeValidator(_split_commas)]
+
+
+def _database_below(values: dict[str, Any]) -> str:
+    return f"sqlite:///{values.get('data_dir', Path('data'))}/sdstore.db"
+
+
+class Settings(BaseModel):
+    """The settings of one node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    data_dir: Path = Field(Path("data"), description="folder of everything this node keeps")
+    database_url: str = Field(
+        default_factory=_database_below,
+        pattern=r"^(sqlite:///|postgresql://)",
+        description="sqlite:///PATH or postgresql://…",
+    )
+    peers: CommaList = Field([], description="stores to keep this one equal to, as URLs")
+    sync_interval_s: float = Field(
+        30.0, gt=0, le=86_400, description="seconds from one sync with a peer to the next"
+    )
+    private_peers: bool | None = Field(
+        None,
+        description="whether peers may have private addresses; "
+        "unset: while this node listens on loopback only",
+    )
+    workers: int = Field(1, ge=1, le=64, description="processes; more than one need PostgreSQL")
+    insecure: bool = Field(False, description="listen beyond loopback without credentials")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe message that is logged"
+    )
+    cors_origins: CommaList = Field([], description="web origins whose pages may read; * is all")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the node."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def allows_private_peers(self) -> bool:
+        """Whether a peer's address may be a private one."""
+        return self.is_loopback if self.private_peers is None else self.private_peers
+
+
+def load_settings(
+    config_file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """The settings, and for each name the layer it came from.
+
+    `flags` holds the flags that were given (None means not given); `environment` is os.environ
+    unless told. Raises SettingsError.
+    """
+    layers: dict[str, dict[str, Any]] = {
+        f"file {config_file}": _from_file(config_file),
+        "environment": _from_environment(os.environ if environment is None else environment),
+        "flag": {name: value for name, value in (flags or {}).items() if value is not None},
+    }
+    merged: dict[str, Any] = {}
+    provenance = dict.fromkeys(Settings.model_fields, "default")
+    for layer, values in layers.items():
+        merged |= values
+        provenance |= dict.fromkeys(values, layer)
+    try:
+        return Settings.model_validate(merged), provenance
+    except ValidationError as error:
+        raise SettingsError(_first_fault(error, provenance)) from None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(FOREIGN_PREFIXES)
+    }
+
+
+def _first_fault(error: ValidationError, provenance: Mapping[str, str]) -> str:
+    fault = error.errors(include_url=False)[0]
+    name = str(fault["loc"][0])
+    what = "no such setting" if fault["type"] == "extra_forbidden" else fault["msg"]
+    return f"{name} ({provenance[name]}): {what}"
