@@ -1,0 +1,73 @@
+"""What an initiator tells its caller, in the order it learns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recon.errors import RemoteProtocolError
+from recon.ranges import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """We hold these and the peer does not: send them. orders u64[n], ids u8[n, 32]."""
+
+    orders: NDArray[np.uint64]
+    ids: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The peer holds these and we do not: fetch them.
+
+    `short_ids` u8[n, 6]; None means every element of the range (we hold none there), `count` by
+    the peer's word.
+    """
+
+    range: Range
+    short_ids: NDArray[np.uint8] | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class InSync:
+    """The range is proved equal, by summary or by list."""
+
+    range: Range
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The work list is empty: everything is known. `requests` and `bytes` are both ways."""
+
+    requests: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The peer broke the protocol or its budget; the session is over."""
+
+    error: RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The responder's nonce is no longer valid: start a new session with this one."""
+
+    responder_nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The responder is at its limit or refuses: the session is over, try again later."""
+
+    retry_after_s: int
+    refused: bool
+
+
+Event = Have | Need | InSync | Done | Fault | Expired | Busy

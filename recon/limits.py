@@ -1,0 +1,38 @@
+"""Every bound of the engine, with its unit and its reason. Nothing else in `recon` is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+NONCE_BYTES = 16  # 128 bits: never repeats by accident
+SESSION_KEY_BYTES = 16  # AES-128
+INTEREST_HASH_BYTES = 16  # names a document both sides hold; a collision ends in a mismatch only
+ID_BYTES = 32  # a BLAKE3 digest
+SHORT_ID_BYTES = 6  # 10^6 ids against lists of 16: one accident in 10^7 sessions
+SUMMARY_HASH_BYTES = 6  # keyed, so only chance can hit: 2^-48 per different range
+PARTS_MAX = 64  # parts of one split: the smallest frame must hold one split
+LIST_COUNT_MAX = 4096  # short ids in one answer: 24 kB, fits beside others in a 60 kB frame
+FRAME_BYTES_MIN = 4096  # one split or one list with its overhead always fits
+ORDER_END = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one side takes and gives. The defaults suit two nodes on a network."""
+
+    request_bytes_max: int = 8 << 20  # the receiver refuses longer requests before parsing
+    response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
+    ranges_max: int = 1 << 17  # per request: one search each, 0.1 s at most
+    fetch_ids_max: int = 1 << 16  # short ids resolved per request
+    depth_max: int = 64  # splits above a range; 10^6 honest elements need 7
+    requests_max: int = 1 << 16  # per session
+    in_flight_max: int = 8  # requests without an answer
+    bytes_base: int = 4 << 20  # what a session may cost before anything was transferred
+    bytes_per_element: int = 64  # and per own element: ids twice, summaries, bounds
+    bytes_per_credit: int = 4  # and per byte of content that really arrived
+    seconds_base: float = 60.0  # a session's patience before anything was transferred
+    seconds_per_credit_mib: float = 10.0  # and per MiB of content that really arrived
+
+
+DEFAULT_LIMITS = Limits()

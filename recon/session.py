@@ -1,0 +1,80 @@
+"""Session keys and the responder's stateless nonces: pure functions.
+
+Both sides contribute to the key, so neither can fix it alone, and a set of messages crafted to
+collide under one key is worthless under the next. The responder stores nothing: its nonce is a PRF
+of a node secret, the pair and an epoch, so it can recognise its own nonce when the initiator
+repeats it, and refuse it when its time is over.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+import blake3
+
+from recon.errors import LocalProtocolError
+from recon.limits import INTEREST_HASH_BYTES, NONCE_BYTES, SESSION_KEY_BYTES
+
+_KEY_CONTEXT = "sdstore recon v1 session key"
+_NONCE_CONTEXT = "sdstore recon v1 responder nonce"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """The AES-128 key of one session's element hashes."""
+
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != SESSION_KEY_BYTES:
+            raise LocalProtocolError("a session key has 16 bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeader:
+    """What every request of a session carries: both nonces and the interest's canonical bytes."""
+
+    initiator_nonce: bytes
+    responder_nonce: bytes
+    interest: bytes
+
+    def key(self) -> SessionKey:
+        """The session key of this header."""
+        return derive_session_key(
+            self.initiator_nonce, self.responder_nonce, interest_hash(self.interest)
+        )
+
+
+def interest_hash(interest: bytes) -> bytes:
+    """Name of an interest: 16 bytes of BLAKE3 over its canonical bytes."""
+    return blake3.blake3(interest).digest(length=INTEREST_HASH_BYTES)
+
+
+def derive_session_key(
+    initiator_nonce: bytes, responder_nonce: bytes, interest_digest: bytes
+) -> SessionKey:
+    """BLAKE3 in derive-key mode over the two nonces and the interest's hash, 16 bytes each."""
+    lengths = (len(initiator_nonce), len(responder_nonce), len(interest_digest))
+    if lengths != (NONCE_BYTES, NONCE_BYTES, INTEREST_HASH_BYTES):
+        raise LocalProtocolError(f"nonces and interest hash have 16 bytes each, not {lengths}")
+    material = initiator_nonce + responder_nonce + interest_digest
+    hasher = blake3.blake3(material, derive_key_context=_KEY_CONTEXT)
+    return SessionKey(hasher.digest(length=SESSION_KEY_BYTES))
+
+
+def responder_nonce(node_secret: bytes, pair: bytes, epoch: int) -> bytes:
+    """The responder's nonce for one pair of nodes in one epoch.
+
+    `node_secret`: at least 16 random bytes; `pair`: whatever names the caller's credential;
+    `epoch`: the clock divided by the nonce's lifetime, read by the application.
+    """
+    keyed = blake3.blake3(node_secret, derive_key_context=_NONCE_CONTEXT).digest()
+    message = epoch.to_bytes(8, "big") + pair
+    return blake3.blake3(message, key=keyed).digest(length=NONCE_BYTES)
+
+
+def nonce_is_fresh(nonce: bytes, node_secret: bytes, pair: bytes, epoch: int) -> bool:
+    """Whether `nonce` is ours, of this epoch or the one before (so that no session is cut short)."""
+    candidates = (responder_nonce(node_secret, pair, e) for e in (epoch, max(epoch - 1, 0)))
+    return any(hmac.compare_digest(nonce, candidate) for candidate in candidates)
