@@ -13,7 +13,7 @@ A version 1 ID is mistaken for an entry only if it begins with a control charact
 second character happens to be a fitting length.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -22,31 +22,30 @@ from sdstore.sds.model import HistoryEntry
 from sdstore.wire import sds_raw_pb2 as raw
 
 _TAG_MESSAGE_ID = b"\x0a"
-_ONE_BYTE_LENGTH = 128
+_parse_entry = raw.Entry.FromString
 
 
-def parse_history(elements: Iterable[bytes]) -> tuple[tuple[HistoryEntry, ...], bool]:
+def parse_history(elements: Sequence[bytes]) -> tuple[tuple[HistoryEntry, ...], bool]:
     """Entries of a causal history, and whether they were plain strings (version 1).
 
     Raises `UnicodeDecodeError` for a kept entry whose ID or sender is not UTF-8.
     """
-    present = [element for element in elements if element]
-    strict = _strict_entries(present)
+    strict = _strict_entries(elements)
     if strict is not None:
         return strict, False
+    present = [element for element in elements if element]
     if not all(element.startswith(_TAG_MESSAGE_ID) for element in present):
         try:
-            return tuple(HistoryEntry(str(element, "utf-8")) for element in present), True
+            return tuple(HistoryEntry(element.decode()) for element in present), True
         except UnicodeDecodeError:
             pass  # not version 1 either
     return _lenient_entries(present), False
 
 
-def parse_entries(elements: Iterable[bytes]) -> tuple[HistoryEntry, ...]:
+def parse_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...]:
     """Entries of a repair request, which no version writes as plain strings."""
-    present = [element for element in elements if element]
-    strict = _strict_entries(present)
-    return _lenient_entries(present) if strict is None else strict
+    strict = _strict_entries(elements)
+    return _lenient_entries(elements) if strict is None else strict
 
 
 def serialize_entry(entry: HistoryEntry) -> bytes:
@@ -59,49 +58,34 @@ def serialize_entry(entry: HistoryEntry) -> bytes:
 
 
 def _strict_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...] | None:
+    """All entries that are not empty, or `None` if one of them is not strict.
+
+    An entry is strict if it holds fields 1 to 3 and nothing else, each at most once, and field 1
+    is UTF-8. This loop is the hot path of decoding.
+    """
     entries = []
     for element in elements:
-        entry = _strict_entry(element)
-        if entry is None:
+        if not element:
+            continue
+        try:
+            entry = _parse_entry(element)
+            message_id, hint, sender = entry.message_id, entry.retrieval_hint, entry.sender_id
+            # As long as the shortest encoding of its values (below 128 bytes each), it has no
+            # room for fields that are unknown, empty or there twice.
+            size = 2 + len(message_id)
+            if hint:
+                size += 2 + len(hint)
+            if sender:
+                size += 2 + len(sender)
+            if size != len(element) and not _holds_each_field_once(element):
+                return None
+            text_id = message_id.decode()
+        except (DecodeError, UnicodeDecodeError):
             return None
-        entries.append(entry)
+        if not text_id:
+            return None
+        entries.append(HistoryEntry(text_id, hint, sender.decode()))
     return tuple(entries)
-
-
-def _strict_entry(element: bytes) -> HistoryEntry | None:
-    """The entry if `element` holds fields 1 to 3 and nothing else, each at most once."""
-    try:
-        entry = raw.Entry.FromString(element)
-    except DecodeError:
-        return None
-    message_id, hint, sender = entry.message_id, entry.retrieval_hint, entry.sender_id
-    if not message_id:
-        return None
-    if not _fills(element, message_id, hint, sender) and not _holds_each_field_once(element):
-        return None
-    try:
-        text_id = str(message_id, "utf-8")
-    except UnicodeDecodeError:
-        return None
-    return HistoryEntry(text_id, hint, str(sender, "utf-8"))
-
-
-def _fills(element: bytes, message_id: bytes, hint: bytes, sender: bytes) -> bool:
-    """Whether the shortest encoding of the three values is as long as `element`.
-
-    Then there is no room for unknown, repeated or empty fields. Values of 128 bytes and more,
-    whose length takes a second byte, are left to the slow check.
-    """
-    if len(element) >= _ONE_BYTE_LENGTH + 2:
-        longest = max(len(message_id), len(hint), len(sender))
-        if longest >= _ONE_BYTE_LENGTH:
-            return False
-    size = 2 + len(message_id)
-    if hint:
-        size += 2 + len(hint)
-    if sender:
-        size += 2 + len(sender)
-    return size == len(element)
 
 
 def _holds_each_field_once(element: bytes) -> bool:
@@ -119,11 +103,9 @@ def _lenient_entry(element: bytes) -> HistoryEntry | None:
     if not element.startswith(_TAG_MESSAGE_ID):
         return None
     try:
-        entry = raw.Entry.FromString(element)
+        entry = _parse_entry(element)
     except DecodeError:
         return None
     if not entry.message_id:
         return None
-    return HistoryEntry(
-        str(entry.message_id, "utf-8"), entry.retrieval_hint, str(entry.sender_id, "utf-8")
-    )
+    return HistoryEntry(entry.message_id.decode(), entry.retrieval_hint, entry.sender_id.decode())

@@ -85,30 +85,25 @@ class Message:
 
 def validated(message: Message) -> Message:
     """`message` itself if it keeps the rules of every dialect, else `MessageError`."""
-    _check_text(message.message_id, "message_id")
-    if "\0" in message.channel_id or "\0" in message.sender_id:
-        raise MessageError("nul_character", "channel_id or sender_id holds U+0000")
+    if not message.message_id:
+        raise MessageError("missing_message_id", "the message has no ID")
+    if "\0" in f"{message.message_id}{message.channel_id}{message.sender_id}":
+        raise MessageError("nul_character", "message, channel or sender ID holds U+0000")
     lamport = message.lamport_timestamp
-    if lamport is not None and not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
+    if lamport is None:
+        _ = message.kind  # refuses a message without content
+    elif not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
         raise MessageError(
-            "lamport_out_of_range", f"lamport_timestamp {lamport} is not in -2^31 … 2^63-1"
+            "lamport_out_of_range", f"lamport_timestamp {lamport} is not in -2^31 to 2^63-1"
         )
-    _ = message.kind
-    for entry in message.causal_history:
-        _check_entry(entry, "causal_history")
-    for entry in message.repair_request:
-        _check_entry(entry, "repair_request")
+    _check_entries(message.causal_history)
+    _check_entries(message.repair_request)
     return message
 
 
-def _check_entry(entry: HistoryEntry, field: str) -> None:
-    _check_text(entry.message_id, field)
-    if "\0" in entry.sender_id:
-        raise MessageError("nul_character", f"a sender_id in {field} holds U+0000")
-
-
-def _check_text(message_id: str, field: str) -> None:
-    if not message_id:
-        raise MessageError("missing_message_id", f"a message ID is empty or unset ({field})")
-    if "\0" in message_id:
-        raise MessageError("nul_character", f"a message ID holds U+0000 ({field})")
+def _check_entries(entries: tuple[HistoryEntry, ...]) -> None:
+    for entry in entries:
+        if not entry.message_id:
+            raise MessageError("missing_message_id", "a history entry has no message ID")
+        if "\0" in entry.message_id or "\0" in entry.sender_id:
+            raise MessageError("nul_character", "an ID in a history entry holds U+0000")
