@@ -10,7 +10,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 SOAK_MINUTES ?= 60
-LOCKS := server dev
+LOCKS := server all
 
 .PHONY: help setup run demo test test-slow soak check format bench mutants proto lock clean
 
@@ -22,14 +22,14 @@ $(PY):
 	@tools/make-venv $(VENV)
 
 $(VENV)/.server: requirements/server.lock pyproject.toml | $(PY)
-	@if [ ! $(VENV)/.dev -nt requirements/dev.lock ]; then tools/install $(VENV) server; fi
+	@if [ ! $(VENV)/.all -nt requirements/all.lock ]; then tools/install $(VENV) server; fi
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(PY)
-	@tools/install $(VENV) dev
+$(VENV)/.all: requirements/all.lock pyproject.toml | $(PY)
+	@tools/install $(VENV) all
 	@touch $@ $(VENV)/.server
 
-setup: $(VENV)/.dev  ## install every extra into .venv
+setup: $(VENV)/.all  ## install every extra into .venv
 
 # --- using it ----------------------------------------------------------------------------------
 run: $(VENV)/.server  ## start one node on http://127.0.0.1:8000 (HOST=… PORT=… ARGS=…)
