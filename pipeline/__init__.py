@@ -1,0 +1,1 @@
+"""Snapshots of a store on Spark: export, verify, restore, compare, report."""

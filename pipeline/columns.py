@@ -1,0 +1,117 @@
+"""The tables of a snapshot: their columns, what each means, and how a row is made.
+
+The same declarations give the Parquet files their schema and descriptions, the Spark data source
+its schema, and the README inside a snapshot its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sdstore.sds.codec import decode
+from sdstore.sds.model import HistoryEntry, Message
+
+HISTORY_TYPE = pa.struct(
+    [
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("retrieval_hint", pa.binary(), nullable=False),
+        pa.field("sender_id", pa.string(), nullable=False),
+    ]
+)
+_LIST_OF_HISTORY = pa.list_(pa.field("element", HISTORY_TYPE, nullable=False))
+
+
+def _column(name: str, type_: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, type_, nullable=nullable, metadata={"description": description})
+
+
+ENTRIES = pa.schema(
+    [
+        _column("seq", pa.int64(), "place in the arrival order of the exporting store"),
+        _column("received_at", pa.timestamp("us", "UTC"), "arrival, by the exporting store's clock"),
+        _column("channel_id", pa.string(), "channel, any string"),
+        _column("message_id", pa.string(), "the author's name for the message, any string"),
+        _column("sender_id", pa.string(), "who says to have sent it; empty where the frame is silent"),
+        _column("lamport_timestamp", pa.int64(), "the author's logical clock; unit differs by author"),
+        _column("dialect", pa.string(), "how the frame is written: v1, v2, chat_proto or nim"),
+        _column("digest", pa.binary(), "32 bytes, identity of the entry: BLAKE3 of what the author wrote"),
+        _column("frame_hash", pa.binary(), "32 bytes, BLAKE3 of the frame"),
+        _column("content_bytes", pa.int64(), "length of the content inside the frame"),
+        _column("frame_bytes", pa.int64(), "length of the frame"),
+        _column("causal_history", _LIST_OF_HISTORY, "messages the author had just delivered"),
+        _column("frame", pa.binary(), "the message as received, byte for byte (proto/)"),
+    ]
+)
+
+CLAIMS = pa.schema(
+    [
+        _column("claim_no", pa.int64(), "place in the exporting store's order of claims"),
+        _column("channel_id", pa.string(), "channel of the entry"),
+        _column("digest", pa.binary(), "32 bytes, the entry that the hint leads to"),
+        _column("hint", pa.binary(), "the retrieval hint"),
+        _column("claim_id", pa.binary(), "32 bytes, BLAKE3 of digest and hint: the claim as an element"),
+    ]
+)
+
+CHANNELS = pa.schema(
+    [
+        _column("channel_id", pa.string(), "channel, any string"),
+        _column("count", pa.int64(), "entries of the channel in this snapshot"),
+        _column("root", pa.binary(), "32 bytes, BLAKE3 over the channel's sorted digests"),
+        _column("lamport_first", pa.int64(), "smallest Lamport timestamp"),
+        _column("lamport_last", pa.int64(), "largest Lamport timestamp"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """What the database says of an entry; the rest is read from its frame."""
+
+    seq: int
+    received_at_ms: int
+    digest: bytes
+    frame_hash: bytes
+    frame: bytes
+
+
+def entries_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
+    """`rows` with their frames decoded, in the columns of `ENTRIES`; MessageError for a bad frame."""
+    decoded = [decode(row.frame) for row in rows]
+    messages = [message for message, _ in decoded]
+    columns = [
+        pa.array([row.seq for row in rows], pa.int64()),
+        pa.array([row.received_at_ms * 1000 for row in rows], pa.timestamp("us", "UTC")),
+        pa.array([message.channel_id for message in messages], pa.string()),
+        pa.array([message.message_id for message in messages], pa.string()),
+        pa.array([message.sender_id for message in messages], pa.string()),
+        pa.array([message.lamport_timestamp for message in messages], pa.int64()),
+        pa.array([dialect.label for _, dialect in decoded], pa.string()),
+        pa.array([row.digest for row in rows], pa.binary()),
+        pa.array([row.frame_hash for row in rows], pa.binary()),
+        pa.array([len(message.content) for message in messages], pa.int64()),
+        pa.array([len(row.frame) for row in rows], pa.int64()),
+        _history_array(messages),
+        pa.array([row.frame for row in rows], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
+
+
+def _history_array(messages: Sequence[Message]) -> pa.ListArray:
+    offsets = [0]
+    flat: list[HistoryEntry] = []
+    for message in messages:
+        flat.extend(message.causal_history)
+        offsets.append(len(flat))
+    elements = pa.StructArray.from_arrays(
+        [
+            pa.array([entry.message_id for entry in flat], pa.string()),
+            pa.array([entry.retrieval_hint for entry in flat], pa.binary()),
+            pa.array([entry.sender_id for entry in flat], pa.string()),
+        ],
+        fields=list(HISTORY_TYPE),
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=_LIST_OF_HISTORY)

@@ -1,0 +1,179 @@
+"""The manifest of a snapshot: what it holds, proved by roots, in one JSON file.
+
+The file is canonical: it is exactly what `Manifest.to_bytes` writes, and its last member is the
+BLAKE3 of everything before it. So one changed byte anywhere in it is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from blake3 import blake3
+
+FILE_NAME = "manifest.json"
+FORMAT = "sdstore snapshot"
+SCHEMA_VERSION = 1
+MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # half a million ranges, far beyond 10^10 entries
+_Range = TypeVar("_Range", "EntryRange", "ClaimRange")
+_SEAL = ',\n "manifest_digest": "'
+
+
+class ManifestError(ValueError):
+    """The folder is not a snapshot, or its manifest is damaged or of an unknown version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """(count, root) of a set of elements; `root` is BLAKE3 over the sorted elements, in hex."""
+
+    count: int
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of the snapshot; `path` is relative to it, `digest` is BLAKE3 of its bytes, in hex."""
+
+    path: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRange:
+    """The entries with first_seq ≤ seq ≤ last_seq that arrived on `day` (UTC), and their file.
+
+    The channel and Lamport bounds are those of the rows; they let a reader skip the file.
+    """
+
+    day: str
+    first_seq: int
+    last_seq: int
+    count: int
+    root: str
+    first_channel_id: str
+    last_channel_id: str
+    lamport_first: int
+    lamport_last: int
+    file: FileRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRange:
+    """The hint claims with first_no ≤ claim_no ≤ last_no, and their file."""
+
+    first_no: int
+    last_no: int
+    count: int
+    root: str
+    file: FileRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Up to where the snapshot read: the highest committed sequence and claim numbers."""
+
+    seq: int
+    claim_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The snapshot that this one was made from, and where it stood at that time."""
+
+    snapshot_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a reader needs to find, check and compare the rows of a snapshot."""
+
+    snapshot_id: str
+    created_at: str
+    software: str
+    decoder_version: int
+    database_id: str
+    parent: Parent | None
+    channel_ids: tuple[str, ...] | None  # the interest; None is every channel
+    watermark: Watermark
+    entries: Summary
+    claims: Summary
+    entry_ranges: tuple[EntryRange, ...]
+    claim_ranges: tuple[ClaimRange, ...]
+    channels: FileRecord
+    documents: tuple[FileRecord, ...] = ()
+    bytes_written: int = 0  # table bytes that this export wrote; the rest is shared with the parent
+    format: str = field(default=FORMAT)
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def files(self) -> Iterable[FileRecord]:
+        """Every file of the snapshot but the manifest itself."""
+        yield from (each.file for each in self.entry_ranges)
+        yield from (each.file for each in self.claim_ranges)
+        yield self.channels
+        yield from self.documents
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON, sealed with its own digest."""
+        members = asdict(self)
+        ordered = {"format": members.pop("format"), "schema_version": members.pop("schema_version")}
+        body = json.dumps(ordered | members, ensure_ascii=False, indent=1)[: -len("\n}")]
+        sealed = body.encode()
+        return sealed + f'{_SEAL}{blake3(sealed).hexdigest()}"\n}}\n'.encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Self:
+        """The manifest in `raw`; ManifestError unless it is whole and of a known version."""
+        try:
+            members = json.loads(raw)
+            _check_version(members)
+            del members["manifest_digest"]
+            manifest = cls(**_nested(members))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ManifestError(f"the manifest is damaged: {error}") from error
+        if manifest.to_bytes() != raw:
+            raise ManifestError("the manifest is damaged: it does not match its own digest")
+        return manifest
+
+
+def load(snapshot: Path) -> Manifest:
+    """The manifest of the snapshot in folder `snapshot`; ManifestError if there is none."""
+    path = snapshot / FILE_NAME
+    try:
+        if path.stat().st_size > MANIFEST_BYTES_MAX:
+            raise ManifestError(f"{path} is larger than any manifest")
+        return Manifest.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(f"{snapshot} is not a snapshot: {error}") from error
+
+
+def _check_version(members: dict[str, Any]) -> None:
+    if members["format"] != FORMAT:
+        raise ManifestError(f"not a snapshot but {members['format']!r}")
+    if members["schema_version"] != SCHEMA_VERSION:
+        raise ManifestError(f"schema version {members['schema_version']} is not known here")
+
+
+def _nested(members: dict[str, Any]) -> dict[str, Any]:
+    """The members of the JSON with records in place of objects."""
+    parent, channel_ids = members["parent"], members["channel_ids"]
+    return members | {
+        "parent": None if parent is None else Parent(**parent),
+        "channel_ids": None if channel_ids is None else tuple(channel_ids),
+        "watermark": Watermark(**members["watermark"]),
+        "entries": Summary(**members["entries"]),
+        "claims": Summary(**members["claims"]),
+        "entry_ranges": tuple(_with_file(EntryRange, each) for each in members["entry_ranges"]),
+        "claim_ranges": tuple(_with_file(ClaimRange, each) for each in members["claim_ranges"]),
+        "channels": FileRecord(**members["channels"]),
+        "documents": tuple(FileRecord(**each) for each in members["documents"]),
+    }
+
+
+def _with_file(cls: type[_Range], members: dict[str, Any]) -> _Range:
+    return cls(**members | {"file": FileRecord(**members["file"])})

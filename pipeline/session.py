@@ -1,0 +1,108 @@
+"""One Spark session: on this machine unless told otherwise, quiet, bounded, with nothing installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pipeline.java import java_home
+from pipeline.source import register
+
+LOCAL_MASTER = "local[*,4]"  # all cores; a task whose Python worker died is tried up to 4 times
+DRIVER_MEMORY = "2g"  # ranges are streamed, so the driver's need does not grow with the store
+_LOG_TAIL_BYTES = 4_000
+
+_LOG4J = """rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d %p %c{1}: %m%n%ex
+"""
+
+
+class SparkStartError(RuntimeError):
+    """Spark did not start; the text ends with what it wrote."""
+
+
+@contextmanager
+def spark_session(master: str | None = None, *, log_file: Path | None = None) -> Iterator[SparkSession]:
+    """A session with the `sdstore` data source registered, stopped at the end.
+
+    `master` is a Spark master URL, by default every core of this machine. What the JVM writes goes
+    to `log_file`, by default to a file that goes away with the session's scratch folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="sdstore-spark-") as folder:
+        scratch = Path(folder)
+        log = log_file or scratch / "spark.log"
+        session = _start(master or LOCAL_MASTER, scratch, log)
+        try:
+            yield session
+        finally:
+            with _stderr_to(log):  # shutdown hooks have opinions, too
+                session.stop()
+
+
+def _start(master: str, scratch: Path, log: Path) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    home = java_home(os.environ, scratch)
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    with _stderr_to(log):
+        try:
+            session = _builder(master, scratch).getOrCreate()
+        except Exception as error:
+            tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+            raise SparkStartError(f"Spark did not start: {error}\n{tail}") from error
+    register(session)
+    return session
+
+
+def _builder(master: str, scratch: Path) -> SparkSession.Builder:
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(_LOG4J, encoding="utf-8")
+    builder = SparkSession.builder.appName("sdstore").master(master)
+    for key, value in {
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Rows carry frames of up to 1 MiB: a batch is bounded by what it weighs, not only by rows.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024 * 1024),
+        **(_LOOPBACK if master.startswith("local") else {}),
+    }.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+# A machine whose host name does not resolve can still run Spark on itself.
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Send file descriptor 2 to `log`: a JVM started inside keeps it for life."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with log.open("ab") as target:
+        os.dup2(target.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
