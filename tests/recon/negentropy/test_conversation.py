@@ -1,0 +1,139 @@
+"""Conversations between two of ours: what is learned, what it costs, how it ends."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recon.errors import LocalProtocolError, RemoteProtocolError
+from recon.negentropy import Negentropy
+from recon.negentropy_wire import END, ID_LIST, INFINITY, Bound, MessageWriter, read_ranges
+from tests.support.negentropy import (
+    Outcome,
+    Record,
+    assert_learned,
+    records_of,
+    talk,
+    two_sets,
+)
+
+NANOSECONDS = 1_750_000_000_000_000_000
+
+
+def talk_alone(
+    client: list[Record], server: list[Record], client_bytes: int = 0, server_bytes: int = 0
+) -> Outcome:
+    near = Negentropy(records_of(client), client_bytes)
+    far = Negentropy(records_of(server), server_bytes)
+    return talk(near, far, client_bytes, server_bytes)
+
+
+def uniform(random: Random, count: int) -> list[Record]:
+    return [(NANOSECONDS + random.randrange(2**40), random.randbytes(32)) for _ in range(count)]
+
+
+def test_two_empty_sides_are_done_after_one_round() -> None:
+    outcome = talk_alone([], [])
+    assert (outcome.rounds, outcome.bytes_up, outcome.bytes_down) == (1, 5, 5)
+
+
+def test_equal_sets_cost_sixteen_fingerprints_and_one_byte() -> None:
+    records = uniform(Random(1), 10_000)
+    outcome = talk_alone(records, records)
+    assert (outcome.rounds, outcome.bytes_down) == (1, 1)
+    assert outcome.bytes_up < 16 * (16 + 12)
+
+
+def test_an_empty_client_learns_everything_in_one_round() -> None:
+    records = uniform(Random(2), 1000)
+    outcome = talk_alone([], records)
+    assert_learned(outcome, [], records)
+    assert (outcome.rounds, outcome.bytes_up) == (1, 5)
+
+
+def test_sixty_four_bit_timestamps_up_to_the_last_one_reconcile() -> None:
+    shared = [(timestamp, bytes([7]) * 32) for timestamp in (0, 2**32, 2**63, 2**64 - 2)]
+    client = shared + uniform(Random(3), 500)
+    server = shared + uniform(Random(4), 500)
+    assert_learned(talk_alone(client, server), client, server)
+
+
+@pytest.mark.parametrize(
+    "limits_bytes", [(0, 0), (4096, 0), (0, 4096), (4096, 4096), (60_000,) * 2]
+)
+def test_the_client_learns_both_differences_whatever_the_frames(
+    limits_bytes: tuple[int, int],
+) -> None:
+    for seed in range(60):
+        client, server = two_sets(Random(seed), (0, 1, 31, 32, 33, 500, 3000))
+        assert_learned(talk_alone(client, server, *limits_bytes), client, server)
+
+
+record_sets = st.sets(
+    st.tuples(st.integers(0, 3), st.binary(min_size=32, max_size=32)), max_size=99
+)
+
+
+@given(record_sets, record_sets, record_sets)
+@settings(deadline=None)
+def test_any_two_sets_reconcile(
+    shared: set[Record], only_client: set[Record], only_server: set[Record]
+) -> None:
+    client, server = list(shared | only_client), list(shared | only_server)
+    outcome = talk_alone(client, server)
+    assert outcome.have_ids == {found for _, found in set(client) - set(server)}
+    assert outcome.need_ids == {found for _, found in set(server) - set(client)}
+
+
+def test_the_empty_rest_of_a_full_frame_is_listed_and_not_fingerprinted() -> None:
+    """Another implementation whose own frame is full might take two empty rests for equal."""
+    far = Negentropy(records_of([(9, Random(seed).randbytes(32)) for seed in range(121)]), 4096)
+    writer = MessageWriter()
+    writer.id_list(Bound(10, b"x" * 32), b"")
+    writer.fingerprints([(END, b"?" * 16)])
+    ranges = list(read_ranges(far.respond(writer.to_bytes())))
+    assert [(found.upper.timestamp, found.mode, len(found.payload)) for found in ranges] == [
+        (10, ID_LIST, 121 * 32),
+        (INFINITY, ID_LIST, 0),
+    ]
+
+
+def test_a_server_answers_a_later_version_with_its_own() -> None:
+    far = Negentropy(records_of([]))
+    assert far.respond(b"\x62anything") == b"\x61"
+
+
+@pytest.mark.parametrize("message", [b"", b"\x00", b"\x5f", b"\x70", b"{}"])
+def test_what_is_no_negentropy_message_is_the_remote_side_s_fault(message: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        Negentropy(records_of([])).respond(message)
+    assert caught.value.code == "negentropy_malformed"
+
+
+def test_a_client_gives_up_on_a_server_of_another_version() -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        Negentropy(records_of([])).reconcile(b"\x62")
+    assert caught.value.code == "negentropy_version"
+
+
+def test_a_server_that_never_agrees_meets_the_round_budget() -> None:
+    near = Negentropy(records_of(uniform(Random(5), 100)), rounds_max=20)
+    lie = b"\x61\0\0\1" + b"?" * 16
+    for _ in range(20):
+        assert near.reconcile(lie).message is not None
+    with pytest.raises(RemoteProtocolError) as caught:
+        near.reconcile(lie)
+    assert caught.value.code == "negentropy_endless"
+
+
+def test_a_message_above_the_bound_is_refused_unread() -> None:
+    far = Negentropy(records_of([]), message_bytes_max=10)
+    with pytest.raises(RemoteProtocolError) as caught:
+        far.respond(b"\x61" + b"?" * 10)
+    assert caught.value.code == "negentropy_too_large"
+
+
+def test_a_frame_limit_too_small_for_one_split_is_the_caller_s_fault() -> None:
+    with pytest.raises(LocalProtocolError):
+        Negentropy(records_of([]), 4095)
