@@ -57,6 +57,10 @@ class Settings(BaseModel):
     sync_interval_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds from one sync with a peer to the next"
     )
+    channels: CommaList = Field(
+        [], description="channels to keep equal with peers; with no prefixes either: every channel"
+    )
+    channel_prefixes: CommaList = Field([], description="beginnings of channels to keep equal")
     private_peers: bool | None = Field(
         None,
         description="whether peers may have private addresses; "

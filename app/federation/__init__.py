@@ -1,0 +1,1 @@
+"""Keeping this store equal to its peers."""

@@ -1,0 +1,149 @@
+"""Content on its way between two stores: elements to items, and items through the one door.
+
+An element is an entry or a published hint claim. An entry travels with its claims where they are
+few, so that a message and its hints are written once; a claim travels alone where the other side
+has the entry already. Both sides of the protocol use these functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from app.entries import ClaimSource, Outcome, OutcomeKind
+from app.errors import Code, Problem
+from app.federation.local import ContentStore, LocalSide
+from app.ingest.door import Publication
+from app.limits import Limits
+from sdstore.sds.digest import claim_id
+from sdstore.wire.recon_pb2 import (
+    DUPLICATE,
+    NOT_EXAMINED,
+    PUSH_REFUSED,
+    STORED,
+    Item,
+    PushOutcome,
+)
+
+ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
+_LOAD_ENTRIES = 64  # frames loaded at once: at most 64 MiB where each has the largest size
+_DOOR_ITEMS = 256  # through the door at once: at most 10 ms of the event loop
+_ITEM_OVERHEAD_BYTES = 16  # tags and lengths
+
+
+class Loaded(NamedTuple):
+    """Items for a prefix of the elements asked for: `ids[i]` is the element of `items[i]`.
+
+    `covered` elements are dealt with: sent, folded into an entry that is sent, or gone.
+    """
+
+    items: list[Item]
+    ids: list[bytes]
+    covered: int
+
+
+async def load_items(
+    store: ContentStore, ids: Sequence[bytes], *, bytes_max: int, hints_max: int
+) -> Loaded:
+    """Items of as many elements as `bytes_max` holds; at least one, however large it is."""
+    loaded = Loaded([], [], 0)
+    room = bytes_max
+    folded: set[bytes] = set()
+    for start in range(0, min(len(ids), ITEMS_PER_MESSAGE_MAX), _LOAD_ENTRIES):
+        chunk = ids[start : start + _LOAD_ENTRIES]
+        found = await _items_by_element(store, chunk, hints_max, folded)
+        for position, element in enumerate(chunk, start):
+            item = found.get(element)
+            if item is None or element in folded:
+                continue
+            room -= item.ByteSize() + _ITEM_OVERHEAD_BYTES
+            if room < 0 and loaded.items:
+                return loaded._replace(covered=position)
+            loaded.items.append(item)
+            loaded.ids.append(element)
+    return loaded._replace(covered=min(len(ids), ITEMS_PER_MESSAGE_MAX))
+
+
+async def _items_by_element(
+    store: ContentStore, ids: Sequence[bytes], hints_max: int, folded: set[bytes]
+) -> dict[bytes, Item]:
+    entries = {entry.digest: entry for entry in await store.by_digest(ids)}
+    claims = await store.claims_by_element([each for each in ids if each not in entries])
+    found = {
+        claim_id(digest, hint): Item(claim=Item.Claim(digest=digest, hint=hint))
+        for digest, hint in claims
+    }
+    known_hints = await store.hints_of(list(entries))
+    for digest, entry in entries.items():
+        published = [c.hint for c in known_hints.get(digest, ()) if c.source < ClaimSource.HISTORY]
+        hints = published[:hints_max]
+        folded.update(claim_id(digest, hint) for hint in hints)
+        found[digest] = Item(entry=Item.Entry(frame=entry.frame, hints=hints))
+    return found
+
+
+async def take_items(local: LocalSide, items: Sequence[Item]) -> list[PushOutcome]:
+    """Pass what a peer pushed through the one door; one outcome per item, in order.
+
+    A claim whose entry is not here, and whatever the node has no room for now, is NOT_EXAMINED.
+    Raises Problem where this node is at fault (disk full, database gone).
+    """
+    return [_push_outcome(outcome) for outcome in await publish_items(local, items)]
+
+
+async def publish_items(local: LocalSide, items: Sequence[Item]) -> list[Outcome | Problem | None]:
+    """Entries first, then the claims on them; None for what names no entry that is here.
+
+    In slices, so that other callers of the door get their turn between them.
+    """
+    outcomes: list[Outcome | Problem | None] = [None] * len(items)
+    ordered = sorted(range(len(items)), key=lambda position: items[position].HasField("claim"))
+    for start in range(0, len(items), _DOOR_ITEMS):
+        positions = ordered[start : start + _DOOR_ITEMS]
+        publications = await _publications(local, [items[each] for each in positions])
+        taken = iter(await local.door.publish_many([each for each in publications if each]))
+        for position, publication in zip(positions, publications, strict=True):
+            outcomes[position] = next(taken) if publication else None
+        await asyncio.sleep(0)
+    return outcomes
+
+
+async def _publications(local: LocalSide, items: Sequence[Item]) -> list[Publication | None]:
+    """A claim is published with the frame of its entry."""
+    claimed = {item.claim.digest for item in items if item.HasField("claim")}
+    frames = {entry.digest: entry.frame for entry in await local.store.by_digest(list(claimed))}
+    return [_publication(item, frames, local.limits) for item in items]
+
+
+def _publication(item: Item, frames: dict[bytes, bytes], limits: Limits) -> Publication | None:
+    if item.HasField("entry"):
+        return Publication(item.entry.frame, _acceptable_hints(item.entry.hints, limits))
+    if item.HasField("claim") and item.claim.digest in frames:
+        return Publication(frames[item.claim.digest], (item.claim.hint,))
+    return None
+
+
+def _acceptable_hints(hints: Iterable[bytes], limits: Limits) -> tuple[bytes, ...]:
+    """The hints the door takes: a bad hint that a peer adds must not cost the message."""
+    good = [hint for hint in hints if 0 < len(hint) <= limits.hint_bytes_max]
+    return tuple(good[: limits.hints_per_publish_max])
+
+
+def is_refusal(outcome: Outcome | Problem) -> bool:
+    """Whether local policy turned the item away for good. Raises what is this node's own fault."""
+    if not isinstance(outcome, Problem):
+        return outcome.kind is OutcomeKind.RELAYED
+    if outcome.status >= 500 and outcome.code is not Code.OVERLOADED:
+        raise outcome
+    return outcome.code is not Code.OVERLOADED
+
+
+def _push_outcome(outcome: Outcome | Problem | None) -> PushOutcome:
+    if outcome is None:
+        return NOT_EXAMINED
+    if is_refusal(outcome):
+        return PUSH_REFUSED
+    if isinstance(outcome, Problem):
+        return NOT_EXAMINED
+    return STORED if outcome.kind is OutcomeKind.STORED else DUPLICATE

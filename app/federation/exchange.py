@@ -1,0 +1,104 @@
+"""Single calls of the reconciliation protocol, counted, and what their status means."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from app.errors import Code, Problem
+from app.federation.report import Traffic
+from app.federation.transport import PeerTransport
+from recon.limits import PROTOCOL_VERSION
+from recon.session import SessionHeader, interest_hash
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
+
+
+class NonceExpiredError(Exception):
+    """The responder wants another nonce: what was moved stays, the rest is asked again."""
+
+    def __init__(self, responder_nonce: bytes) -> None:
+        super().__init__("the responder's nonce has expired")
+        self.responder_nonce = responder_nonce
+
+
+class Exchange:
+    """Calls of one session. A round is a call that could not be made before another's answer."""
+
+    def __init__(self, transport: PeerTransport, traffic: Traffic) -> None:
+        self._transport = transport
+        self._traffic = traffic
+        self._send_interest = False
+
+    async def call(self, message: ReconRequest) -> ReconResponse:
+        """Send a request; the answer, whatever its status. Raises Problem."""
+        round_number = self._traffic.rounds + 1
+        self._traffic.requests += 1
+        try:
+            raw = await self._transport.recon(message.SerializeToString())
+            response = ReconResponse.FromString(raw)
+        except DecodeError:
+            raise Problem(Code.PEER_MISBEHAVED, "an answer is not a ReconResponse") from None
+        finally:
+            self._traffic.bytes_up = self._transport.bytes_up
+            self._traffic.bytes_down = self._transport.bytes_down
+        self._traffic.rounds = max(self._traffic.rounds, round_number)
+        return response
+
+    async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
+        """Send a request without ranges; the answer is OK. Raises Problem, NonceExpiredError."""
+        message.session.CopyFrom(session_message(header, in_full=self._send_interest))
+        response = await self.call(message)
+        if response.status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
+            self._send_interest = True
+            return await self.content_call(header, message)
+        if response.status == recon_pb2.NONCE_EXPIRED:
+            raise NonceExpiredError(response.responder_nonce)
+        if response.status != recon_pb2.OK:
+            raise problem_of(response)
+        return response
+
+    async def first_contact(self, initiator_nonce: bytes, interest: bytes) -> bytes:
+        """The responder's nonce."""
+        session = Session(initiator_nonce=initiator_nonce, interest_bytes=interest)
+        response = await self.call(ReconRequest(version=PROTOCOL_VERSION, session=session))
+        if response.status != recon_pb2.NONCE_EXPIRED:
+            raise problem_of(response)
+        return response.responder_nonce
+
+
+def session_message(header: SessionHeader, *, in_full: bool) -> Session:
+    """What every request of a session carries, with the interest in full or by its hash."""
+    session = Session(
+        initiator_nonce=header.initiator_nonce, responder_nonce=header.responder_nonce
+    )
+    if in_full:
+        session.interest_bytes = header.interest
+    else:
+        session.interest_hash = interest_hash(header.interest)
+    return session
+
+
+def problem_of(response: ReconResponse) -> Problem:
+    """What a status other than the expected one means for the session."""
+    if response.status == recon_pb2.BUSY:
+        return busy(response.retry_after_s)
+    if response.status == recon_pb2.REFUSED:
+        return Problem(Code.FORBIDDEN, "the peer refuses to reconcile this interest with us")
+    if response.status == recon_pb2.UNSUPPORTED_VERSION:
+        detail = f"the peer speaks version {response.version}, we speak {PROTOCOL_VERSION}"
+        return Problem(Code.PEER_MISBEHAVED, detail)
+    name = (
+        recon_pb2.Status.Name(response.status)
+        if response.status in recon_pb2.Status.values()
+        else response.status
+    )
+    return Problem(Code.PEER_MISBEHAVED, f"an answer with the status {name} out of turn")
+
+
+def busy(retry_after_s: int) -> Problem:
+    """The peer has no room for us now."""
+    return Problem(
+        Code.OVERLOADED,
+        f"the peer is busy, try again in {retry_after_s} s",
+        headers={"Retry-After": str(retry_after_s)},
+    )

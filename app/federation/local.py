@@ -1,0 +1,70 @@
+"""What a session needs of its own node; `app.node.Node` has it, and so has any stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import TYPE_CHECKING, Protocol
+
+from app.entries import Claim, Entry, Outcome
+from app.errors import Problem
+from app.limits import Limits
+from recon.interest import Interest
+from recon.session import SessionKey
+from recon.view import View
+
+if TYPE_CHECKING:
+    from app.ingest.door import Publication
+
+
+class ContentStore(Protocol):
+    """Reads of content by element."""
+
+    async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
+        """The entries of those digests the store has, in any order."""
+
+    async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
+        """The hint claims of each entry."""
+
+    async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """(digest, hint) of those claim elements the store has, in any order."""
+
+
+class ContentDoor(Protocol):
+    """The one door."""
+
+    async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
+        """One outcome per item, in order."""
+
+
+class ElementIndex(Protocol):
+    """The range index of the node."""
+
+    @property
+    def elements(self) -> Sized:
+        """Everything inserted so far."""
+
+    async def catch_up(self) -> None:
+        """Take in everything that is committed."""
+
+    def view(self, key: SessionKey, interest: Interest) -> View:
+        """The elements of an interest under a session key."""
+
+
+class LocalSide(Protocol):
+    """This node, as a session sees it."""
+
+    @property
+    def store(self) -> ContentStore:
+        """Where content is read."""
+
+    @property
+    def door(self) -> ContentDoor:
+        """Where content enters."""
+
+    @property
+    def index(self) -> ElementIndex:
+        """Where elements are compared."""
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this node."""

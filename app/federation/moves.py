@@ -1,0 +1,226 @@
+"""The content of one session: what is still to be fetched and sent, in bounded batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from app.entries import Outcome, OutcomeKind
+from app.errors import Code, Problem
+from app.federation.content import is_refusal, load_items, publish_items
+from app.federation.exchange import Exchange
+from app.federation.inbound import Arrived, Element, read_items
+from app.federation.local import LocalSide
+from app.federation.memory import PeerMemory
+from app.federation.outbox import Outbox
+from app.federation.report import Traffic
+from recon.events import Have, Need
+from recon.fetch import Batch, FetchQueue, pack_fetch
+from recon.limits import ID_BYTES, PROTOCOL_VERSION
+from recon.session import SessionHeader
+from recon.view import View, short_ids
+from sdstore.sds.digest import claim_id
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import Item, ReconRequest
+
+MOVE_ELEMENTS_MAX = 4_096  # short ids of one fetch: 24 kB
+MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
+PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
+PATIENCE_STEP_S = 0.1
+
+
+class Move(NamedTuple):
+    """One batch: what to fetch, and IDs of elements to send."""
+
+    fetch: Batch
+    send: list[bytes]
+
+
+class Moves:
+    """Queues of both directions, and how one batch is carried.
+
+    `offered_count` and `served_count` count elements that the peer said it has, and brought.
+    """
+
+    def __init__(
+        self,
+        local: LocalSide,
+        view: View,
+        header: SessionHeader,
+        exchange: Exchange,
+        memory: PeerMemory,
+        traffic: Traffic,
+        credit: Callable[[int], None],
+    ) -> None:
+        self.offered_count = 0
+        self.served_count = 0
+        self._local = local
+        self._header = header
+        self._exchange = exchange
+        self._memory = memory
+        self._traffic = traffic
+        self._credit = credit
+        self._outbox = Outbox()
+        self._fetches = FetchQueue(view)
+        self._orphans: list[Item] = []
+        self._refused = _RefusedNeeds(view, memory)
+        self._postponed_steps = 0
+
+    def add_have(self, event: Have) -> None:
+        """Queue what the peer lacks, but for what it refused before."""
+        known = self._memory.refused_there
+        wanted = [row.tobytes() not in known for row in event.ids] if len(known) else slice(None)
+        self._outbox.add(event.ids[wanted])
+
+    def add_need(self, event: Need) -> None:
+        """Queue what we lack, but for what we refused before."""
+        if (need := self._refused.subtracted_from(event)) is not None:
+            self.offered_count += need.count
+            self._fetches.add(need)
+
+    @property
+    def waiting_count(self) -> int:
+        """Batches and elements that wait: zero when nothing is left to do."""
+        return len(self._outbox) + len(self._fetches)
+
+    def take(self) -> Move:
+        """The next batch."""
+        return Move(
+            self._fetches.next_batch(MOVE_ELEMENTS_MAX), self._outbox.take(MOVE_ELEMENTS_MAX)
+        )
+
+    async def carry(self, move: Move) -> None:
+        """Fetch and send one batch. Raises Problem, NonceExpiredError, RemoteProtocolError."""
+        loaded = await load_items(
+            self._local.store,
+            move.send,
+            bytes_max=MOVE_BYTES_MAX,
+            hints_max=self._local.limits.hints_per_publish_max,
+        )
+        self._outbox.put_back(move.send[loaded.covered :])
+        if not (move.fetch or loaded.items):
+            return
+        request = ReconRequest(
+            version=PROTOCOL_VERSION, push=loaded.items, response_bytes_max=MOVE_BYTES_MAX
+        )
+        if move.fetch:
+            request.fetch.CopyFrom(pack_fetch(move.fetch))
+        response = await self._exchange.content_call(self._header, request)
+        await self._take_outcomes(loaded.ids, loaded.items, list(response.push_outcomes))
+        await self._take_arrivals(move.fetch, response.items)
+        if response.truncated:
+            self._fetches.resume(move.fetch, response.resume)
+
+    async def settle_orphans(self) -> None:
+        """Publish the claims that arrived before their entries; what has none by now is refused."""
+        orphans, self._orphans = self._orphans, []
+        arrived = await read_items(self._local.store, orphans)
+        await self._publish(arrived)
+        for item in arrived.orphans:
+            self._refuse_orphan(item)
+
+    # --- sent ----------------------------------------------------------------------------------
+
+    async def _take_outcomes(
+        self, ids: Sequence[bytes], items: Sequence[Item], outcomes: Sequence[int]
+    ) -> None:
+        if len(outcomes) != len(items):
+            detail = f"{len(outcomes)} outcomes for {len(items)} pushed items"
+            raise Problem(Code.PEER_MISBEHAVED, detail)
+        postponed: list[bytes] = []
+        for element_id, item, outcome in zip(ids, items, outcomes, strict=True):
+            if outcome == recon_pb2.NOT_EXAMINED:
+                postponed.append(element_id)
+            elif outcome == recon_pb2.PUSH_REFUSED:
+                self._memory.refused_there.add(element_id)
+                self._count(item, "refused")
+            elif outcome == recon_pb2.STORED:
+                self._credit(item.ByteSize())
+                self._count(item, "sent")
+        await self._postpone(postponed)
+
+    async def _postpone(self, ids: list[bytes]) -> None:
+        if not ids:
+            return
+        self._postponed_steps += 1
+        if self._postponed_steps > PATIENCE_STEPS:
+            raise Problem(Code.OVERLOADED, f"the peer left {len(ids)} items unexamined")
+        await asyncio.sleep(PATIENCE_STEP_S)
+        self._outbox.put_back(ids)
+
+    # --- fetched -------------------------------------------------------------------------------
+
+    async def _take_arrivals(self, batch: Batch, items: Sequence[Item]) -> None:
+        arrived = await read_items(self._local.store, items)
+        asked = self._fetches.accept(batch, *arrived.columns())
+        if not asked.all():
+            detail = f"{int((~asked).sum())} of {len(asked)} served elements were not asked for"
+            raise Problem(Code.PEER_MISBEHAVED, detail)
+        await self._publish(arrived)
+        self._orphans += arrived.orphans
+        self._credit(arrived.content_bytes)
+        self.served_count += arrived.elements_count
+
+    async def _publish(self, arrived: Arrived) -> None:
+        """Through the door; while it is overloaded, again and again for a while."""
+        waiting = list(zip(arrived.items, arrived.elements, strict=True))
+        for _ in range(PATIENCE_STEPS):
+            outcomes = await publish_items(self._local, [item for item, _ in waiting])
+            rows = zip(waiting, outcomes, strict=True)
+            waiting = [row for row, outcome in rows if not self._took(*row, outcome)]
+            if not waiting:
+                return
+            await asyncio.sleep(PATIENCE_STEP_S)
+        raise Problem(Code.OVERLOADED, "this node's own ingest queue stays full")
+
+    def _took(self, item: Item, element: Element, outcome: Outcome | Problem | None) -> bool:
+        if outcome is None or is_refusal(outcome):
+            self._memory.refused_here.add(element.element_id, element.order)
+            self._count(item, "refused")
+            return True
+        if isinstance(outcome, Problem):
+            return False
+        if outcome.kind is OutcomeKind.STORED or item.HasField("claim"):
+            self._count(item, "received")
+            self._traffic.claims_received += len(item.entry.hints)
+        return True
+
+    def _refuse_orphan(self, item: Item) -> None:
+        order = self._memory.refused_here.order_of(item.claim.digest)
+        if order is not None:
+            element_id = claim_id(item.claim.digest, item.claim.hint)
+            self._memory.refused_here.add(element_id, order)
+        self._count(item, "refused")
+
+    def _count(self, item: Item, what: str) -> None:
+        name = f"{'claims' if item.HasField('claim') else 'entries'}_{what}"
+        setattr(self._traffic, name, getattr(self._traffic, name) + 1)
+
+
+class _RefusedNeeds:
+    """Takes what this node refused before out of what it would fetch."""
+
+    def __init__(self, view: View, memory: PeerMemory) -> None:
+        refused = memory.refused_here.items()
+        self._elements = [Element(order, element_id) for element_id, order in refused]
+        orders = np.array([order for _, order in refused], dtype=np.uint64)
+        ids = np.frombuffer(b"".join(each for each, _ in refused), np.uint8).reshape(-1, ID_BYTES)
+        self._shorts = {row.tobytes() for row in short_ids(view, orders, ids)} if refused else set()
+
+    def subtracted_from(self, need: Need) -> Need | None:
+        """The need without them; None if nothing is left.
+
+        A whole range is skipped only where everything in it was refused: its elements have no
+        names yet, so the others cannot be asked for without them.
+        """
+        if not self._shorts:
+            return need
+        if need.short_ids is None:
+            inside = sum(need.range.contains(*element) for element in self._elements)
+            return need if inside < need.count else None
+        keep = np.array([row.tobytes() not in self._shorts for row in need.short_ids], dtype=bool)
+        left = need.short_ids[keep]
+        return Need(need.range, left, len(left)) if len(left) else None

@@ -1,0 +1,67 @@
+"""What a sync did, and how far it is: the two records everything else shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class SyncOutcome(StrEnum):
+    """How a sync ended."""
+
+    IN_SYNC = "in_sync"
+    DIFFERENT = "different"
+    PARTIAL = "partial"
+    REFUSED = "refused"
+    PEER_FAULT = "peer_fault"
+    LOCAL_FAULT = "local_fault"
+
+
+class SegmentState(StrEnum):
+    """State of a part of the mutual interest, as the range bar draws it."""
+
+    IN_SYNC = "in_sync"
+    SYNCING = "syncing"
+    DONT_HAVE = "dont_have"
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What went over the wire and what became of it. Bytes are those of bodies, as sent."""
+
+    rounds: int = 0
+    requests: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    entries_received: int = 0
+    entries_sent: int = 0
+    entries_refused: int = 0
+    claims_received: int = 0
+    claims_sent: int = 0
+    claims_refused: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress(Traffic):
+    """Where a sync stands. `segments` tile the mutual interest: state and share, ascending."""
+
+    in_sync_percent: float = 0.0
+    segments: list[tuple[SegmentState, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncReport(Traffic):
+    """The end of a sync. `missing_here` and `missing_there` count the elements found to differ."""
+
+    outcome: SyncOutcome
+    code: str = ""
+    detail: str = ""
+    elements: int = 0
+    missing_here: int = 0
+    missing_there: int = 0
+    seconds: float = 0.0
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether both sides ended up holding the same."""
+        return self.outcome is SyncOutcome.IN_SYNC

@@ -1,0 +1,280 @@
+"""One session with one peer, as the initiator: find the differences and move the content.
+
+Two streams of requests run side by side: the work list of `recon.Initiator` (which ranges differ),
+and content, fetched and sent in bounded batches as soon as enough of it is known. Whatever the peer
+does, the session ends within its budgets, with a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from app.errors import Code, Problem
+from app.federation.exchange import Exchange, NonceExpiredError, busy
+from app.federation.local import LocalSide
+from app.federation.memory import PeerMemory
+from app.federation.moves import MOVE_ELEMENTS_MAX, Moves
+from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport, Traffic
+from app.federation.transport import PeerTransport
+from recon.errors import RemoteProtocolError
+from recon.events import Busy, Event, Expired, Fault, Have, Need
+from recon.initiator import Initiator, OutgoingRequest
+from recon.interest import Interest, decode_interest
+from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
+from recon.session import SessionHeader
+
+ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
+MOVES_IN_FLIGHT_MAX = 3  # one on its way, one at the peer, one at our own door
+RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
+PROGRESS_INTERVAL_S = 0.1
+
+_PARTIAL = {Code.OVERLOADED, Code.SYNC_BUSY, Code.RECON_BUDGET_SPENT}
+_PEER_FAULT = {Code.PEER_MISBEHAVED, Code.PEER_UNREACHABLE}
+_REFUSED = {Code.FORBIDDEN, Code.UNAUTHENTICATED, Code.PEER_URL_REFUSED}
+
+
+async def sync_with_peer(
+    local: LocalSide,
+    transport: PeerTransport,
+    interest: Interest,
+    *,
+    memory: PeerMemory | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    changed: Callable[[], None] = lambda: None,
+) -> SyncReport:
+    """Make this store and a peer equal over what both want of `interest`.
+
+    `progress` is kept up to date, and `changed` called, while the session runs. A dry run finds the
+    differences and moves nothing. Never raises for what the peer does: the report says it.
+    """
+    started = time.monotonic()
+    session = _Session(
+        local, transport, interest, memory or PeerMemory(), dry_run, progress or Progress(), changed
+    )
+    outcome, code, detail = await _judged(session, local.limits.sync_seconds_max)
+    session.show_progress(finished=outcome is SyncOutcome.IN_SYNC)
+    return SyncReport(
+        outcome=outcome,
+        code=code,
+        detail=detail,
+        elements=session.elements_count,
+        missing_here=session.missing_here,
+        missing_there=session.missing_there,
+        seconds=round(time.monotonic() - started, 3),
+        **{each.name: getattr(session.progress, each.name) for each in fields(Traffic)},
+    )
+
+
+async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
+    """Run the session; how it ended: outcome, code, detail."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            await session.run()
+    except RemoteProtocolError as error:
+        spent = error.code.startswith("budget")
+        code = Code.RECON_BUDGET_SPENT if spent else Code.PEER_MISBEHAVED
+        return _outcome_of(code), code, str(error)
+    except Problem as problem:
+        return _outcome_of(problem.code), problem.code, problem.detail
+    except TimeoutError:
+        return SyncOutcome.PARTIAL, Code.RECON_BUDGET_SPENT, f"not done after {seconds_max} s"
+    if session.dry_run and (session.missing_here or session.missing_there):
+        return SyncOutcome.DIFFERENT, "", ""
+    if session.unserved_count:
+        detail = f"the peer offered {session.unserved_count} elements that it did not serve"
+        return SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED, detail
+    return SyncOutcome.IN_SYNC, "", ""
+
+
+def _outcome_of(code: Code) -> SyncOutcome:
+    if code in _PARTIAL:
+        return SyncOutcome.PARTIAL
+    if code in _PEER_FAULT:
+        return SyncOutcome.PEER_FAULT
+    return SyncOutcome.REFUSED if code in _REFUSED else SyncOutcome.LOCAL_FAULT
+
+
+class _Session:
+    def __init__(
+        self,
+        local: LocalSide,
+        transport: PeerTransport,
+        interest: Interest,
+        memory: PeerMemory,
+        dry_run: bool,
+        progress: Progress,
+        changed: Callable[[], None],
+    ) -> None:
+        self.dry_run = dry_run
+        self.progress = progress
+        self.missing_here = 0
+        self.missing_there = 0
+        self.elements_count = 0
+        self.unserved_count = 0
+        self._local = local
+        self._transport = transport
+        self._interest = interest
+        self._memory = memory
+        self._changed = changed
+        self._exchange = Exchange(transport, progress)
+        self._shown_at_s = float("-inf")
+        self._initiator: Initiator | None = None
+
+    async def run(self) -> None:
+        """Hand-shake and reconcile, again where the peer's nonce expires under way."""
+        mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
+        if mutual.is_empty:
+            return
+        for _ in range(RESTARTS_MAX):
+            try:
+                await self._reconcile(await self._header(mutual.encode()), mutual)
+            except NonceExpiredError as expired:
+                self._memory.responder_nonce = expired.responder_nonce
+            else:
+                return
+        raise Problem(Code.PEER_MISBEHAVED, "the peer's nonces expire faster than they are used")
+
+    async def _peer_interest(self) -> bytes:
+        now = time.monotonic()
+        lifetime_s = self._local.limits.session_nonce_lifetime_s
+        if now - self._memory.interest_read_at_s > lifetime_s:
+            self._memory.interest = await self._transport.interest()
+            self._memory.interest_read_at_s = now
+        return self._memory.interest
+
+    async def _header(self, interest: bytes) -> SessionHeader:
+        ours = os.urandom(NONCE_BYTES)
+        if len(self._memory.responder_nonce) != NONCE_BYTES:
+            self._memory.responder_nonce = await self._exchange.first_contact(ours, interest)
+        if len(self._memory.responder_nonce) != NONCE_BYTES:
+            raise Problem(Code.PEER_MISBEHAVED, f"a nonce has {NONCE_BYTES} bytes")
+        return SessionHeader(ours, self._memory.responder_nonce, interest)
+
+    async def _reconcile(self, header: SessionHeader, mutual: Interest) -> None:
+        await self._local.index.catch_up()
+        view = self._local.index.view(header.key(), mutual)
+        length = len(self._local.index.elements)
+        initiator = Initiator(
+            view,
+            header,
+            limits=replace(
+                DEFAULT_LIMITS,
+                response_bytes_max=self._local.limits.recon_reply_bytes_max // 2,
+                in_flight_max=ASKS_IN_FLIGHT_MAX,
+            ),
+            seed=secrets.randbits(64),
+            recent=length - self._memory.index_length,
+        )
+        self._initiator = initiator
+        moves = Moves(
+            self._local, view, header, self._exchange, self._memory, self.progress, initiator.credit
+        )
+        await _Streams(self, initiator, moves, self._exchange).run()
+        await moves.settle_orphans()
+        self._memory.index_length = length
+        self.unserved_count = max(moves.offered_count - moves.served_count, 0)
+
+    def show_progress(self, *, finished: bool = False) -> None:
+        """Bring `progress` up to date, at most ten times a second until the end."""
+        now = time.monotonic()
+        if self._initiator is None or not (
+            finished or now - self._shown_at_s >= PROGRESS_INTERVAL_S
+        ):
+            return
+        self._shown_at_s = now
+        measured = self._initiator.progress
+        self.elements_count = sum(measured.elements.values())
+        arrived = self.progress.entries_received + self.progress.claims_received
+        moved_percent = 100.0 * arrived / max(self.elements_count, 1)
+        self.progress.in_sync_percent = min(measured.percent_in_sync + moved_percent, 100.0)
+        self.progress.segments = [
+            (SegmentState[each.state.name], each.share) for each in measured.segments
+        ]
+        if finished:
+            self.progress.in_sync_percent = 100.0
+            self.progress.segments = [(SegmentState.IN_SYNC, 1.0)]
+        self._changed()
+
+
+class _Streams:
+    """The two streams of requests of one session."""
+
+    def __init__(
+        self, session: _Session, initiator: Initiator, moves: Moves, exchange: Exchange
+    ) -> None:
+        self._session = session
+        self._initiator = initiator
+        self._moves = moves
+        self._exchange = exchange
+        self._started_s = time.monotonic()
+        self._asks: set[asyncio.Task[None]] = set()
+        self._carries: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until nothing is left to ask or to move."""
+        try:
+            while tasks := self._launched():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self._asks -= done
+                self._carries -= done
+                for task in done:
+                    task.result()
+                self._session.show_progress()
+        finally:
+            await _cancel(self._asks | self._carries)
+
+    def _launched(self) -> set[asyncio.Task[None]]:
+        while request := self._initiator.next_request(self._elapsed_s()):
+            self._asks.add(asyncio.create_task(self._ask(request)))
+        while self._may_carry():
+            self._carries.add(asyncio.create_task(self._moves.carry(self._moves.take())))
+        return self._asks | self._carries
+
+    def _may_carry(self) -> bool:
+        """Small batches wait until nothing more can join them."""
+        waiting = self._moves.waiting_count
+        if not waiting or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
+            return False
+        return waiting >= MOVE_ELEMENTS_MAX or not self._asks
+
+    async def _ask(self, request: OutgoingRequest) -> None:
+        response = await self._exchange.call(request.message)
+        for event in self._initiator.receive(request.request_id, response, self._elapsed_s()):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Have):
+            self._session.missing_there += len(event.ids)
+            if not self._session.dry_run:
+                self._moves.add_have(event)
+        elif isinstance(event, Need):
+            self._session.missing_here += event.count
+            if not self._session.dry_run:
+                self._moves.add_need(event)
+        elif isinstance(event, Fault):
+            raise event.error
+        elif isinstance(event, Expired):
+            raise NonceExpiredError(event.responder_nonce)
+        elif isinstance(event, Busy):
+            raise _problem_of_busy(event)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+def _problem_of_busy(event: Busy) -> Problem:
+    if event.refused:
+        return Problem(Code.FORBIDDEN, "the peer refuses to reconcile this interest with us")
+    return busy(event.retry_after_s)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,182 @@
+"""The sessions of this node: what runs, what ran, and how far each is.
+
+A watcher is shown the latest state, never a queue of past ones, so that a watcher who does not read
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from app.errors import Code, Problem
+from app.federation.report import Progress, SyncOutcome, SyncReport
+from app.limits import Limits
+
+EVENT_INTERVAL_S = 0.1  # ten times a second looks continuous
+
+RunSync = Callable[[Progress, Callable[[], None]], Awaitable[SyncReport]]
+"""One session: told where to write its progress and what to call after each change."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEvent:
+    """One state of a session; `name` is progress, or end for the last one."""
+
+    number: int
+    name: str
+    document: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Sync:
+    """One session. `report` is there once it has finished."""
+
+    sync_id: str
+    peer_url: str
+    peer_id: str
+    channels: tuple[str, ...]
+    dry_run: bool
+    started_at_ms: int
+    finished_at_ms: int | None = None
+    progress: Progress = field(default_factory=Progress)
+    report: SyncReport | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the session has a report."""
+        return self.report is not None
+
+    def document(self) -> dict[str, Any]:
+        """The session as JSON."""
+        progress = asdict(self.progress)
+        progress["segments"] = [
+            {"state": state, "share": round(share, 4)} for state, share in self.progress.segments
+        ]
+        return {
+            "id": self.sync_id,
+            "peer_url": self.peer_url,
+            "peer_id": self.peer_id,
+            "channels": list(self.channels),
+            "dry_run": self.dry_run,
+            "state": "finished" if self.is_finished else "running",
+            "started_at_ms": self.started_at_ms,
+            "finished_at_ms": self.finished_at_ms,
+            "progress": progress,
+            "report": asdict(self.report) if self.report else None,
+        }
+
+    async def finished(self) -> SyncReport:
+        """Wait for the report."""
+        while self.report is None:
+            await self.next_change()
+        return self.report
+
+    async def next_change(self) -> None:
+        """Wait until something changed since the last call of anybody who waits."""
+        await self.changed.wait()
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a change."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Syncs:
+    """The sessions of a node, running and remembered."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._remembered_max = limits.syncs_remembered_max
+        self._syncs: dict[str, Sync] = {}
+
+    def start(
+        self,
+        run: RunSync,
+        *,
+        peer_url: str,
+        peer_id: str = "",
+        channels: tuple[str, ...] = (),
+        dry_run: bool = False,
+    ) -> Sync:
+        """Start a session in the background.
+
+        Raises Problem: SYNC_BUSY while one with this peer runs, OVERLOADED while all that can be
+        remembered still run.
+        """
+        if any(s.peer_url == peer_url and not s.is_finished for s in self._syncs.values()):
+            raise Problem(Code.SYNC_BUSY, f"a sync with {peer_url} is under way")
+        self._forget_oldest()
+        sync = Sync(
+            sync_id=secrets.token_hex(8),
+            peer_url=peer_url,
+            peer_id=peer_id,
+            channels=channels,
+            dry_run=dry_run,
+            started_at_ms=_now_ms(),
+        )
+        self._syncs[sync.sync_id] = sync
+        sync.task = asyncio.create_task(self._run(sync, run), name=f"sync {peer_url}")
+        return sync
+
+    def get(self, sync_id: str) -> Sync:
+        """The session of this ID. Raises Problem(NOT_FOUND)."""
+        if sync_id not in self._syncs:
+            raise Problem(Code.NOT_FOUND, f"no sync {sync_id}")
+        return self._syncs[sync_id]
+
+    def recent(self) -> list[Sync]:
+        """Every session that is remembered, the newest first."""
+        return list(reversed(self._syncs.values()))
+
+    async def events(self, sync_id: str) -> AsyncIterator[SyncEvent]:
+        """The state now and after each change, at most ten a second, up to the end."""
+        sync = self.get(sync_id)
+        number = 0
+        while not sync.is_finished:
+            number += 1
+            change = sync.changed
+            yield SyncEvent(number, "progress", sync.document())
+            await asyncio.sleep(EVENT_INTERVAL_S)
+            if not sync.is_finished:
+                await change.wait()
+        yield SyncEvent(number + 1, "end", sync.document())
+
+    async def close(self) -> None:
+        """End every session that runs."""
+        tasks = [s.task for s in self._syncs.values() if s.task and not s.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, sync: Sync, run: RunSync) -> None:
+        try:
+            report = await run(sync.progress, sync.notify)
+        except asyncio.CancelledError:
+            report = SyncReport(outcome=SyncOutcome.PARTIAL, detail="this node was shut down")
+            raise
+        except Problem as problem:
+            report = SyncReport(
+                outcome=SyncOutcome.LOCAL_FAULT, code=problem.code, detail=problem.detail
+            )
+        finally:
+            sync.finished_at_ms = _now_ms()
+            sync.report = report
+            sync.notify()
+
+    def _forget_oldest(self) -> None:
+        if len(self._syncs) < self._remembered_max:
+            return
+        oldest = next((s for s in self._syncs.values() if s.is_finished), None)
+        if oldest is None:
+            raise Problem(Code.OVERLOADED, f"{self._remembered_max} syncs are under way")
+        del self._syncs[oldest.sync_id]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

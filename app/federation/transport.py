@@ -1,0 +1,141 @@
+"""How a session reaches its peer: the interface, and HTTP.
+
+The initiator needs two calls. Bodies are opaque here; they are compressed on the way where both
+sides know how (zstd, RFC 9659), because the frames in them are mostly bloom filters that repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import httpx
+import zstandard
+
+from app.errors import Code, Problem
+from app.federation.address import resolve
+from app.limits import Limits
+
+PROTOBUF = "application/x-protobuf"
+CONNECT_TIMEOUT_S = 5.0  # a peer that needs longer is down
+REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
+COMPRESS_BYTES_MIN = 1_024  # below it a header costs what is saved
+ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
+
+
+class PeerTransport(Protocol):
+    """What a session needs of a peer. Every method raises Problem where the peer is at fault."""
+
+    bytes_up: int
+    bytes_down: int
+
+    async def interest(self) -> bytes:
+        """The canonical bytes of what the peer wants."""
+
+    async def recon(self, request: bytes) -> bytes:
+        """One call of the reconciliation protocol."""
+
+
+class HttpTransport:
+    """A peer over HTTP; `client` is bound to the peer's checked address."""
+
+    def __init__(self, client: httpx.AsyncClient, limits: Limits) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._client = client
+        self._reply_bytes_max = limits.recon_reply_bytes_max
+        self._peer_reads_zstd = False
+
+    async def interest(self) -> bytes:
+        """GET /v1/recon/interests."""
+        return await self._exchange("GET", "v1/recon/interests", None)
+
+    async def recon(self, request: bytes) -> bytes:
+        """POST /v1/recon."""
+        return await self._exchange("POST", "v1/recon", request)
+
+    async def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                return await self._send(method, path, body)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            detail = str(error) or type(error).__name__
+            raise Problem(
+                Code.PEER_UNREACHABLE, f"{self._client.base_url.host}: {detail}"
+            ) from None
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
+        headers: dict[str, str] = {}
+        if body is not None:
+            headers["content-type"] = PROTOBUF
+            if self._peer_reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
+                body = zstandard.compress(body)
+                headers["content-encoding"] = "zstd"
+            self.bytes_up += len(body)
+        async with self._client.stream(method, path, content=body, headers=headers) as response:
+            self._peer_reads_zstd = "zstd" in response.headers.get("accept-encoding", "")
+            if response.status_code != httpx.codes.OK:
+                raise _refusal(response, await self._read(response, ERROR_BODY_BYTES_MAX))
+            raw = await self._read(response, self._reply_bytes_max)
+            return self._decoded(raw, response.headers.get("content-encoding", "identity"))
+
+    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
+        raw = bytearray()
+        async for chunk in response.aiter_raw():
+            self.bytes_down += len(chunk)
+            raw += chunk
+            if len(raw) > bytes_max:
+                raise _misbehaved(f"a reply beyond {bytes_max} bytes")
+        return bytes(raw)
+
+    def _decoded(self, raw: bytes, encoding: str) -> bytes:
+        if encoding == "identity":
+            return raw
+        if encoding != "zstd":
+            raise _misbehaved(f"a reply in {encoding}, which was not asked for")
+        with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
+            try:
+                plain = reader.read(self._reply_bytes_max + 1)
+            except zstandard.ZstdError as error:
+                raise _misbehaved(f"a damaged reply ({error})") from None
+        if len(plain) > self._reply_bytes_max:
+            raise _misbehaved(f"a reply beyond {self._reply_bytes_max} bytes")
+        return plain
+
+
+@asynccontextmanager
+async def open_http_transport(
+    url: httpx.URL, limits: Limits, *, private_allowed: bool
+) -> AsyncIterator[HttpTransport]:
+    """A transport to the peer at `url`, on connections to the one address that was checked."""
+    pinned = await resolve(url, private_allowed=private_allowed)
+
+    async def send_to_pinned(request: httpx.Request) -> None:
+        request.headers["host"] = pinned.host_header
+        request.extensions["sni_hostname"] = pinned.tls_name
+
+    async with httpx.AsyncClient(
+        base_url=pinned.base_url,
+        headers={"accept": PROTOBUF, "accept-encoding": "zstd"},
+        timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        follow_redirects=False,
+        trust_env=False,
+        event_hooks={"request": [send_to_pinned]},
+    ) as client:
+        yield HttpTransport(client, limits)
+
+
+def _refusal(response: httpx.Response, body: bytes) -> Problem:
+    """What an answer other than 200 means: the peer is busy, refuses, or is no store at all."""
+    text = f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}"
+    if response.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        return Problem(Code.OVERLOADED, text)
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return Problem(Code.FORBIDDEN, text)
+    return _misbehaved(text)
+
+
+def _misbehaved(detail: str) -> Problem:
+    return Problem(Code.PEER_MISBEHAVED, detail)
