@@ -102,6 +102,15 @@ class Limits:
     )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
     recon_views_max: int = _bound(16, "views", "each is 50 bytes per element of its interest")
+    recon_view_elements_per_minute: int = _bound(
+        60_000_000, "elements per minute and caller", "about six seconds of one core"
+    )
+    recon_reply_bytes_per_minute: int = _bound(
+        4_096 * MIB, "bytes per minute and caller", "68 MiB/s, more than one node can serve"
+    )
+    recon_untrusted_reply_factor: int = _bound(
+        16, "times the request", "a caller without credentials gains little by forging one"
+    )
     recon_interests_max: int = _bound(1_024, "interests", "remembered by hash, oldest forgotten")
     session_nonce_lifetime_s: int = _bound(
         600, "seconds", "how long a session key may be used before both sides draw new nonces"

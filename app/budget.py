@@ -1,0 +1,68 @@
+"""What one caller may cost per minute: token buckets in a bounded table."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from app.errors import Code, Problem
+from app.limits import Limits
+
+CALLERS_MAX = 10_000
+"""Callers remembered; the one longest unseen is forgotten, and starts with a full budget."""
+
+REFILL_S = 60
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    filled_at_s: float
+
+
+class Budget:
+    """One kind of cost: `units_max` per caller and minute, all of it at once if need be."""
+
+    def __init__(self, units_max: int, what: str) -> None:
+        self._units_max = units_max
+        self._what = what
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def check(self, caller: str) -> None:
+        """Raise `recon_budget_spent`, with Retry-After, while the caller has overdrawn."""
+        level = self._filled(caller, time.monotonic()).level
+        if level < 0:
+            wait_s = 1 + int(-level * REFILL_S / self._units_max)
+            raise Problem(
+                Code.RECON_BUDGET_SPENT,
+                f"more than {self._units_max} {self._what} a minute",
+                headers={"Retry-After": str(wait_s)},
+            )
+
+    def spend(self, caller: str, units: int) -> None:
+        """Take `units`. One big cost may overdraw the bucket: it is paid off before the next."""
+        self._filled(caller, time.monotonic()).level -= units
+
+    def _filled(self, caller: str, now_s: float) -> _Bucket:
+        bucket = self._buckets.setdefault(caller, _Bucket(self._units_max, now_s))
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > CALLERS_MAX:
+            self._buckets.popitem(last=False)
+        refill = (now_s - bucket.filled_at_s) * self._units_max / REFILL_S
+        bucket.level = min(self._units_max, bucket.level + refill)
+        bucket.filled_at_s = now_s
+        return bucket
+
+
+class ReconBudgets:
+    """The budgets of reconciliation: views (in elements hashed) and replies (in bytes)."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.views = Budget(limits.recon_view_elements_per_minute, "elements hashed for sessions")
+        self.replies = Budget(limits.recon_reply_bytes_per_minute, "bytes of replies")
+
+    def check(self, caller: str) -> None:
+        """Raise `recon_budget_spent` while the caller owes anything."""
+        self.views.check(caller)
+        self.replies.check(caller)

@@ -1,0 +1,163 @@
+"""Puts the HTTP layer together: thin routes, FastAPI routes, one shell around both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from app.errors import Code, Problem
+from app.http import channels, federation, health, hints, info, messages, publish, recon
+from app.http.auth import Authorizer, LoopbackAuthorizer, OpenAuthorizer, Scope
+from app.http.framework import SCOPE_KEY, respond
+from app.http.metrics import HttpMetrics
+from app.http.openapi import describe
+from app.http.problems import internal_error, problem_reply
+from app.http.routes import Route, RouteTable
+from app.http.shell import App, Shell
+from app.limits import DEFAULT_LIMITS, Limits
+from app.node import Node
+
+ROUTERS: tuple[APIRouter, ...] = (
+    channels.router,
+    hints.router,
+    recon.router,
+    federation.router,
+    info.router,
+    health.router,
+)
+# FastAPI records spans, metrics and logs of its own unless told; ours are in `app.http.metrics`.
+NO_TELEMETRY: dict[str, Any] = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+}
+
+
+def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
+    """The ASGI application of a node that is open."""
+    if authorizer is None:
+        authorizer = OpenAuthorizer() if node.settings.insecure else LoopbackAuthorizer()
+    metrics = HttpMetrics()
+    node.metrics.register(metrics)
+    table = RouteTable(routes(node.limits), metrics)
+    return Shell(table, node, authorizer, _framework())
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document of every route, without a running node."""
+    document: dict[str, Any] = _framework().openapi()
+    return document
+
+
+def routes(limits: Limits) -> list[Route]:
+    """Every route of the node."""
+    framework_routes = [
+        _from_framework(route, limits)
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    ]
+    return [*thin_routes(limits), *framework_routes]
+
+
+def thin_routes(limits: Limits) -> Sequence[Route]:
+    """The routes that are answered without FastAPI: hot ones, and those with bodies in both forms."""
+    return (
+        Route(
+            method="GET",
+            template="/v1/messages/{message_id}",
+            scope=Scope.READ,
+            handler=messages.get_message,
+        ),
+        Route(
+            method="GET",
+            template="/v1/entries/{digest}",
+            scope=Scope.READ,
+            handler=messages.get_entry,
+        ),
+        Route(
+            method="POST",
+            template="/v1/messages",
+            scope=Scope.PUBLISH,
+            handler=publish.publish_one,
+            body_bytes_max=limits.small_body_bytes_max,
+        ),
+        Route(
+            method="POST",
+            template="/v1/messages/batch",
+            scope=Scope.PUBLISH,
+            handler=publish.publish_batch,
+            body_bytes_max=limits.body_bytes_max,
+        ),
+        Route(
+            method="POST",
+            template="/v1/messages/lookup",
+            scope=Scope.READ,
+            handler=messages.lookup,
+            body_bytes_max=limits.small_body_bytes_max,
+        ),
+        Route(
+            method="POST",
+            template="/v1/recon",
+            scope=Scope.SYNC,
+            handler=recon.reconcile,
+            body_bytes_max=limits.recon_body_bytes_max,
+        ),
+    )
+
+
+def _from_framework(route: APIRoute, limits: Limits) -> Route:
+    (method,) = route.methods or {"GET"}
+    extra = route.openapi_extra or {}
+    return Route(
+        method=method,
+        template=route.path_format,
+        scope=Scope(extra[SCOPE_KEY]),
+        body_bytes_max=limits.small_body_bytes_max if method == "POST" else 0,
+    )
+
+
+def _framework() -> FastAPI:
+    app = FastAPI(
+        title="sdstore",
+        version=version("sdstore"),
+        docs_url=None,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+        exception_handlers=dict.fromkeys(
+            (Problem, RequestValidationError, HTTPException, Exception), _on_exception
+        ),
+    )
+    for router in ROUTERS:
+        app.include_router(router)
+    describe(app, thin_routes(DEFAULT_LIMITS))
+    return app
+
+
+async def _on_exception(_request: Request, error: Exception) -> Response:
+    # Of a fault of ours Starlette raises the exception again, and the shell logs it.
+    return respond(problem_reply(_as_problem(error)))
+
+
+def _as_problem(error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case RequestValidationError():
+            fault = error.errors()[0]
+            where, *path = fault["loc"]
+            code = Code.INVALID_BODY if where == "body" else Code.INVALID_PARAMETER
+            name = ".".join(map(str, path)) or "the body"
+            return Problem(code, f"{name}: {fault['msg']}")
+        case HTTPException():
+            # The shell has matched the route: what is left is a body that FastAPI cannot read.
+            return Problem(Code.INVALID_BODY, str(error.detail))
+        case _:
+            return internal_error()

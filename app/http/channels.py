@@ -1,0 +1,144 @@
+"""Channels: the list, one with its root, and its messages page by page; the feed over all."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from app.errors import Code, Problem
+from app.http.auth import Scope
+from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
+from app.http.forms import Form, answer_form
+from app.http.framework import After, CurrentCall, PageLimit, demands, respond
+from app.http.pages import next_link, page_reply
+from app.http.render import json_reply, protobuf_reply
+from app.limits import DEFAULT_LIMITS
+from app.store.records import ChannelInfo
+from sdstore.wire import store_pb2 as wire
+
+router = APIRouter(prefix="/v1", tags=["channels"])
+
+Lamport = Annotated[int | None, Query(ge=INT64_MIN, le=INT64_MAX)]
+
+
+class Order(StrEnum):
+    """In which order a channel is read."""
+
+    LOG = "log"
+    ARRIVAL = "arrival"
+
+
+class Direction(StrEnum):
+    """Which end of the order comes first."""
+
+    ASC = "asc"
+    DESC = "desc"
+
+
+@router.get("/channels", openapi_extra=demands(Scope.READ))
+async def list_channels(
+    call: CurrentCall,
+    request: Request,
+    after: After = None,
+    limit: PageLimit = DEFAULT_LIMITS.page_items_default,
+    prefix: Annotated[str | None, Query(description="only channels that begin so")] = None,
+) -> Response:
+    """Channels by name, as UTF-8 bytes."""
+    cursors = Cursors(call.node.store.database_id)
+    position = cursors.read(CursorKind.CHANNELS, after)
+    last = None if position is None else str(position[0])
+    found = await call.node.store.channels(last, limit, prefix)
+    token = (
+        cursors.write(CursorKind.CHANNELS, found[-1].channel_id) if len(found) == limit else None
+    )
+    readable = [channel for channel in found if call.caller.covers(channel.channel_id)]
+    headers = next_link(request, token)
+    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+        page = wire.ChannelPage(channels=map(_channel_protobuf, readable), next=token or "")
+        return respond(protobuf_reply(page.SerializeToString(), 200, headers))
+    document = {"channels": list(map(_channel_json, readable)), "next": token}
+    return respond(json_reply(document, 200, headers))
+
+
+@router.get("/channels/{channel_id:segment}", openapi_extra=demands(Scope.READ))
+async def get_channel(call: CurrentCall, channel_id: str) -> Response:
+    """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
+    channel = await call.node.store.channel(channel_id)
+    if channel is None:
+        raise Problem(Code.NOT_FOUND, "no message of this channel is here")
+    root = await call.node.index.root(channel_id, channel.count)
+    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+        message = _channel_protobuf(channel)
+        message.root = root
+        return respond(protobuf_reply(message.SerializeToString()))
+    return respond(json_reply({**_channel_json(channel), "root": root.hex()}))
+
+
+@router.get("/channels/{channel_id:segment}/messages", openapi_extra=demands(Scope.READ))
+async def list_messages(
+    call: CurrentCall,
+    request: Request,
+    channel_id: str,
+    after: After = None,
+    before: Annotated[str | None, Query(description="a `next` to stop at")] = None,
+    limit: PageLimit = DEFAULT_LIMITS.page_items_default,
+    order: Order = Order.LOG,
+    direction: Direction = Direction.ASC,
+    from_lamport: Lamport = None,
+    to_lamport: Lamport = None,
+) -> Response:
+    """A page of the channel; `after` and `before` count in the direction of reading."""
+    cursors = Cursors(call.node.store.database_id)
+    kind = CursorKind(order.value)
+    page = await call.node.store.page(
+        channel_id,
+        order=order.value,
+        direction=direction.value,
+        after=cursors.read(kind, after),
+        before=cursors.read(kind, before),
+        lamport_from=from_lamport,
+        lamport_to=to_lamport,
+        limit=limit,
+        bytes_max=call.node.limits.reply_bytes_max,
+    )
+    token = None if page.next is None else cursors.write(kind, *page.next)
+    return respond(await page_reply(call, request, page.entries, token))
+
+
+@router.get("/feed", openapi_extra=demands(Scope.READ))
+async def feed(
+    call: CurrentCall,
+    request: Request,
+    after: After = None,
+    limit: PageLimit = DEFAULT_LIMITS.page_items_default,
+) -> Response:
+    """Every channel in arrival order, up to the watermark; follow `next` and miss nothing."""
+    cursors = Cursors(call.node.store.database_id)
+    position = cursors.read(CursorKind.ARRIVAL, after)
+    after_seq = 0 if position is None else int(position[0])
+    page = await call.node.store.feed(after_seq, limit, call.node.limits.reply_bytes_max)
+    last_seq = page.entries[-1].seq if page.entries else after_seq
+    readable = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
+    # A follower always gets a place to go on from, also at the end.
+    token = cursors.write(CursorKind.ARRIVAL, last_seq)
+    return respond(await page_reply(call, request, readable, token))
+
+
+def _channel_json(channel: ChannelInfo) -> dict[str, Any]:
+    return {
+        "channel_id": channel.channel_id,
+        "count": channel.count,
+        "lamport_first": str(channel.lamport_first),
+        "lamport_last": str(channel.lamport_last),
+    }
+
+
+def _channel_protobuf(channel: ChannelInfo) -> wire.Channel:
+    return wire.Channel(
+        channel_id=channel.channel_id,
+        count=channel.count,
+        lamport_first=channel.lamport_first,
+        lamport_last=channel.lamport_last,
+    )

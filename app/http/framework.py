@@ -1,0 +1,58 @@
+"""What FastAPI endpoints share: the call the shell made, scopes, parameters, answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import Depends, Query, Request, Response
+from starlette.convertors import Convertor, register_url_convertor
+
+from app.http.auth import Scope
+from app.http.call import Call, Reply
+from app.http.shell import CALL_KEY
+from app.limits import DEFAULT_LIMITS
+
+SCOPE_KEY = "x-sdstore-scope"
+"""Where an operation of the OpenAPI document says which scope it demands."""
+
+
+class SegmentConvertor(Convertor[str]):
+    """One path segment, percent-encoded: any string, also the empty one and one with slashes."""
+
+    regex = "[^/]*"
+
+    def convert(self, value: str) -> str:
+        """Decode; the shell has checked that it is UTF-8."""
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        """Paths are never made from values here."""
+        raise NotImplementedError
+
+
+register_url_convertor("segment", SegmentConvertor())
+
+
+def demands(scope: Scope) -> dict[str, Any]:
+    """The `openapi_extra` of an endpoint that needs `scope`; the shell's route table reads it."""
+    return {SCOPE_KEY: scope.value}
+
+
+async def _current_call(request: Request) -> Call:
+    call: Call = request.scope[CALL_KEY]
+    return call
+
+
+CurrentCall = Annotated[Call, Depends(_current_call)]
+PageLimit = Annotated[
+    int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max, description="items of one page at most")
+]
+After = Annotated[str | None, Query(description="the `next` of the page before this one")]
+
+
+def respond(reply: Reply) -> Response:
+    """A reply as a Starlette response."""
+    response = Response(reply.body, reply.status)
+    response.raw_headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body))]
+    return response

@@ -1,0 +1,32 @@
+"""What a retrieval hint may mean."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.http.auth import Scope
+from app.http.cursors import CursorKind, Cursors
+from app.http.framework import After, CurrentCall, PageLimit, demands, respond
+from app.http.pages import page_reply
+from app.http.publish import hex_bytes
+from app.limits import DEFAULT_LIMITS
+
+router = APIRouter(prefix="/v1", tags=["messages"])
+
+
+@router.get("/hints/{hint:segment}", openapi_extra=demands(Scope.READ))
+async def get_hint(
+    call: CurrentCall,
+    request: Request,
+    hint: str,
+    after: After = None,
+    limit: PageLimit = DEFAULT_LIMITS.page_items_default,
+    channel_id: str | None = None,
+) -> Response:
+    """The entries that the hint may mean: computed claims first, then publishers', then histories'."""
+    cursors = Cursors(call.node.store.database_id)
+    position = cursors.read(CursorKind.HINT, after)
+    found = await call.node.store.hint(hex_bytes(hint, "the hint"), channel_id, limit, position)
+    token = None if found.next is None else cursors.write(CursorKind.HINT, *found.next)
+    readable = [entry for entry in found.entries if call.caller.covers(entry.channel_id)]
+    return respond(await page_reply(call, request, readable, token))

@@ -1,0 +1,192 @@
+"""Publishing: one message or a batch, as frames or as JSON, all through the one door."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import unhexlify
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import orjson
+from google.protobuf.message import DecodeError
+
+from app.entries import Outcome, OutcomeKind
+from app.errors import Code, Problem
+from app.http.auth import Caller, Scope
+from app.http.call import Call, Reply
+from app.http.forms import Form, answer_form, body_form
+from app.http.problems import from_message_error
+from app.http.render import (
+    json_reply,
+    outcome_json,
+    outcome_protobuf,
+    protobuf_reply,
+)
+from app.ingest.door import Publication, WakuEnvelope
+from sdstore.sds.codec import MessageError, decode, encode
+from sdstore.sds.jsonform import from_json
+from sdstore.wire import store_pb2 as wire
+
+_Item = TypeVar("_Item")
+_STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELAYED: 202}
+_ITEM_KEYS = frozenset({"message", "meta", "retrieval_hints", "waku"})
+_WAKU_KEYS = frozenset({"pubsub_topic", "content_topic", "meta", "timestamp_ns"})
+
+
+async def publish_one(call: Call) -> Reply:
+    """`POST /v1/messages`: one frame, or one message as JSON."""
+    form = answer_form(call.headers.get(b"accept"))
+    if not call.body:
+        raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
+    outcome = await call.node.door.publish(_one_publication(call))
+    status = _STATUS[outcome.kind]
+    headers = (
+        [(b"location", b"/v1/entries/" + outcome.digest.hex().encode())] if outcome.digest else []
+    )
+    if form is Form.PROTOBUF:
+        return protobuf_reply(outcome_protobuf(outcome).SerializeToString(), status, headers)
+    return json_reply(outcome_json(outcome), status, headers)
+
+
+async def publish_batch(call: Call) -> Reply:
+    """`POST /v1/messages/batch`: one outcome per item, in order; a bad one spoils no other."""
+    form = answer_form(call.headers.get(b"accept"))
+    if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.NDJSON) is Form.NDJSON:
+        items = _ndjson_items(call)
+    else:
+        items = _protobuf_items(call)
+    outcomes = await _through_the_door(call, items)
+    if form is Form.PROTOBUF:
+        answer = wire.PublishOutcomes(outcomes=map(outcome_protobuf, outcomes))
+        return protobuf_reply(answer.SerializeToString())
+    return json_reply({"outcomes": list(map(outcome_json, outcomes))})
+
+
+def hex_bytes(text: str, what: str) -> bytes:
+    """The bytes of a hexadecimal parameter, else `invalid_hex`."""
+    try:
+        return unhexlify(text)
+    except ValueError:
+        raise Problem(Code.INVALID_HEX, f"{what} is hexadecimal, two digits a byte") from None
+
+
+async def _through_the_door(
+    call: Call, items: list[Publication | Problem]
+) -> list[Outcome | Problem]:
+    publications = [item for item in items if isinstance(item, Publication)]
+    outcomes = iter(await call.node.door.publish_many(publications))
+    return [item if isinstance(item, Problem) else next(outcomes) for item in items]
+
+
+def _one_publication(call: Call) -> Publication:
+    hints = tuple(_header_hints(call))
+    if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.JSON) is Form.PROTOBUF:
+        return _covered(call.caller, Publication(call.body, hints))
+    return _covered(call.caller, _from_json(call.body, hints))
+
+
+def _header_hints(call: Call) -> Iterator[bytes]:
+    for name, value in call.raw_headers:
+        if name == b"retrieval-hint":
+            for hint in value.decode("latin-1").split(","):
+                yield hex_bytes(hint.strip(), "Retrieval-Hint")
+
+
+def _protobuf_items(call: Call) -> list[Publication | Problem]:
+    try:
+        batch = wire.PublishBatch.FromString(call.body)
+    except DecodeError:
+        raise Problem(Code.INVALID_BODY, "the body is not a PublishBatch") from None
+    _check_count(call, len(batch.items))
+    return [_attempt(_from_item, call.caller, item) for item in batch.items]
+
+
+def _ndjson_items(call: Call) -> list[Publication | Problem]:
+    lines = [line for line in call.body.split(b"\n") if line.strip()]
+    _check_count(call, len(lines))
+    return [_attempt(_from_line, call.caller, line) for line in lines]
+
+
+def _check_count(call: Call, items_count: int) -> None:
+    if not items_count:
+        raise Problem(Code.EMPTY_BODY, "the batch holds no item")
+    if items_count > call.node.limits.batch_items_max:
+        raise Problem(
+            Code.TOO_MANY_ITEMS, f"a batch holds up to {call.node.limits.batch_items_max} items"
+        )
+
+
+def _attempt(
+    read: Callable[[_Item], Publication], caller: Caller, item: _Item
+) -> Publication | Problem:
+    try:
+        return _covered(caller, read(item))
+    except Problem as problem:
+        return problem
+
+
+def _from_item(item: wire.PublishItem) -> Publication:
+    envelope = None
+    if item.HasField("waku"):
+        waku = item.waku
+        envelope = WakuEnvelope(waku.pubsub_topic, waku.content_topic, waku.meta, waku.timestamp_ns)
+    return Publication(item.frame, tuple(item.retrieval_hints), envelope)
+
+
+def _from_line(line: bytes) -> Publication:
+    return _from_json(line, ())
+
+
+def _from_json(document: bytes, header_hints: tuple[bytes, ...]) -> Publication:
+    try:
+        item = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise Problem(Code.INVALID_BODY, f"not JSON: {error}") from None
+    _check_members(item, _ITEM_KEYS, "an item")
+    try:
+        frame = encode(from_json(item.get("message")))
+    except MessageError as error:
+        raise from_message_error(error) from None
+    hints = (*header_hints, *_hints(item.get("retrieval_hints") or []))
+    return Publication(frame, hints, _envelope(item.get("waku")))
+
+
+def _hints(values: Any) -> list[bytes]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise Problem(Code.INVALID_JSON_MESSAGE, "retrieval_hints is a list of hexadecimal strings")
+    return [hex_bytes(value, "a retrieval hint") for value in values]
+
+
+def _envelope(waku: Any) -> WakuEnvelope | None:
+    if waku is None:
+        return None
+    _check_members(waku, _WAKU_KEYS, "waku")
+    try:
+        return WakuEnvelope(
+            str(waku["pubsub_topic"]),
+            str(waku["content_topic"]),
+            b64decode(waku.get("meta") or "", validate=True),
+            int(waku["timestamp_ns"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise Problem(
+            Code.INVALID_JSON_MESSAGE,
+            "waku has pubsub_topic, content_topic, timestamp_ns and perhaps meta in base64",
+        ) from None
+
+
+def _check_members(item: Any, keys: frozenset[str], what: str) -> None:
+    if not isinstance(item, dict):
+        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} is an object")
+    if unknown := item.keys() - keys:
+        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} has no member {min(unknown)[:80]!r}")
+
+
+def _covered(caller: Caller, publication: Publication) -> Publication:
+    if caller.channels is not None:
+        try:
+            message, _ = decode(publication.frame)
+        except MessageError as error:
+            raise from_message_error(error) from None
+        caller.require(Scope.PUBLISH, message.channel_id)
+    return publication

@@ -1,0 +1,70 @@
+"""Reconciliation over HTTP: bytes in, bytes out, compressed where the caller can read it."""
+
+from __future__ import annotations
+
+import zstandard
+from fastapi import APIRouter, Response
+
+from app.errors import Code, Problem
+from app.http.auth import Scope
+from app.http.call import Call, Headers, Reply
+from app.http.forms import Form, answer_form, body_form
+from app.http.framework import CurrentCall, demands, respond
+from app.http.render import json_reply, protobuf_reply
+
+router = APIRouter(prefix="/v1", tags=["reconciliation"])
+
+COMPRESS_BYTES_MIN = 1_024
+"""Below it a header costs what is saved."""
+
+UNTRUSTED_REPLY_BYTES_BASE = 4_096
+"""What a caller without credentials may get for the shortest request."""
+
+# RFC 7694: a server says so which encodings it reads.
+_READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
+
+
+async def reconcile(call: Call) -> Reply:
+    """`POST /v1/recon`: one `ReconRequest` in, one `ReconResponse` out."""
+    body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
+    if not call.body:
+        raise Problem(Code.EMPTY_BODY, "the body is a ReconRequest")
+    response = await call.node.recon.answer(call.body, call.caller.name, _reply_bytes_max(call))
+    return _packed(call, response.SerializeToString())
+
+
+@router.get("/recon/interests", openapi_extra=demands(Scope.SYNC))
+async def interests(call: CurrentCall) -> Response:
+    """What this node wants: the canonical `Interest`, or the same as JSON."""
+    interest = call.node.interest
+    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+        return respond(protobuf_reply(interest.encode(), 200, [_READS_ZSTD]))
+    document = {
+        "all": interest.everything,
+        "channels": interest.channels,
+        "prefixes": interest.prefixes,
+        "lamport_from": _text(interest.lamport_from),
+        "lamport_to": _text(interest.lamport_to),
+    }
+    return respond(json_reply(document, 200, [_READS_ZSTD]))
+
+
+def _reply_bytes_max(call: Call) -> int:
+    limits = call.node.limits
+    if call.caller.is_trusted:
+        return limits.recon_reply_bytes_max
+    bytes_max = UNTRUSTED_REPLY_BYTES_BASE + limits.recon_untrusted_reply_factor * len(call.body)
+    return min(limits.recon_reply_bytes_max, bytes_max)
+
+
+def _packed(call: Call, body: bytes) -> Reply:
+    headers: Headers = [_READS_ZSTD]
+    if len(body) >= COMPRESS_BYTES_MIN and b"zstd" in call.headers.get(b"accept-encoding", b""):
+        return protobuf_reply(
+            zstandard.compress(body), 200, [*headers, (b"content-encoding", b"zstd")]
+        )
+    return protobuf_reply(body, 200, headers)
+
+
+def _text(lamport: int | None) -> str | None:
+    return None if lamport is None else str(lamport)

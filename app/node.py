@@ -1,0 +1,119 @@
+"""A node: everything that one process of the service holds, opened and closed in order."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from app.federation.interests import interest_of
+from app.federation.peers import Peers
+from app.federation.syncs import Syncs
+from app.ingest.committer import GroupCommitter
+from app.ingest.door import Door
+from app.limits import DEFAULT_LIMITS, Limits
+from app.node_metrics import register_node_metrics
+from app.rangeindex import NodeIndex
+from app.recon_endpoint import ReconEndpoint
+from app.settings import Settings
+from app.store.store import Store
+from recon.interest import Interest
+
+SECRET_BYTES = 32
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """See the module; `Node.open` makes one. `interest` is what this node wants of its peers."""
+
+    settings: Settings
+    limits: Limits
+    store: Store
+    committer: GroupCommitter
+    door: Door
+    index: NodeIndex
+    interest: Interest
+    recon: ReconEndpoint
+    syncs: Syncs
+    peers: Peers
+    metrics: CollectorRegistry
+
+    @property
+    def node_id(self) -> str:
+        """Names the store behind this node, for as long as its database lives."""
+        return self.store.database_id
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why the node should get no traffic now; None where it should."""
+        return self.committer.fault
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Node]:
+        """An open node; raises `app.store.faults.StoreError` where the database cannot be used."""
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        async with AsyncExitStack() as closing:
+            store = await Store.open(settings.database_url, limits)
+            closing.push_async_callback(store.close)
+            committer = GroupCommitter(store, limits)
+            await committer.start()
+            closing.push_async_callback(committer.close)
+            node = _assemble(settings, limits, store, committer)
+            await node.index.catch_up()
+            closing.push_async_callback(node.syncs.close)
+            await node.peers.start()
+            closing.push_async_callback(node.peers.close)
+            yield node
+
+
+@dataclass(slots=True)
+class _Local:
+    """What sessions see of the node (`app.federation.local.LocalSide`)."""
+
+    store: Store
+    door: Door
+    index: NodeIndex
+    limits: Limits
+
+
+def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
+    door = Door(store, committer, limits, listeners=[], relay_listeners=[])
+    index = NodeIndex(store, limits)
+    local = _Local(store, door, index, limits)
+    interest = interest_of(settings)
+    syncs = Syncs(limits)
+    node = Node(
+        settings=settings,
+        limits=limits,
+        store=store,
+        committer=committer,
+        door=door,
+        index=index,
+        interest=interest,
+        recon=ReconEndpoint(local, index, interest, node_secret(settings.data_dir)),
+        syncs=syncs,
+        peers=Peers(local, syncs, settings, limits),
+        metrics=CollectorRegistry(),
+    )
+    register_node_metrics(node.metrics, committer, index)
+    return node
+
+
+def node_secret(data_dir: Path) -> bytes:
+    """The secret behind session nonces, made once: the workers of a node share it."""
+    path = data_dir / "node.secret"
+    if not path.exists():
+        fresh = data_dir / f"node.secret.{os.getpid()}"
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(secrets.token_bytes(SECRET_BYTES))
+        # A link appears whole, and fails where another worker was first.
+        with suppress(FileExistsError):
+            path.hardlink_to(fresh)
+        fresh.unlink()
+    return path.read_bytes()

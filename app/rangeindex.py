@@ -1,0 +1,125 @@
+"""The node's range index: follows the store, answers what needs every element of a channel.
+
+The index is a cache of SQL. It reads the store's own sequence up to the watermark, so it misses
+nothing that any process of this node committed, and is brought up to date when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from app.errors import Code, Problem
+from app.limits import Limits
+from app.store.store import Store
+from recon.cache import ViewCache
+from recon.index import RangeIndex
+from recon.interest import Interest
+from recon.ranges import ALL_ORDERS, WHOLE
+from recon.session import SessionKey
+from recon.view import View
+
+ELEMENTS_PER_READ = 8_192
+"""Elements of one read: a few milliseconds of the event loop."""
+
+CHANNELS_PER_READ = 1_000
+"""Names of one read."""
+
+ROOTS_MAX = 4_096
+"""Channels whose roots are remembered; another one costs a sort of its digests."""
+
+# Roots need the elements, not their session hashes: any key does.
+_ROOT_KEY = SessionKey(bytes(16))
+
+
+class NodeIndex:
+    """Elements of all channels, the views of running sessions, roots."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self.elements = RangeIndex()
+        self.channel_numbers: dict[str, int] = {}
+        self._store = store
+        self._views = ViewCache(self.elements, views_max=limits.recon_views_max)
+        self._position = (0, 0)
+        self._last_channel_number = 0
+        self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._following = asyncio.Lock()
+
+    async def catch_up(self) -> None:
+        """Take in everything that is committed by now."""
+        if self._position == await self._store.watermark():
+            return
+        async with self._following:
+            while await self._read_more():
+                pass
+
+    def groups(self, interest: Interest) -> frozenset[int] | None:
+        """The groups of an interest's elements (entries and claims of its channels); None: all."""
+        if interest.everything:
+            return None
+        numbers = [
+            number for name, number in self.channel_numbers.items() if interest.matches(name)
+        ]
+        return frozenset(group for number in numbers for group in (2 * number, 2 * number + 1))
+
+    def view(self, key: SessionKey, interest: Interest) -> View:
+        """The elements of an interest under a session key: cached, or built."""
+        return self._views.get(key, self.groups(interest), interest.window)
+
+    def has_view(self, key: SessionKey, interest: Interest) -> bool:
+        """Whether `view` would be cheap."""
+        return self._views.holds(key, self.groups(interest), interest.window)
+
+    async def root(self, channel_id: str, entries_count: int) -> bytes:
+        """BLAKE3 over the sorted digests of a channel that holds `entries_count` entries."""
+        await self.catch_up()
+        number = self.channel_numbers.get(channel_id)
+        if number is None:
+            raise Problem(Code.NOT_FOUND, "no such channel")
+        known_count, root = self._roots.get(number, (-1, b""))
+        if known_count != entries_count:
+            ids = await asyncio.to_thread(self._digests, number)
+            root = await asyncio.to_thread(root_of, ids)
+            self._remember_root(number, len(ids), root)
+        return root
+
+    def _digests(self, channel_number: int) -> NDArray[np.uint8]:
+        groups = frozenset((2 * channel_number,))
+        view = self.elements.view(_ROOT_KEY, groups, ALL_ORDERS)
+        return view.elements(WHOLE)[1]
+
+    def _remember_root(self, channel_number: int, entries_count: int, root: bytes) -> None:
+        self._roots[channel_number] = (entries_count, root)
+        self._roots.move_to_end(channel_number)
+        if len(self._roots) > ROOTS_MAX:
+            self._roots.popitem(last=False)
+
+    async def _read_more(self) -> bool:
+        columns = await self._store.elements_after(*self._position, ELEMENTS_PER_READ)
+        if not len(columns.orders):
+            return False
+        if int(columns.groups.max()) // 2 > self._last_channel_number:
+            await self._learn_channels()
+        self.elements.insert(columns.orders, columns.ids, columns.groups)
+        self._position = columns.next
+        return True
+
+    async def _learn_channels(self) -> None:
+        while True:
+            found = await self._store.channels_numbered_after(
+                self._last_channel_number, CHANNELS_PER_READ
+            )
+            self.channel_numbers |= {info.channel_id: info.channel_no for info in found}
+            if not found:
+                return
+            self._last_channel_number = found[-1].channel_no
+
+
+def root_of(digests: NDArray[np.uint8]) -> bytes:
+    """BLAKE3 over digests u8[n, 32] in ascending order; of none, BLAKE3 of nothing."""
+    rows = np.ascontiguousarray(digests).view("V32").ravel()
+    return blake3(np.sort(rows).tobytes()).digest()

@@ -1,0 +1,160 @@
+"""The responding side of reconciliation: one request in, one response out, nothing kept in between.
+
+What is remembered (interests by hash, views) only saves work: a request can always be answered, or
+refused with what the initiator has to send again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from app.budget import ReconBudgets
+from app.errors import Code, Problem
+from app.federation.content import load_items, take_items
+from app.federation.local import LocalSide
+from app.rangeindex import NodeIndex
+from recon.errors import RemoteProtocolError
+from recon.interest import Interest, decode_interest
+from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, PROTOCOL_VERSION
+from recon.ranges import Bound, bound_bytes
+from recon.responder import read_fetch, resolve_short_ids, respond
+from recon.session import SessionHeader, interest_hash, nonce_is_fresh, responder_nonce
+from recon.view import View
+from sdstore.wire import recon_pb2 as wire
+
+FETCH_CHUNK = 1_024
+"""Elements turned into items at once."""
+
+
+class ReconEndpoint:
+    """Answers `ReconRequest`s. `secret`: at least 16 random bytes that all workers share."""
+
+    def __init__(
+        self,
+        local: LocalSide,
+        index: NodeIndex,
+        interest: Interest,
+        secret: bytes,
+    ) -> None:
+        self._local = local
+        self._index = index
+        self._ours = interest
+        self._limits = limits = local.limits
+        self._secret = secret
+        self._interests: OrderedDict[bytes, bytes] = OrderedDict()
+        self._budgets = ReconBudgets(limits)
+
+    async def answer(
+        self, body: bytes, caller_name: str, reply_bytes_max: int
+    ) -> wire.ReconResponse:
+        """The response to an encoded `ReconRequest`.
+
+        `caller_name` names the pair and its budgets; `reply_bytes_max` bounds what it may get.
+        Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
+        """
+        self._budgets.check(caller_name)
+        try:
+            request = wire.ReconRequest.FromString(body)
+            if refusal := self._refusal(request, caller_name.encode()):
+                return refusal
+            interest_bytes = self._interest_bytes(request.session)
+            if interest_bytes is None:
+                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
+            return await self._answer(request, interest_bytes, caller_name, reply_bytes_max)
+        except DecodeError:
+            raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
+        except RemoteProtocolError as error:
+            raise Problem(
+                Code.INVALID_RECON_REQUEST, error.detail, extra={"fault": error.code}
+            ) from None
+
+    def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:
+        if request.version != PROTOCOL_VERSION:
+            return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
+        epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
+        if nonce_is_fresh(request.session.responder_nonce, self._secret, pair, epoch):
+            return None
+        return wire.ReconResponse(
+            version=PROTOCOL_VERSION,
+            status=wire.NONCE_EXPIRED,
+            responder_nonce=responder_nonce(self._secret, pair, epoch),
+        )
+
+    def _interest_bytes(self, session: wire.Session) -> bytes | None:
+        if session.WhichOneof("interest") == "interest_bytes":
+            name = interest_hash(session.interest_bytes)
+            self._interests[name] = session.interest_bytes
+            while len(self._interests) > self._limits.recon_interests_max:
+                self._interests.popitem(last=False)
+        else:
+            name = session.interest_hash
+        if name in self._interests:
+            self._interests.move_to_end(name)
+        return self._interests.get(name)
+
+    async def _answer(
+        self,
+        request: wire.ReconRequest,
+        interest_bytes: bytes,
+        caller_name: str,
+        reply_bytes_max: int,
+    ) -> wire.ReconResponse:
+        session = request.session
+        header = SessionHeader(session.initiator_nonce, session.responder_nonce, interest_bytes)
+        if len(session.initiator_nonce) != len(session.responder_nonce):
+            raise RemoteProtocolError("malformed", "a nonce has 16 bytes")
+        interest = decode_interest(interest_bytes).intersect(self._ours)
+        # What was pushed is in the answer: the initiator may compare at once.
+        outcomes = await take_items(self._local, request.push)
+        await self._index.catch_up()
+        view = self._view(header, interest, caller_name)
+        room = self._room(request, reply_bytes_max)
+        response = wire.ReconResponse(version=PROTOCOL_VERSION)
+        if request.HasField("ranges"):
+            response = respond(view, request, replace(DEFAULT_LIMITS, response_bytes_max=room))
+        response.push_outcomes.extend(outcomes)
+        await self._fill(response, view, request.fetch, room)
+        self._budgets.replies.spend(caller_name, response.ByteSize())
+        return response
+
+    def _room(self, request: wire.ReconRequest, reply_bytes_max: int) -> int:
+        wanted = request.response_bytes_max or reply_bytes_max
+        return max(FRAME_BYTES_MIN, min(wanted, reply_bytes_max))
+
+    def _view(self, header: SessionHeader, interest: Interest, caller_name: str) -> View:
+        key = header.key()
+        if not self._index.has_view(key, interest):
+            self._budgets.views.spend(caller_name, len(self._index.elements))
+        return self._index.view(key, interest)
+
+    async def _fill(
+        self, response: wire.ReconResponse, view: View, fetch: wire.Fetch, bytes_max: int
+    ) -> None:
+        """Append the items asked for until the reply is full; then say where to go on."""
+        for span, short_ids in read_fetch(fetch):
+            orders, ids = resolve_short_ids(view, span, short_ids)
+            sent_count = 0
+            while sent_count < len(ids):
+                room = bytes_max - response.ByteSize()
+                loaded = await load_items(
+                    self._local.store,
+                    [row.tobytes() for row in ids[sent_count : sent_count + FETCH_CHUNK]],
+                    bytes_max=room,
+                    hints_max=self._local.limits.hints_per_publish_max,
+                )
+                # Every request makes progress, if only by one item that is larger than the room.
+                is_progress = response.items or response.answers.answered
+                if is_progress and sum(item.ByteSize() for item in loaded.items) > room:
+                    _cut(response, int(orders[sent_count]), ids[sent_count].tobytes())
+                    return
+                response.items.extend(loaded.items)
+                sent_count += loaded.covered
+
+
+def _cut(response: wire.ReconResponse, order: int, element_id: bytes) -> None:
+    response.truncated = True
+    response.resume = bound_bytes(Bound(order, int.from_bytes(element_id[:8], "big")))

@@ -1,0 +1,197 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WakuEnvelope(_message.Message):
+    __slots__ = ("pubsub_topic", "content_topic", "meta", "timestamp_ns")
+    PUBSUB_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
+    pubsub_topic: str
+    content_topic: str
+    meta: bytes
+    timestamp_ns: int
+    def __init__(self, pubsub_topic: _Optional[str] = ..., content_topic: _Optional[str] = ..., meta: _Optional[bytes] = ..., timestamp_ns: _Optional[int] = ...) -> None: ...
+
+class PublishItem(_message.Message):
+    __slots__ = ("frame", "retrieval_hints", "waku")
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
+    WAKU_FIELD_NUMBER: _ClassVar[int]
+    frame: bytes
+    retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
+    waku: WakuEnvelope
+    def __init__(self, frame: _Optional[bytes] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., waku: _Optional[_Union[WakuEnvelope, _Mapping]] = ...) -> None: ...
+
+class PublishBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[PublishItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[PublishItem, _Mapping]]] = ...) -> None: ...
+
+class Problem(_message.Message):
+    __slots__ = ("code", "status", "title", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    status: int
+    title: str
+    detail: str
+    def __init__(self, code: _Optional[str] = ..., status: _Optional[int] = ..., title: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class PublishOutcome(_message.Message):
+    __slots__ = ("outcome", "message_id", "channel_id", "digest", "problem")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    message_id: str
+    channel_id: str
+    digest: bytes
+    problem: Problem
+    def __init__(self, outcome: _Optional[str] = ..., message_id: _Optional[str] = ..., channel_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+
+class PublishOutcomes(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[PublishOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[PublishOutcome, _Mapping]]] = ...) -> None: ...
+
+class StoredMessage(_message.Message):
+    __slots__ = ("frame", "digest", "frame_hash", "dialect", "received_at_ms", "seq", "variants", "retrieval_hints")
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FRAME_HASH_FIELD_NUMBER: _ClassVar[int]
+    DIALECT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
+    frame: bytes
+    digest: bytes
+    frame_hash: bytes
+    dialect: str
+    received_at_ms: int
+    seq: int
+    variants: _containers.RepeatedScalarFieldContainer[bytes]
+    retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, frame: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., frame_hash: _Optional[bytes] = ..., dialect: _Optional[str] = ..., received_at_ms: _Optional[int] = ..., seq: _Optional[int] = ..., variants: _Optional[_Iterable[bytes]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MessagePage(_message.Message):
+    __slots__ = ("messages", "next")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
+    next: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("message_ids", "retrieval_hints", "channel_id", "presence_only")
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
+    channel_id: str
+    presence_only: bool
+    def __init__(self, message_ids: _Optional[_Iterable[str]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., channel_id: _Optional[str] = ..., presence_only: _Optional[bool] = ...) -> None: ...
+
+class LookupKey(_message.Message):
+    __slots__ = ("message_id", "retrieval_hint")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    retrieval_hint: bytes
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hint: _Optional[bytes] = ...) -> None: ...
+
+class LookupMatch(_message.Message):
+    __slots__ = ("key", "digest", "message")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    key: LookupKey
+    digest: bytes
+    message: StoredMessage
+    def __init__(self, key: _Optional[_Union[LookupKey, _Mapping]] = ..., digest: _Optional[bytes] = ..., message: _Optional[_Union[StoredMessage, _Mapping]] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("found", "missing", "not_examined")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    NOT_EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    found: _containers.RepeatedCompositeFieldContainer[LookupMatch]
+    missing: _containers.RepeatedCompositeFieldContainer[LookupKey]
+    not_examined: _containers.RepeatedCompositeFieldContainer[LookupKey]
+    def __init__(self, found: _Optional[_Iterable[_Union[LookupMatch, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ..., not_examined: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ...) -> None: ...
+
+class Channel(_message.Message):
+    __slots__ = ("channel_id", "count", "lamport_first", "lamport_last", "root")
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAMPORT_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAMPORT_LAST_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    channel_id: str
+    count: int
+    lamport_first: int
+    lamport_last: int
+    root: bytes
+    def __init__(self, channel_id: _Optional[str] = ..., count: _Optional[int] = ..., lamport_first: _Optional[int] = ..., lamport_last: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
+
+class ChannelPage(_message.Message):
+    __slots__ = ("channels", "next")
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedCompositeFieldContainer[Channel]
+    next: str
+    def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class Gap(_message.Message):
+    __slots__ = ("message_id", "retrieval_hints")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class GapPage(_message.Message):
+    __slots__ = ("gaps", "next")
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    gaps: _containers.RepeatedCompositeFieldContainer[Gap]
+    next: str
+    def __init__(self, gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class AncestorsRequest(_message.Message):
+    __slots__ = ("channel_id", "heads", "known", "limit", "after")
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    channel_id: str
+    heads: _containers.RepeatedScalarFieldContainer[str]
+    known: _containers.RepeatedScalarFieldContainer[str]
+    limit: int
+    after: str
+    def __init__(self, channel_id: _Optional[str] = ..., heads: _Optional[_Iterable[str]] = ..., known: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
+
+class AncestorsPage(_message.Message):
+    __slots__ = ("messages", "missing", "next")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    next: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ...) -> None: ...
