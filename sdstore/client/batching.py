@@ -1,0 +1,52 @@
+"""Cutting a stream of frames into batches of bounded size."""
+
+from collections.abc import Iterable, Iterator
+
+from sdstore.client.records import PublishItem
+
+BATCH_ITEMS_MAX = 1_000
+"""Group commit gains little beyond; nodes take 10,000."""
+
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""400 frames of js-waku's size; nodes take 32 MiB. A single larger frame goes alone."""
+
+_ITEM_OVERHEAD_BYTES = 16
+
+
+class Batcher:
+    """Collects items; `add` gives a batch back when the next item would not fit into it."""
+
+    def __init__(self, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX) -> None:
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._items: list[PublishItem] = []
+        self._bytes = 0
+
+    def add(self, frame: bytes | PublishItem) -> list[PublishItem]:
+        """A full batch, or an empty list while there is room."""
+        item = frame if isinstance(frame, PublishItem) else PublishItem(frame)
+        size_bytes = _size_bytes(item)
+        is_full = len(self._items) >= self._items_max or self._bytes + size_bytes > self._bytes_max
+        full = self.rest() if is_full else []
+        self._items.append(item)
+        self._bytes += size_bytes
+        return full
+
+    def rest(self) -> list[PublishItem]:
+        """The items that are waiting; the batcher is empty afterwards."""
+        items, self._items, self._bytes = self._items, [], 0
+        return items
+
+
+def batches(frames: Iterable[bytes | PublishItem], batcher: Batcher) -> Iterator[list[PublishItem]]:
+    """All frames in non-empty batches, in order."""
+    for frame in frames:
+        if full := batcher.add(frame):
+            yield full
+    if rest := batcher.rest():
+        yield rest
+
+
+def _size_bytes(item: PublishItem) -> int:
+    hints_bytes = sum(map(len, item.retrieval_hints))
+    return len(item.frame) + hints_bytes + _ITEM_OVERHEAD_BYTES * (1 + len(item.retrieval_hints))

@@ -1,0 +1,242 @@
+"""`StoreClient`: a store node for programs that wait."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from sdstore.client import calls
+from sdstore.client.batching import Batcher, batches
+from sdstore.client.calls import Call, Direction, Items, MessagesQuery, Order
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import (
+    BoundedBody,
+    Options,
+    base_headers,
+    network_errors,
+    next_cursor,
+)
+from sdstore.client.records import (
+    AncestorsPage,
+    Channel,
+    Frame,
+    Gap,
+    Key,
+    LookupResult,
+    MessagePage,
+    NodeInfo,
+    Peer,
+    PublishItem,
+    PublishOutcome,
+    StoredMessage,
+    Sync,
+)
+from sdstore.client.replies import Reply, checked
+
+_Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+
+
+class StoreClient:
+    """One store node. Every method raises `StoreError` and nothing else for the node's faults.
+
+    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` its bearer token.
+    Use it in a `with` statement, or `close` it. It may be shared between threads.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        options: Options | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._options = options or Options()
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers=base_headers(token),
+            timeout=self._options.timeout,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def info(self) -> NodeInfo:
+        """Who the node is."""
+        return self._send(calls.info())
+
+    def publish(self, frame: bytes, retrieval_hints: Sequence[bytes] = ()) -> PublishOutcome:
+        """Publish one frame, with hints that lead to it."""
+        return self._send(calls.publish(frame, retrieval_hints))
+
+    def publish_batch(
+        self, frames: Iterable[bytes | PublishItem], batcher: Batcher | None = None
+    ) -> Iterator[PublishOutcome]:
+        """Publish any number of frames in bounded batches; one outcome each, in order.
+
+        Frames are taken and sent as outcomes are read, so the iterator must be read to its end. A
+        refused frame spoils no other: its outcome carries the error.
+        """
+        for batch in batches(frames, batcher or Batcher()):
+            yield from self._send(calls.publish_batch(batch))
+
+    def get(
+        self, message_id: str, channel_id: str | None = None, digest: bytes | None = None
+    ) -> Frame:
+        """The frame served under a message ID, or its variant with `digest`."""
+        return self._send(calls.get(message_id, channel_id, digest))
+
+    def get_entry(self, digest: bytes) -> Frame:
+        """The frame of an entry; `digest_mismatch` if the node serves another one."""
+        return self._send(calls.get_entry(digest))
+
+    def lookup(
+        self, keys: Sequence[Key], channel_id: str | None = None, *, presence_only: bool = False
+    ) -> LookupResult:
+        """Find many message IDs (text) and retrieval hints (bytes) at once."""
+        return self._send(calls.lookup(keys, channel_id, presence_only=presence_only))
+
+    def hint(
+        self,
+        retrieval_hint: bytes,
+        channel_id: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> MessagePage:
+        """The entries that a hint may mean, the likeliest first."""
+        return self._send(calls.hint(retrieval_hint, channel_id, after, limit))
+
+    def channels(self) -> Iterator[Channel]:
+        """All channels."""
+        return self._pages(calls.channels)
+
+    def channel(self, channel_id: str) -> Channel:
+        """One channel, with its root."""
+        return self._send(calls.channel(channel_id))
+
+    def messages(
+        self,
+        channel_id: str,
+        *,
+        order: Order = "log",
+        direction: Direction = "asc",
+        from_lamport: int | None = None,
+        to_lamport: int | None = None,
+        page_size: int | None = None,
+    ) -> Iterator[StoredMessage]:
+        """All messages of a channel, page by page as they are read."""
+        query = MessagesQuery(channel_id, order, direction, from_lamport, to_lamport, page_size)
+        return self._pages(lambda after: calls.messages(query, after))
+
+    def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
+        """A page of everything readable, in arrival order; follow `next` to miss nothing."""
+        return self._send(calls.feed(after, limit))
+
+    def gaps(self, channel_id: str) -> Iterator[Gap]:
+        """The messages that the channel's histories name and the node lacks."""
+        return self._pages(lambda after: calls.gaps(channel_id, after))
+
+    def ancestors(
+        self,
+        channel_id: str,
+        heads: Sequence[str],
+        known: Sequence[str] = (),
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> AncestorsPage:
+        """What comes causally before `heads`, not passing through `known`."""
+        return self._send(calls.ancestors(channel_id, heads, known, after, limit))
+
+    def recon(self, request: bytes) -> bytes:
+        """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
+        return self._send(calls.recon(request))
+
+    def peers(self) -> list[Peer]:
+        """The node's peers."""
+        return self._send(calls.peers())
+
+    def peer(self, peer_id: str) -> Peer:
+        """One peer."""
+        return self._send(calls.peer(peer_id))
+
+    def peer_status(self, peer_id: str) -> Mapping[str, Any]:
+        """A peer's health and the record of divergence from it."""
+        return self._send(calls.peer_status(peer_id))
+
+    def add_peer(self, url: str) -> Peer:
+        """Add a peer; the one that has this URL already, if there is one."""
+        return self._send(calls.add_peer(url))
+
+    def remove_peer(self, peer_id: str) -> None:
+        """Forget a peer."""
+        self._send(calls.remove_peer(peer_id))
+
+    def syncs(self) -> list[Sync]:
+        """The sync sessions that the node remembers, newest first."""
+        return self._send(calls.syncs())
+
+    def sync(self, sync_id: str) -> Sync:
+        """One sync session with its progress."""
+        return self._send(calls.sync(sync_id))
+
+    def start_sync(
+        self, peer_url: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Sync:
+        """Let the node sync with the store at `peer_url`, now."""
+        return self._send(calls.start_sync(peer_url, channel_ids, dry_run=dry_run))
+
+    def sync_peer(
+        self, peer_id: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Sync:
+        """Let the node sync with one of its peers, now."""
+        return self._send(calls.sync_peer(peer_id, channel_ids, dry_run=dry_run))
+
+    def _pages(self, page_call: Callable[[str | None], Call[Items[_Item]]]) -> Iterator[_Item]:
+        items, after = self._send(page_call(None))
+        yield from items
+        while after is not None:
+            items, following = self._send(page_call(after))
+            yield from items
+            after = next_cursor(after, following)
+
+    def _send(self, call: Call[_Result]) -> _Result:
+        attempt = 1
+        while True:
+            try:
+                return call.read(checked(self._exchange(call)))
+            except StoreError as error:
+                delay_s = self._options.delay_s(call, attempt, error)
+                if delay_s is None:
+                    raise
+            time.sleep(delay_s)
+            attempt += 1
+
+    def _exchange(self, call: Call[object]) -> Reply:
+        body = BoundedBody(self._options, time.monotonic())
+        with (
+            network_errors(),
+            self._http.stream(
+                call.method, call.target, content=call.body, headers=call.headers
+            ) as response,
+        ):
+            for chunk in response.iter_raw():
+                body.feed(chunk, time.monotonic())
+            return body.reply(response)

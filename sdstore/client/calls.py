@@ -1,0 +1,275 @@
+"""Every call of the HTTP interface as a value: the request, and how to read its answer.
+
+Message IDs and channels are any strings; they always go into the query, which carries "", "..",
+"a/b" and "%" through any proxy, where a path would be rewritten.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+from sdstore.client import replies
+from sdstore.client.records import (
+    AncestorsPage,
+    Channel,
+    Frame,
+    Gap,
+    Key,
+    LookupResult,
+    MessagePage,
+    NodeInfo,
+    Peer,
+    PublishItem,
+    PublishOutcome,
+    StoredMessage,
+    Sync,
+    WakuEnvelope,
+)
+from sdstore.client.replies import Reply
+from sdstore.wire import store_pb2 as wire
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+Order = Literal["log", "arrival"]
+Direction = Literal["asc", "desc"]
+Parameters = Mapping[str, str | int | None]
+ItemT = TypeVar("ItemT")
+Items = tuple[tuple[ItemT, ...], str | None]
+"""Items of one page, and the cursor of the next page."""
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_Result_co]):
+    """A request that is ready to be sent.
+
+    `target` is relative to the node's address. `is_repeatable` says that sending it twice does
+    the same as sending it once.
+    """
+
+    method: str
+    target: str
+    read: Callable[[Reply], _Result_co]
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    is_repeatable: bool = True
+
+
+def info() -> Call[NodeInfo]:
+    """Who the node is."""
+    return Call("GET", "v1/info", replies.node_info, _accept(JSON))
+
+
+def publish(frame: bytes, retrieval_hints: Sequence[bytes]) -> Call[PublishOutcome]:
+    """One frame. The store is a set, so a repeated frame is a duplicate and nothing worse."""
+    hints = tuple(("retrieval-hint", hint.hex()) for hint in retrieval_hints)
+    headers = (*_protobuf_both_ways(), *hints)
+    return Call("POST", "v1/messages", replies.publish_outcome, headers, frame)
+
+
+def publish_batch(items: Sequence[PublishItem]) -> Call[Sequence[PublishOutcome]]:
+    """Many frames; outcomes come in the order of the items."""
+    body = wire.PublishBatch(items=map(_publish_item, items)).SerializeToString()
+    read = replies.publish_outcomes(len(items))
+    return Call("POST", "v1/messages/batch", read, _protobuf_both_ways(), body)
+
+
+def get(message_id: str, channel_id: str | None, digest: bytes | None) -> Call[Frame]:
+    """A frame by message ID, the variant of `digest` where one is given."""
+    query = {
+        "message_id": message_id,
+        "channel_id": channel_id,
+        "digest": None if digest is None else digest.hex(),
+    }
+    return _get("v1/messages", replies.frame, query)
+
+
+def get_entry(digest: bytes) -> Call[Frame]:
+    """A frame by digest, which is checked."""
+    return _get(f"v1/entries/{digest.hex()}", replies.frame_of_digest(digest), {})
+
+
+def lookup(
+    keys: Sequence[Key], channel_id: str | None, *, presence_only: bool
+) -> Call[LookupResult]:
+    """Many message IDs (text) and retrieval hints (bytes) at once."""
+    request = wire.LookupRequest(
+        message_ids=[key for key in keys if isinstance(key, str)],
+        retrieval_hints=[key for key in keys if isinstance(key, bytes)],
+        channel_id=channel_id,
+        presence_only=presence_only,
+    )
+    return _post("v1/messages/lookup", replies.lookup_result, request.SerializeToString())
+
+
+def hint(
+    retrieval_hint: bytes, channel_id: str | None, after: str | None, limit: int | None
+) -> Call[MessagePage]:
+    """The entries a hint may mean, the likeliest first."""
+    query = {"channel_id": channel_id, "after": after, "limit": limit}
+    return _get(f"v1/hints/{retrieval_hint.hex()}", replies.message_page, query)
+
+
+def channels(after: str | None) -> Call[Items[Channel]]:
+    """A page of the channels."""
+    return _get("v1/channels", replies.channel_page, {"after": after})
+
+
+def channel(channel_id: str) -> Call[Channel]:
+    """One channel, with its root."""
+    return _get("v1/channels", replies.channel, {"channel_id": channel_id})
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesQuery:
+    """Which messages of a channel, in which order; `from_lamport` and `to_lamport` bound them."""
+
+    channel_id: str
+    order: Order = "log"
+    direction: Direction = "asc"
+    from_lamport: int | None = None
+    to_lamport: int | None = None
+    page_size: int | None = None
+
+
+def messages(query: MessagesQuery, after: str | None) -> Call[Items[StoredMessage]]:
+    """A page of a channel's messages."""
+    parameters = {
+        "channel_id": query.channel_id,
+        "order": query.order,
+        "direction": query.direction,
+        "from_lamport": query.from_lamport,
+        "to_lamport": query.to_lamport,
+        "limit": query.page_size,
+        "after": after,
+    }
+    return _get("v1/channels/messages", replies.message_items, parameters)
+
+
+def feed(after: str | None, limit: int | None) -> Call[MessagePage]:
+    """A page of everything readable, in arrival order."""
+    return _get("v1/feed", replies.message_page, {"after": after, "limit": limit})
+
+
+def gaps(channel_id: str, after: str | None) -> Call[Items[Gap]]:
+    """A page of a channel's gaps."""
+    query = {"channel_id": channel_id, "after": after}
+    return _get("v1/channels/gaps", replies.gap_page, query)
+
+
+def ancestors(
+    channel_id: str,
+    heads: Sequence[str],
+    known: Sequence[str],
+    after: str | None,
+    limit: int | None,
+) -> Call[AncestorsPage]:
+    """What comes causally before `heads`, not passing through `known`."""
+    request = wire.AncestorsRequest(
+        channel_id=channel_id, heads=heads, known=known, limit=limit or 0, after=after or ""
+    )
+    return _post("v1/messages/ancestors", replies.ancestors_page, request.SerializeToString())
+
+
+def recon(request: bytes) -> Call[bytes]:
+    """One step of a reconciliation; the node keeps no state between steps."""
+    return _post("v1/recon", replies.body_bytes, request)
+
+
+def peers() -> Call[list[Peer]]:
+    """The node's peers."""
+    return Call("GET", "v1/peers", replies.peers, _accept(JSON))
+
+
+def peer(peer_id: str) -> Call[Peer]:
+    """One peer with its state."""
+    return Call("GET", f"v1/peers/{quote(peer_id, safe='')}", replies.peer, _accept(JSON))
+
+
+def peer_status(peer_id: str) -> Call[Mapping[str, Any]]:
+    """A peer's health and the record of divergence from it."""
+    target = f"v1/peers/{quote(peer_id, safe='')}/status"
+    return Call("GET", target, replies.document, _accept(JSON))
+
+
+def add_peer(url: str) -> Call[Peer]:
+    """A new peer, or the one that has this URL."""
+    return _post_json("v1/peers", replies.peer, {"url": url}, is_repeatable=True)
+
+
+def remove_peer(peer_id: str) -> Call[None]:
+    """Forget a peer; one that is gone already is `not_found`."""
+    target = f"v1/peers/{quote(peer_id, safe='')}"
+    return Call("DELETE", target, replies.nothing, is_repeatable=False)
+
+
+def syncs() -> Call[list[Sync]]:
+    """The sync sessions that the node remembers."""
+    return Call("GET", "v1/syncs", replies.syncs, _accept(JSON))
+
+
+def sync(sync_id: str) -> Call[Sync]:
+    """One sync session with its progress."""
+    return Call("GET", f"v1/syncs/{quote(sync_id, safe='')}", replies.sync, _accept(JSON))
+
+
+def start_sync(peer_url: str, channel_ids: Sequence[str], *, dry_run: bool) -> Call[Sync]:
+    """A sync with any store, now."""
+    document = {"peer_url": peer_url, "channels": list(channel_ids), "dry_run": dry_run}
+    return _post_json("v1/syncs", replies.sync, document, is_repeatable=False)
+
+
+def sync_peer(peer_id: str, channel_ids: Sequence[str], *, dry_run: bool) -> Call[Sync]:
+    """A sync with one of the node's peers, now."""
+    target = f"v1/peers/{quote(peer_id, safe='')}/sync"
+    document = {"channels": list(channel_ids), "dry_run": dry_run}
+    return _post_json(target, replies.sync, document, is_repeatable=False)
+
+
+def _accept(media_type: str) -> tuple[tuple[str, str], ...]:
+    return (("accept", media_type),)
+
+
+def _protobuf_both_ways() -> tuple[tuple[str, str], ...]:
+    return (("accept", PROTOBUF), ("content-type", PROTOBUF))
+
+
+def _get(path: str, read: Callable[[Reply], _Result_co], query: Parameters) -> Call[_Result_co]:
+    given = {name: value for name, value in query.items() if value is not None}
+    target = f"{path}?{urlencode(given)}" if given else path
+    return Call("GET", target, read, _accept(PROTOBUF))
+
+
+def _post(target: str, read: Callable[[Reply], _Result_co], body: bytes) -> Call[_Result_co]:
+    return Call("POST", target, read, _protobuf_both_ways(), body)
+
+
+def _post_json(
+    target: str,
+    read: Callable[[Reply], _Result_co],
+    document: Mapping[str, object],
+    *,
+    is_repeatable: bool,
+) -> Call[_Result_co]:
+    headers = (("accept", JSON), ("content-type", JSON))
+    return Call("POST", target, read, headers, json.dumps(document).encode(), is_repeatable)
+
+
+def _publish_item(item: PublishItem) -> wire.PublishItem:
+    return wire.PublishItem(
+        frame=item.frame,
+        retrieval_hints=item.retrieval_hints,
+        waku=None if item.waku is None else _envelope(item.waku),
+    )
+
+
+def _envelope(waku: WakuEnvelope) -> wire.WakuEnvelope:
+    return wire.WakuEnvelope(
+        pubsub_topic=waku.pubsub_topic,
+        content_topic=waku.content_topic,
+        meta=waku.meta,
+        timestamp_ns=waku.timestamp_ns,
+    )

@@ -1,0 +1,67 @@
+"""The one error of the client, and how answers become it (RFC 9457)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DETAIL_CHARS_MAX = 500
+"""What is quoted of an answer that is no problem document."""
+
+
+class StoreError(Exception):
+    """A call that failed: refused by the node, or never answered as it should have been.
+
+    `code` is stable: the node's own code, `http_STATUS` for an answer without one, or
+    `unreachable`, `timeout`, `reply_too_large`, `malformed_reply`, `digest_mismatch`.
+    `status` is the HTTP status, 0 where there was no answer; `problem` the whole problem document,
+    empty where there was none; `retry_after_s` what the node asked for.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        status: int,
+        detail: str,
+        problem: Mapping[str, Any] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.status = status
+        self.detail = detail
+        self.problem: Mapping[str, Any] = problem or {}
+        self.retry_after_s = retry_after_s
+
+
+def malformed_reply(detail: str, status: int = 200) -> StoreError:
+    """The error for an answer that breaks the contract."""
+    return StoreError("malformed_reply", status, detail)
+
+
+def error_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> StoreError:
+    """The error that an answer outside of 2xx stands for, whoever wrote it."""
+    document = _json_object(body)
+    code = document.get("code")
+    detail = document.get("detail") or document.get("title")
+    if not isinstance(detail, str):
+        detail = body[: DETAIL_CHARS_MAX * 4].decode(errors="replace")[:DETAIL_CHARS_MAX]
+    return StoreError(
+        code if isinstance(code, str) and code else f"http_{status}",
+        status,
+        detail,
+        document,
+        _seconds(headers.get("retry-after", "")),
+    )
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _seconds(retry_after: str) -> float | None:
+    # The other form of Retry-After is a date; it is worth less than the client's own back-off.
+    return float(retry_after) if retry_after.isdecimal() and retry_after.isascii() else None

@@ -1,0 +1,97 @@
+"""What both transports share: how httpx is set up, how much of an answer is read, what fails how."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from sdstore.client.calls import Call
+from sdstore.client.errors import StoreError, malformed_reply
+from sdstore.client.replies import Reply
+from sdstore.client.retry import Retry
+
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+"""Twice what a node of ours puts into one answer."""
+
+CONNECT_TIMEOUT_S = 5.0
+"""A node that takes longer is down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How patient a client is.
+
+    `timeout_s` bounds every wait for the network, `deadline_s` one whole exchange, `retry` what
+    happens after faults that pass, `reply_bytes_max` the memory of one answer.
+    """
+
+    timeout_s: float = 30.0
+    deadline_s: float = 120.0
+    reply_bytes_max: int = REPLY_BYTES_MAX
+    retry: Retry = field(default_factory=Retry)
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """The same for httpx."""
+        return httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S))
+
+    def delay_s(self, call: Call[object], attempt: int, error: StoreError) -> float | None:
+        """The pause before the next attempt, None to give up."""
+        return self.retry.delay_s(attempt, error) if call.is_repeatable else None
+
+
+def base_headers(token: str | None) -> dict[str, str]:
+    """Headers of every request. Answers must not be compressed: their size would be unbounded."""
+    headers = {"accept-encoding": "identity"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    return headers
+
+
+class BoundedBody:
+    """A body as it arrives, up to a size and a time."""
+
+    def __init__(self, options: Options, now_s: float) -> None:
+        self._bytes_max = options.reply_bytes_max
+        self._deadline_s = now_s + options.deadline_s
+        self._chunks: list[bytes] = []
+        self._bytes = 0
+
+    def feed(self, chunk: bytes, now_s: float) -> None:
+        """Take what arrived at `now_s` (monotonic)."""
+        self._bytes += len(chunk)
+        if self._bytes > self._bytes_max:
+            detail = f"the answer is larger than {self._bytes_max} bytes"
+            raise StoreError("reply_too_large", 0, detail)
+        if now_s > self._deadline_s:
+            raise StoreError("timeout", 0, "the answer did not end in time")
+        self._chunks.append(chunk)
+
+    def reply(self, response: httpx.Response) -> Reply:
+        """The whole answer."""
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise malformed_reply("the answer is compressed", response.status_code)
+        return Reply(response.status_code, response.headers, b"".join(self._chunks))
+
+
+@contextmanager
+def network_errors() -> Iterator[None]:
+    """httpx's errors as `StoreError`."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise StoreError("timeout", 0, _described(error)) from error
+    except httpx.TransportError as error:
+        raise StoreError("unreachable", 0, _described(error)) from error
+
+
+def next_cursor(before: str | None, after: str | None) -> str | None:
+    """`after` if it moves on from `before`; a node that turns on the spot is at fault."""
+    if after is not None and after == before:
+        raise malformed_reply("the cursor of the next page is that of this one")
+    return after
+
+
+def _described(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__

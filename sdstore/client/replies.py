@@ -1,0 +1,279 @@
+"""Answers of a node as records. Whatever a node answers, `StoreError` is all that is raised."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from sdstore.client.errors import StoreError, error_of_reply, malformed_reply
+from sdstore.client.records import (
+    AncestorsPage,
+    Channel,
+    Frame,
+    Gap,
+    Key,
+    LookupResult,
+    Match,
+    MessagePage,
+    NodeInfo,
+    Peer,
+    PublishOutcome,
+    StoredMessage,
+    Sync,
+)
+from sdstore.sds.codec import MessageError, decode
+from sdstore.sds.digest import entry_digest
+from sdstore.wire import store_pb2 as wire
+
+_DIGEST_BYTES = 32
+_Wire = TypeVar("_Wire", bound=Message)
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer; header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def checked(reply: Reply) -> Reply:
+    """The answer itself if it is a success, else its error."""
+    if not 200 <= reply.status < 300:
+        raise error_of_reply(reply.status, reply.headers, reply.body)
+    return reply
+
+
+def nothing(_: Reply) -> None:
+    """For answers whose status says it all."""
+
+
+def body_bytes(reply: Reply) -> bytes:
+    """For answers that are opaque here."""
+    return reply.body
+
+
+def frame(reply: Reply) -> Frame:
+    """A frame with its `SDS-` headers."""
+    headers = reply.headers
+    try:
+        return Frame(
+            reply.body,
+            _digest(bytes.fromhex(headers["sds-digest"])),
+            headers["sds-dialect"],
+            int(headers["sds-variants"]) if "sds-variants" in headers else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise malformed_reply(f"an SDS- header is missing or malformed: {error}") from None
+
+
+def frame_of_digest(digest: bytes) -> Callable[[Reply], Frame]:
+    """A reader that takes a frame for `digest` only if it really has that digest."""
+
+    def read(reply: Reply) -> Frame:
+        found = frame(reply)
+        try:
+            message, _ = decode(found.frame)
+        except MessageError as error:
+            raise malformed_reply(f"not an SDS frame: {error}") from None
+        if entry_digest(message) != digest:
+            raise StoreError("digest_mismatch", reply.status, "the frame is another entry's")
+        return found
+
+    return read
+
+
+def publish_outcome(reply: Reply) -> PublishOutcome:
+    """The outcome of one publication."""
+    return _outcome(_parse(wire.PublishOutcome, reply))
+
+
+def publish_outcomes(items_count: int) -> Callable[[Reply], Sequence[PublishOutcome]]:
+    """A reader of a batch's outcomes, of which there is one for each item."""
+
+    def read(reply: Reply) -> Sequence[PublishOutcome]:
+        outcomes = _parse(wire.PublishOutcomes, reply).outcomes
+        if len(outcomes) != items_count:
+            raise malformed_reply(f"{len(outcomes)} outcomes for {items_count} items")
+        return [_outcome(outcome) for outcome in outcomes]
+
+    return read
+
+
+def message_page(reply: Reply) -> MessagePage:
+    """A page of messages."""
+    page = _parse(wire.MessagePage, reply)
+    return MessagePage(_messages(page.messages), page.next or None)
+
+
+def lookup_result(reply: Reply) -> LookupResult:
+    """What a look-up found."""
+    result = _parse(wire.LookupReply, reply)
+    return LookupResult(
+        tuple(_match(match) for match in result.found),
+        tuple(_key(key) for key in result.missing),
+        tuple(_key(key) for key in result.not_examined),
+    )
+
+
+def ancestors_page(reply: Reply) -> AncestorsPage:
+    """Part of a causal closure."""
+    page = _parse(wire.AncestorsPage, reply)
+    return AncestorsPage(_messages(page.messages), tuple(page.missing), page.next or None)
+
+
+def channel(reply: Reply) -> Channel:
+    """One channel."""
+    return _channel(_parse(wire.Channel, reply))
+
+
+def channel_page(reply: Reply) -> tuple[tuple[Channel, ...], str | None]:
+    """Channels and the cursor of the next page."""
+    page = _parse(wire.ChannelPage, reply)
+    return tuple(_channel(found) for found in page.channels), page.next or None
+
+
+def message_items(reply: Reply) -> tuple[tuple[StoredMessage, ...], str | None]:
+    """Messages and the cursor of the next page."""
+    page = message_page(reply)
+    return page.messages, page.next
+
+
+def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
+    """Gaps and the cursor of the next page."""
+    page = _parse(wire.GapPage, reply)
+    gaps = tuple(Gap(gap.message_id, tuple(gap.retrieval_hints)) for gap in page.gaps)
+    return gaps, page.next or None
+
+
+def document(reply: Reply) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        return _object(json.loads(reply.body))
+    except (ValueError, RecursionError):
+        raise malformed_reply("the body is not JSON", reply.status) from None
+
+
+def node_info(reply: Reply) -> NodeInfo:
+    """What a node says about itself."""
+    about = document(reply)
+    limits = _object(about.get("limits"))
+    return NodeInfo(_text(about, "version"), _text(about, "node_id"), limits, about)
+
+
+def peer(reply: Reply) -> Peer:
+    """One peer."""
+    return _peer(document(reply))
+
+
+def peers(reply: Reply) -> list[Peer]:
+    """All peers of a node."""
+    return _listed(document(reply), "peers", _peer)
+
+
+def sync(reply: Reply) -> Sync:
+    """One sync session."""
+    return _sync(document(reply))
+
+
+def syncs(reply: Reply) -> list[Sync]:
+    """The sync sessions a node remembers, newest first."""
+    return _listed(document(reply), "syncs", _sync)
+
+
+def _parse(schema: type[_Wire], reply: Reply) -> _Wire:
+    try:
+        return schema.FromString(reply.body)
+    except DecodeError:
+        raise malformed_reply(f"the body is no {schema.DESCRIPTOR.name}", reply.status) from None
+
+
+def _outcome(outcome: wire.PublishOutcome) -> PublishOutcome:
+    return PublishOutcome(
+        outcome.outcome,
+        outcome.message_id,
+        outcome.channel_id,
+        _digest(outcome.digest) if outcome.digest else None,
+        _refusal(outcome.problem) if outcome.HasField("problem") else None,
+    )
+
+
+def _refusal(problem: wire.Problem) -> StoreError:
+    document = {"code": problem.code, "title": problem.title, "detail": problem.detail}
+    return StoreError(problem.code, problem.status, problem.detail or problem.title, document)
+
+
+def _messages(messages: Sequence[wire.StoredMessage]) -> tuple[StoredMessage, ...]:
+    return tuple(map(_message, messages))
+
+
+def _message(message: wire.StoredMessage) -> StoredMessage:
+    return StoredMessage(
+        message.frame,
+        _digest(message.digest),
+        message.frame_hash,
+        message.dialect,
+        message.received_at_ms,
+        message.seq,
+        tuple(message.variants),
+        tuple(message.retrieval_hints),
+    )
+
+
+def _match(match: wire.LookupMatch) -> Match:
+    message = _message(match.message) if match.HasField("message") else None
+    return Match(_key(match.key), _digest(match.digest), message)
+
+
+def _key(key: wire.LookupKey) -> Key:
+    return key.retrieval_hint if key.WhichOneof("key") == "retrieval_hint" else key.message_id
+
+
+def _channel(found: wire.Channel) -> Channel:
+    return Channel(
+        found.channel_id,
+        found.count,
+        found.lamport_first,
+        found.lamport_last,
+        found.root or None,
+    )
+
+
+def _digest(digest: bytes) -> bytes:
+    if len(digest) != _DIGEST_BYTES:
+        raise malformed_reply(f"a digest of {len(digest)} bytes")
+    return digest
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise malformed_reply("a JSON object was expected")
+    return value
+
+
+def _text(members: Mapping[str, Any], name: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise malformed_reply(f"{name} is missing or no string")
+    return value
+
+
+def _listed(
+    members: Mapping[str, Any], name: str, read: Callable[[dict[str, Any]], _Record]
+) -> list[_Record]:
+    items = members.get(name)
+    if not isinstance(items, list):
+        raise malformed_reply(f"{name} is missing or no list")
+    return [read(_object(item)) for item in items]
+
+
+def _peer(members: dict[str, Any]) -> Peer:
+    return Peer(_text(members, "id"), _text(members, "url"), _text(members, "state"), members)
+
+
+def _sync(members: dict[str, Any]) -> Sync:
+    return Sync(_text(members, "id"), _text(members, "peer_url"), _text(members, "state"), members)
