@@ -48,10 +48,11 @@ MESSAGE_BYTES_MAX: Final = 64 << 20
 """Of one message received: two million IDs. Servers set a lower bound on request bodies."""
 
 ROUNDS_MAX: Final = 1 << 16
-"""Of one client session. Disjoint sets of 10^6 in 4096-byte frames, the worst honest case ...."""
+"""Of one client session. Two disjoint sets of 10^6 in 4096-byte frames take about 17,000 (1,724
+measured at 10^5, growing in proportion); in 60 kB frames 1,414."""
 
 BATCH_RANGES_MAX: Final = 1024
-"""Ranges handled at a time: at most 17 places each and 512 bytes a place, 9 MB of scratch."""
+"""Ranges handled at a time: at most 17 places each and 1.5 kB a place, 27 MB of scratch."""
 
 SPLIT_BYTES_MIN: Final = BUCKETS * 19
 """A frame divided by this bounds the splits it holds: the first batch need not be larger. If it

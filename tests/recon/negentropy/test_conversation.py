@@ -137,3 +137,13 @@ def test_a_message_above_the_bound_is_refused_unread() -> None:
 def test_a_frame_limit_too_small_for_one_split_is_the_caller_s_fault() -> None:
     with pytest.raises(LocalProtocolError):
         Negentropy(records_of([]), 4095)
+
+
+def test_the_documented_example_is_what_is_said() -> None:
+    one, other = b"\xaa" * 32, b"\xbb" * 32
+    near, far = Negentropy(records_of([(1, one)])), Negentropy(records_of([(1, one), (2, other)]))
+    question = near.initiate()
+    assert question == bytes.fromhex("61 00 00 02 01") + one
+    answer = far.respond(question)
+    assert answer == bytes.fromhex("61 00 00 02 02") + one + other
+    assert near.reconcile(answer) == (None, [], [other])
