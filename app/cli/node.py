@@ -1,0 +1,33 @@
+"""Talking to a running node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.cli.exits import CliError, Exit
+from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import Options
+from sdstore.client.retry import Retry
+
+# A person waits: one more try for a node that is just starting, no minutes of silence.
+PATIENCE = Options(retry=Retry(attempts_max=2))
+
+
+@contextmanager
+def node_client(url: str) -> Iterator[StoreClient]:
+    """A client of the node at `url`; says which node it is that cannot be reached."""
+    if not url.startswith(("http://", "https://")):
+        raise CliError(Exit.USAGE, "invalid_parameter", f"--node is a URL, not {url}")
+    with StoreClient(url, options=PATIENCE) as client:
+        try:
+            yield client
+        except StoreError as error:
+            if error.status:
+                raise
+            raise CliError(
+                Exit.PEER_FAULT if error.code == "reply_too_large" else Exit.LOCAL_FAULT,
+                error.code,
+                f"{url}: {error.detail}",
+            ) from None

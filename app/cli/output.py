@@ -1,0 +1,88 @@
+"""How verbs talk: results on stdout, everything else on stderr, bars on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def stdout() -> Console:
+    """The console of results; without a terminal it neither colours nor folds lines."""
+    return Console(soft_wrap=True, highlight=False)
+
+
+def stderr() -> Console:
+    """The console of notes, bars and errors."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on one line."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def print_error(text: str) -> None:
+    """One line on stderr."""
+    line = " ".join(text.split())
+    console = stderr()
+    console.print("sdstore:", style="bold red", end=" ")
+    console.print(line, markup=False)
+
+
+def print_note(text: str) -> None:
+    """A remark on stderr."""
+    stderr().print(text, style="dim", markup=False)
+
+
+def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:
+    """A plain table; the columns named in `right` are right-aligned."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        grid.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        # Cells are text from anywhere: never markup.
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    return grid
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that is drawn on a terminal only, and gone when it is done."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with three digits or so, as in 34.1 kB."""
+    for unit in _UNITS:
+        if count < 1_000 or unit == _UNITS[-1]:
+            break
+        count /= 1_000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def counted(count: int, singular: str, plural: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {singular if count == 1 else plural}"
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or fake a line: control characters are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+

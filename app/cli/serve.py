@@ -1,0 +1,134 @@
+"""The verb that runs a node."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from app.cli.exits import CliError, Exit
+from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
+from app.cli.output import print_json, stdout, table
+from app.cli.server import bind, run_node, url_of
+from app.limits import limits_table
+from app.node import Node
+from app.settings import Settings, load_settings
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def serve(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")
+    ] = None,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="URL", help="A store to keep equal to; may be repeated."),
+    ] = None,
+    sync_interval: Annotated[
+        float | None,
+        typer.Option("--sync-interval", metavar="S", help="Seconds between syncs with a peer."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes (PostgreSQL only).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without credentials.")
+    ] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+    ] = None,
+    config: ConfigFile = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print each setting and where it is from.")
+    ] = False,
+    show_limits: Annotated[
+        bool, typer.Option("--show-limits", help="Print every bound of the node.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run a store node."""
+    flags = {
+        "host": host,
+        "port": port,
+        "database_url": database,
+        "data_dir": data_dir,
+        "peers": peer or None,
+        "sync_interval_s": sync_interval,
+        "workers": workers,
+        "insecure": insecure or None,
+        "log_level": log_level,
+    }
+    settings, provenance = load_settings(config, flags)
+    if show_limits:
+        _show_limits(as_json)
+    if show_config:
+        _show_config(settings, provenance, as_json)
+    if show_limits or show_config:
+        return Exit.DONE
+    _refuse_exposure(settings)
+    return _run(settings, as_json)
+
+
+def _refuse_exposure(settings: Settings) -> None:
+    """Strangers reach no node by accident."""
+    if not (settings.is_loopback or settings.insecure):
+        raise CliError(
+            Exit.REFUSED,
+            "insecure_bind",
+            f"{settings.host} is reachable by others and this node asks nobody for credentials; "
+            "--insecure says that this is meant",
+        )
+    if settings.workers > 1 and settings.database_url.startswith("sqlite:"):
+        raise CliError(Exit.USAGE, "invalid_setting", "several workers need PostgreSQL")
+
+
+def _run(settings: Settings, as_json: bool) -> int:
+    listener = bind(settings)
+    url = url_of(listener)
+
+    def ready(node: Node) -> None:
+        if as_json:
+            facts = {"url": url, "node_id": node.node_id, "database": settings.database_url}
+            print_json(facts)
+        else:
+            console = stdout()
+            console.print(f"[bold]sdstore[/] serves {url} (database {settings.database_url})")
+            console.print("Ctrl-C stops it", style="dim")
+        sys.stdout.flush()
+
+    with listener:
+        return run_node(settings, listener, ready)
+
+
+def _show_config(settings: Settings, provenance: dict[str, str], as_json: bool) -> None:
+    values = settings.model_dump(mode="json")
+    if as_json:
+        print_json(
+            {name: {"value": values[name], "from": provenance[name]} for name in values}
+        )
+        return
+    rows = [(name, _shown(values[name]), provenance[name]) for name in values]
+    stdout().print(table("setting", "value", "from", rows=rows))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _show_limits(as_json: bool) -> None:
+    limits = limits_table()
+    if as_json:
+        print_json(
+            {name: {"value": v, "unit": unit, "reason": why} for name, v, unit, why in limits}
+        )
+        return
+    rows = [(name, f"{value:,}", unit, why) for name, value, unit, why in limits]
+    stdout().print(table("limit", "value", "unit", "reason", rows=rows, right=["value"]))

@@ -1,0 +1,94 @@
+"""One node behind one socket: uvicorn, started by the program and stopped by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+import uvloop
+
+from app.cli.exits import CliError, Exit
+from app.http.application import create_app
+from app.limits import DEFAULT_LIMITS
+from app.node import Node
+from app.settings import Settings
+from app.store.faults import StoreError as DatabaseError
+
+BACKLOG = 2_048
+SHUTDOWN_TIMEOUT_S = 10  # then live readers and slow bodies are cut
+KEEP_ALIVE_S = 75  # longer than the pauses of clients that poll every minute
+# The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
+# would wait that long behind a commit.
+SWITCH_INTERVAL_S = 0.0005
+GC_THRESHOLDS = (50_000, 20, 20)  # requests make few cycles; collecting costs a reader's p99
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket. Raises CliError where the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server(
+            (settings.host, settings.port), family=family, backlog=BACKLOG
+        )
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise CliError(Exit.LOCAL_FAULT, "cannot_listen", f"{where}: {error}") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the node is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node], None]) -> Exit:
+    """Serve until a signal; `ready` is called when the node answers. INTERRUPTED after Ctrl-C."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # uvicorn raises the signals it was stopped by again when it is done; by then the node still
+    # has to be closed in order.
+    caught: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda caught_number, _frame: caught.append(caught_number))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, listener, ready))
+    except DatabaseError as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
+    return Exit.INTERRUPTED if signal.SIGINT in caught else Exit.DONE
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, ready: Callable[[Node], None]
+) -> None:
+    async with Node.open(settings, DEFAULT_LIMITS) as node:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(node),
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+            )
+        )
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        ready(node)
+        await server.serve(sockets=[listener])

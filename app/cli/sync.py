@@ -1,0 +1,110 @@
+"""The verb that reconciles a node with a peer now."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.bar import figures_of, sync_progress
+from app.cli.exits import exit_of_sync
+from app.cli.node import node_client
+from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl
+from app.cli.output import counted, human_bytes, print_error, print_json, stdout
+from app.federation.report import SyncOutcome
+from sdstore.client import StoreClient
+
+verbs = typer.Typer()
+
+POLL_INTERVAL_S = 0.1
+
+
+@verbs.command()
+def sync(
+    peer_url: Annotated[str, typer.Argument(metavar="PEER_URL", help="The store to sync with.")],
+    node: NodeUrl = DEFAULT_NODE,
+    channel: ChannelIds = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Find the differences and move nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Make a running node and a peer equal, now."""
+    with node_client(node) as client:
+        started = client.start_sync(peer_url, channel or [], dry_run=dry_run)
+        document = watch(client, started.id, started.document, peer_url)
+    report = document["report"]
+    if as_json:
+        print_json(document)
+    else:
+        print_report(report, peer_url)
+    return exit_of_sync(report["outcome"])
+
+
+def watch(
+    client: StoreClient, sync_id: str, document: Any, peer_url: str
+) -> dict[str, Any]:
+    """Show a session until it is finished; its last document."""
+    with sync_progress() as bar:
+        task = bar.add_task(f"syncing with {peer_url}", total=100, figures="")
+        while True:
+            progress = document["progress"]
+            bar.update(
+                task,
+                completed=progress["in_sync_percent"],
+                segments=progress["segments"],
+                figures=figures_of(progress),
+            )
+            if document["state"] == "finished":
+                return dict(document)
+            time.sleep(POLL_INTERVAL_S)
+            document = client.sync(sync_id).document
+
+
+def print_report(report: dict[str, Any], peer_url: str) -> None:
+    """What a session did, for people."""
+    console = stdout()
+    headline = _HEADLINES[SyncOutcome(report["outcome"])].format(peer=peer_url)
+    console.print(headline, style="bold", markup=False)
+    if report["detail"]:
+        print_error(f"{report['code']}: {report['detail']}")
+    for line in _lines(report):
+        console.print(f"  {line}", markup=False)
+
+
+_HEADLINES = {
+    SyncOutcome.IN_SYNC: "in sync with {peer}",
+    SyncOutcome.DIFFERENT: "different from {peer}",
+    SyncOutcome.PARTIAL: "not finished with {peer}",
+    SyncOutcome.REFUSED: "refused: {peer}",
+    SyncOutcome.PEER_FAULT: "{peer} is at fault",
+    SyncOutcome.LOCAL_FAULT: "the node could not go on",
+}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{counted(report['elements'], 'element', 'elements')} compared; "
+        f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
+    ]
+    lines += [_moved(report, what) for what in ("received", "sent") if _is_any(report, what)]
+    if _is_any(report, "refused"):
+        lines.append(f"{_moved(report, 'refused')} by local policy")
+    lines.append(
+        f"{counted(report['rounds'], 'round', 'rounds')}, "
+        f"{counted(report['requests'], 'request', 'requests')}, "
+        f"{human_bytes(report['bytes_up'])} up, {human_bytes(report['bytes_down'])} down, "
+        f"{report['seconds']:.2f} s"
+    )
+    return lines
+
+
+def _is_any(report: dict[str, Any], what: str) -> bool:
+    return bool(report[f"entries_{what}"] or report[f"claims_{what}"])
+
+
+def _moved(report: dict[str, Any], what: str) -> str:
+    entries = counted(report[f"entries_{what}"], "entry", "entries")
+    claims = counted(report[f"claims_{what}"], "hint claim", "hint claims")
+    return f"{what} {entries} and {claims}"
