@@ -114,6 +114,11 @@ def test_a_sender_in_field_1_wins_over_field_7() -> None:
     assert (message.sender_id, dialect) == ("one", Dialect.V2)
 
 
+def test_plain_ids_make_version_1_wherever_the_sender_stands() -> None:
+    message, dialect = decode(frame_with(field(7, b"seven"), field(11, b"plain")))
+    assert (message.sender_id, dialect) == ("seven", Dialect.V1)
+
+
 def test_content_of_length_0_makes_a_sync_message() -> None:
     message, _ = decode(field(2, b"id") + field(10, 7) + field(20, b""))
     assert message.kind is Kind.SYNC
@@ -171,6 +176,7 @@ def test_timestamps_are_read_as_they_are_or_as_sign_extended_int32(
         (field(2, b""), "missing_message_id"),
         (field(10, 7) + field(20, b"x"), "missing_message_id"),
         (field(2, 7) + field(5, b"x"), "missing_message_id"),
+        (field(1, b"nim without a timestamp") + field(5, b"x"), "missing_message_id"),
         (b"\xff", "malformed_frame"),
         (frame_with()[:-1], "malformed_frame"),
         (field(2, b"\xff") + field(10, 7), "invalid_utf8"),
