@@ -17,8 +17,8 @@ from app.errors import Code, Problem
 from app.store.records import Position
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-TOKEN_CHARACTERS_MAX = 4_096
-"""The longest token: a message ID of 1 KiB, escaped, in base64."""
+TOKEN_CHARACTERS_MAX = 9_000
+"""The longest token: a message ID of 1 KiB of control characters, escaped, in base64."""
 
 
 class CursorKind(StrEnum):

@@ -1,0 +1,123 @@
+"""Bodies: bounded while they arrive and while they are unpacked, and read under a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import Code, Problem
+from app.http.body import ClientGoneError, read_body
+
+MAX = 1_000
+
+
+class Sender:
+    """The receiving side of ASGI over given chunks; `sent_bytes` is what was taken."""
+
+    def __init__(self, chunks: Sequence[bytes], *, hangs_up: bool = False) -> None:
+        self._chunks = list(chunks)
+        self._hangs_up = hangs_up
+        self.sent_bytes = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        if not self._chunks:
+            return {"type": "http.disconnect"}
+        chunk = self._chunks.pop(0)
+        self.sent_bytes += len(chunk)
+        more = bool(self._chunks) or self._hangs_up
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+
+def read(sender: Sender, **headers: bytes) -> bytes:
+    named = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+    return asyncio.run(read_body(sender, named, MAX, timeout_s=1))
+
+
+def refusal(sender: Sender, **headers: bytes) -> Problem:
+    with pytest.raises(Problem) as caught:
+        read(sender, **headers)
+    return caught.value
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=6))
+def test_a_body_is_its_chunks_or_too_large(chunks: list[bytes]) -> None:
+    whole = b"".join(chunks)
+    if len(whole) <= MAX:
+        assert read(Sender(chunks)) == whole
+    else:
+        assert refusal(Sender(chunks)).code is Code.BODY_TOO_LARGE
+
+
+def test_a_declared_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
+    sender = Sender([b"x"])
+    problem = refusal(sender, content_length=b"1001")
+    assert (problem.code, sender.sent_bytes) == (Code.BODY_TOO_LARGE, 0)
+    assert problem.headers == {"Connection": "close"}
+
+
+def test_an_endless_body_is_stopped_at_the_limit() -> None:
+    sender = Sender([b"x" * 100] * 1_000)
+    assert refusal(sender).code is Code.BODY_TOO_LARGE
+    assert sender.sent_bytes <= MAX + 100
+
+
+def test_a_client_that_hangs_up_is_no_problem_document() -> None:
+    with pytest.raises(ClientGoneError):
+        read(Sender([b"x"], hangs_up=True))
+
+
+def test_a_body_that_does_not_arrive_is_a_timeout() -> None:
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(3_600)
+        raise AssertionError
+
+    with pytest.raises(Problem) as caught:
+        asyncio.run(read_body(never, {}, MAX, timeout_s=0.01))
+    assert caught.value.code is Code.REQUEST_TIMEOUT
+    assert caught.value.headers == {"Connection": "close"}
+
+
+@pytest.mark.parametrize("length", [0, 1, MAX])
+def test_packed_bodies_are_unpacked(length: int) -> None:
+    plain = bytes(length)
+    assert read(Sender([gzip.compress(plain)]), content_encoding=b"gzip") == plain
+    assert read(Sender([zstandard.compress(plain)]), content_encoding=b"ZSTD") == plain
+    assert read(Sender([plain]), content_encoding=b"identity") == plain
+
+
+@pytest.mark.parametrize("plain_bytes", [MAX + 1, 1_000_000])
+def test_a_bomb_is_refused_as_too_large(plain_bytes: int) -> None:
+    bomb = bytes(plain_bytes)
+    packed = gzip.compress(bomb), zstandard.compress(bomb)
+    for body, encoding in zip(packed, (b"gzip", b"zstd"), strict=True):
+        # A bomb that is itself too large proves nothing.
+        if len(body) <= MAX:
+            assert refusal(Sender([body]), content_encoding=encoding).code is Code.BODY_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        (gzip.compress(bytes(100))[:-9], b"gzip"),
+        (b"no gzip", b"gzip"),
+        (zstandard.compress(bytes(100))[:-3], b"zstd"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(b"abc"), b"zstd"),
+        (b"no zstd", b"zstd"),
+        (b"", b"zstd"),
+    ],
+)
+def test_damaged_packing_is_an_invalid_body(body: bytes, encoding: bytes) -> None:
+    assert refusal(Sender([body]), content_encoding=encoding).code is Code.INVALID_BODY
+
+
+def test_an_unknown_packing_names_the_known_ones() -> None:
+    problem = refusal(Sender([b"x"]), content_encoding=b"br")
+    assert problem.code is Code.UNSUPPORTED_MEDIA_TYPE
+    assert problem.headers == {"Accept-Encoding": "gzip, zstd"}
