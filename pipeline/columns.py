@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sdstore.sds.codec import decode
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Message
+
+_DIALECT_LABELS = {int(dialect): dialect.label for dialect in Dialect}
 
 HISTORY_TYPE = pa.struct(
     [
@@ -31,20 +33,51 @@ def _column(name: str, type_: pa.DataType, description: str, *, nullable: bool =
 ENTRIES = pa.schema(
     [
         _column("seq", pa.int64(), "place in the arrival order of the exporting store"),
-        _column("received_at", pa.timestamp("us", "UTC"), "arrival, by the exporting store's clock"),
+        _column(
+            "received_at", pa.timestamp("us", "UTC"), "arrival, by the exporting store's clock"
+        ),
         _column("channel_id", pa.string(), "channel, any string"),
         _column("message_id", pa.string(), "the author's name for the message, any string"),
-        _column("sender_id", pa.string(), "who says to have sent it; empty where the frame is silent"),
-        _column("lamport_timestamp", pa.int64(), "the author's logical clock; unit differs by author"),
+        _column(
+            "sender_id", pa.string(), "who says to have sent it; empty where the frame is silent"
+        ),
+        _column(
+            "lamport_timestamp", pa.int64(), "the author's logical clock; unit differs by author"
+        ),
         _column("dialect", pa.string(), "how the frame is written: v1, v2, chat_proto or nim"),
-        _column("digest", pa.binary(), "32 bytes, identity of the entry: BLAKE3 of what the author wrote"),
+        _column(
+            "digest",
+            pa.binary(),
+            "32 bytes, identity of the entry: BLAKE3 of what the author wrote",
+        ),
         _column("frame_hash", pa.binary(), "32 bytes, BLAKE3 of the frame"),
         _column("content_bytes", pa.int64(), "length of the content inside the frame"),
         _column("frame_bytes", pa.int64(), "length of the frame"),
         _column("causal_history", _LIST_OF_HISTORY, "messages the author had just delivered"),
-        _column("frame", pa.binary(), "the message as received, byte for byte (proto/)"),
+        _column(
+            "frame",
+            pa.binary(),
+            "the message as received, byte for byte (proto/); null where it was retired",
+            nullable=True,
+        ),
     ]
 )
+
+ENTRY_KEYS = pa.schema(
+    [
+        ENTRIES.field(name)
+        for name in (
+            "seq",
+            "received_at",
+            "channel_id",
+            "message_id",
+            "lamport_timestamp",
+            "digest",
+            "frame_hash",
+        )
+    ]
+)
+"""What the database knows of an entry without its frame."""
 
 CLAIMS = pa.schema(
     [
@@ -52,7 +85,9 @@ CLAIMS = pa.schema(
         _column("channel_id", pa.string(), "channel of the entry"),
         _column("digest", pa.binary(), "32 bytes, the entry that the hint leads to"),
         _column("hint", pa.binary(), "the retrieval hint"),
-        _column("claim_id", pa.binary(), "32 bytes, BLAKE3 of digest and hint: the claim as an element"),
+        _column(
+            "claim_id", pa.binary(), "32 bytes, BLAKE3 of digest and hint: the claim as an element"
+        ),
     ]
 )
 
@@ -69,42 +104,48 @@ CHANNELS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What the database says of an entry; the rest is read from its frame."""
+    """What the database says of an entry; the rest is read from its frame.
+
+    `frame` is None where the content is retired: the entry stays, as an element without content.
+    """
 
     seq: int
     received_at_ms: int
+    channel_id: str
+    message_id: str
+    lamport_timestamp: int
+    dialect: int
     digest: bytes
     frame_hash: bytes
-    frame: bytes
+    frame: bytes | None
 
 
 def entries_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
     """`rows` with their frames decoded, in the columns of `ENTRIES`; MessageError for a bad frame."""
-    decoded = [decode(row.frame) for row in rows]
-    messages = [message for message, _ in decoded]
+    messages = [None if row.frame is None else decode(row.frame)[0] for row in rows]
     columns = [
         pa.array([row.seq for row in rows], pa.int64()),
         pa.array([row.received_at_ms * 1000 for row in rows], pa.timestamp("us", "UTC")),
-        pa.array([message.channel_id for message in messages], pa.string()),
-        pa.array([message.message_id for message in messages], pa.string()),
-        pa.array([message.sender_id for message in messages], pa.string()),
-        pa.array([message.lamport_timestamp for message in messages], pa.int64()),
-        pa.array([dialect.label for _, dialect in decoded], pa.string()),
+        pa.array([row.channel_id for row in rows], pa.string()),
+        pa.array([row.message_id for row in rows], pa.string()),
+        pa.array([message.sender_id if message else "" for message in messages], pa.string()),
+        pa.array([row.lamport_timestamp for row in rows], pa.int64()),
+        pa.array([_DIALECT_LABELS[row.dialect] for row in rows], pa.string()),
         pa.array([row.digest for row in rows], pa.binary()),
         pa.array([row.frame_hash for row in rows], pa.binary()),
-        pa.array([len(message.content) for message in messages], pa.int64()),
-        pa.array([len(row.frame) for row in rows], pa.int64()),
+        pa.array([len(message.content) if message else 0 for message in messages], pa.int64()),
+        pa.array([len(row.frame) if row.frame else 0 for row in rows], pa.int64()),
         _history_array(messages),
         pa.array([row.frame for row in rows], pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 
 
-def _history_array(messages: Sequence[Message]) -> pa.ListArray:
+def _history_array(messages: Sequence[Message | None]) -> pa.ListArray:
     offsets = [0]
     flat: list[HistoryEntry] = []
     for message in messages:
-        flat.extend(message.causal_history)
+        flat.extend(message.causal_history if message else ())
         offsets.append(len(flat))
     elements = pa.StructArray.from_arrays(
         [

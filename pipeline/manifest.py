@@ -33,6 +33,12 @@ class Summary:
     count: int
     root: str
 
+    @classmethod
+    def of(cls, count_and_root: tuple[int, bytes]) -> Self:
+        """From what `pipeline.roots` computes."""
+        count, root = count_and_root
+        return cls(count, root.hex())
+
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
@@ -45,16 +51,18 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """The entries with first_seq ≤ seq ≤ last_seq that arrived on `day` (UTC), and their file.
+    """The entries with first ≤ seq ≤ last that arrived on `day` (UTC), and their file.
 
-    The channel and Lamport bounds are those of the rows; they let a reader skip the file.
+    `frame_bytes` is the sum over the rows; it tells that content was retired, which leaves count
+    and root as they are. Channel and Lamport bounds are those of the rows: a reader may skip a file.
     """
 
     day: str
-    first_seq: int
-    last_seq: int
+    first: int
+    last: int
     count: int
     root: str
+    frame_bytes: int
     first_channel_id: str
     last_channel_id: str
     lamport_first: int
@@ -64,10 +72,10 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRange:
-    """The hint claims with first_no ≤ claim_no ≤ last_no, and their file."""
+    """The hint claims with first ≤ claim_no ≤ last, and their file."""
 
-    first_no: int
-    last_no: int
+    first: int
+    last: int
     count: int
     root: str
     file: FileRecord

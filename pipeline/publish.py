@@ -37,8 +37,9 @@ def published(target: Path) -> Iterator[Path]:
             _clear(partial)
             yield partial
             _sync_folders(partial)
-            (partial / _LOCK_NAME).unlink()
             partial.rename(target)
+            # Not before: without the lock another maker could clear the folder under our hands.
+            (target / _LOCK_NAME).unlink()
             _sync(target.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def root_of(frame: DataFrame, digest: str = "digest") -> tuple[int, bytes]:
     return (int(rows[0]["count"]), bytes(rows[0]["root"])) if rows else (0, EMPTY_ROOT)
 
 
-def _stream_roots(keys: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _stream_roots(
+    keys: tuple[str, ...], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """One row per run of equal keys; the rows come sorted by keys, then by digest."""
     current: tuple[Any, ...] | None = None
     count, hasher = 0, blake3()
@@ -98,7 +101,7 @@ def _runs(columns: Sequence[pa.Array], rows_count: int) -> Iterator[tuple[int, i
     for column in columns:
         changes |= pc.not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
     bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), rows_count]
-    yield from zip(bounds, bounds[1:], strict=False)
+    yield from pairwise(bounds)
 
 
 def _as_batch(
@@ -107,5 +110,8 @@ def _as_batch(
     if not rows:
         return
     types = [like.schema.field(key).type for key in keys] + [pa.int64(), pa.binary()]
-    arrays = [pa.array(column, type_) for column, type_ in zip(zip(*rows, strict=True), types, strict=True)]
+    arrays = [
+        pa.array(column, type_)
+        for column, type_ in zip(zip(*rows, strict=True), types, strict=True)
+    ]
     yield pa.RecordBatch.from_arrays(arrays, [*keys, "count", "root"])

@@ -33,7 +33,9 @@ class SparkStartError(RuntimeError):
 
 
 @contextmanager
-def spark_session(master: str | None = None, *, log_file: Path | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    master: str | None = None, *, log_file: Path | None = None
+) -> Iterator[SparkSession]:
     """A session with the `sdstore` data source registered, stopped at the end.
 
     `master` is a Spark master URL, by default every core of this machine. What the JVM writes goes

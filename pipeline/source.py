@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline.columns import ENTRIES, ENTRY_KEYS
-from pipeline.database import open_database
+from pipeline.database import absolute_url, open_database
 from pipeline.scan import Interval, Scan, ceil_ms, floor_ms
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Options:
             raise ValueError("the option url is missing: sqlite:///PATH or postgresql://…")
         batch_max = options.get("maxEntriesPerBatch")
         return cls(
-            url=options["url"],
+            url=absolute_url(options["url"]),
             has_frames=str(options.get("frames", "true")).lower() == "true",
             partition_entries=_positive(options.get("partitionEntries", PARTITION_ENTRIES)),
             batch_entries_max=None if batch_max is None else _positive(batch_max),
@@ -185,8 +185,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _partitions(options: Options, scan: Scan) -> list[InputPartition]:
     with open_database(options.url) as database:
         scan = replace(scan, seq=scan.seq.at_most(database.watermark().seq))
-        parts = database.partitions(scan, options.partition_entries)
-    return [ScanPartition(part) for part in parts]
+        parts = database.entry_partitions(scan, options.partition_entries)
+    return [ScanPartition(part) for part, _ in parts]
 
 
 def _read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:

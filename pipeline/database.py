@@ -1,0 +1,317 @@
+"""Read a store's database from any number of processes at once, as Arrow.
+
+Only reads: connections are read-only, and nothing here waits for the node or makes it wait. A scan
+bounds entries by their sequence number and claims by their own number; both are handed out in
+commit order, so what lies below a watermark that was read once never grows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.columns import CLAIMS, ENTRY_KEYS, StoredRow, entries_batch
+from pipeline.manifest import Watermark
+from pipeline.roots import DIGEST_BYTES
+from pipeline.scan import INT64_MAX, INT64_MIN, Interval, Scan
+
+_SQLITE, _POSTGRES = "sqlite:///", "postgresql://"
+
+_FETCH_ROWS = 256  # rows may weigh 1 MiB each
+_BATCH_ROWS = 4_096
+_BATCH_BYTES = 16 * 1024 * 1024
+_DIGEST_ROWS = 16_384
+_BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
+_CHANNELS_PER_QUERY = 500
+
+
+class DatabaseError(ValueError):
+    """There is no store at the URL that this software can read."""
+
+
+def absolute_url(url: str) -> str:
+    """`url` with a file path that means the same in every working directory."""
+    if not url.startswith(_SQLITE):
+        return url
+    return _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
+
+
+def open_database(url: str) -> Database:
+    """A read-only connection to the store at `url`; close it, or use it as a context."""
+    if url.startswith(_SQLITE):
+        return SqliteDatabase(Path(url.removeprefix(_SQLITE)))
+    if url.startswith(_POSTGRES):
+        return PostgresDatabase(url)
+    raise DatabaseError(f"{url} is neither {_SQLITE}PATH nor {_POSTGRES}…")
+
+
+class Database(ABC):
+    """One connection; the subclasses hold what the two databases do differently."""
+
+    _mark: str  # placeholder of a parameter
+
+    @abstractmethod
+    def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
+        """The rows of a query in lists of at most `rows`, fetched as they are asked for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connection."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return [row for rows in self._rows(sql, parameters, _DIGEST_ROWS) for row in rows]
+
+    # --- the store ---------------------------------------------------------------------------
+
+    def database_id(self) -> str:
+        """The random name that the database got when it was made."""
+        found = self._all(
+            f"SELECT value FROM store_meta WHERE name = {self._mark}", ["database_id"]
+        )
+        if not found:
+            raise DatabaseError("the database is not a store")
+        return bytes(found[0][0]).decode()
+
+    def watermark(self) -> Watermark:
+        """The highest committed numbers, both of one moment."""
+        [row] = self._all(
+            "SELECT (SELECT coalesce(max(seq), 0) FROM messages),"
+            " (SELECT coalesce(max(claim_no), 0) FROM published_claims)"
+        )
+        return Watermark(*row)
+
+    def seq_after(self, start: int, end: int, count: int) -> int:
+        """The sequence number `count` entries after `start`, at most `end`."""
+        [[seq]] = self._all(
+            "SELECT max(seq) FROM (SELECT seq FROM messages"
+            f" WHERE seq > {self._mark} AND seq <= {self._mark} ORDER BY seq LIMIT {self._mark}"
+            ") AS next",
+            [start, end, count],
+        )
+        return end if seq is None else int(seq)
+
+    # --- entries -----------------------------------------------------------------------------
+
+    def entries(self, scan: Scan) -> Iterator[pa.RecordBatch]:
+        """The entries in `scan` in arrival order, in the columns of `ENTRIES`."""
+        where, parameters = self._entry_condition(scan)
+        rows = self._rows(
+            "SELECT m.seq, m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect,"
+            " m.digest, m.frame_hash, f.codec, f.reference_no, f.data"
+            " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
+            f" LEFT JOIN frames f ON f.seq = m.seq WHERE {where} ORDER BY m.seq",
+            parameters,
+            _FETCH_ROWS,
+        )
+        for portion in _portions(_stored_row(row) for fetched in rows for row in fetched):
+            yield entries_batch(portion)
+
+    def keys(self, scan: Scan) -> Iterator[pa.RecordBatch]:
+        """The entries in `scan` in arrival order, in the columns of `ENTRY_KEYS`."""
+        where, parameters = self._entry_condition(scan)
+        names = "m.seq, m.received_at_ms * 1000, c.channel_id, m.message_id, m.lamport"
+        yield from self._batches(
+            f"SELECT {names}, m.digest, m.frame_hash"
+            " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
+            f" WHERE {where} ORDER BY m.seq",
+            parameters,
+            ENTRY_KEYS,
+        )
+
+    def entry_digests(self, scan: Scan) -> tuple[NDArray[np.uint8], int]:
+        """(n, 32) digests of the entries in `scan`, and the bytes of frames they have here."""
+        where, parameters = self._entry_condition(scan)
+        rows = self._all(
+            f"SELECT m.digest, m.frame_bytes FROM messages m WHERE {where}", parameters
+        )
+        return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
+
+    def entry_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
+        """`scan` cut into parts of about `size` entries, each with its count."""
+        where, parameters = self._entry_condition(scan)
+        return self._cut("m.seq", f"messages m WHERE {where}", parameters, scan, size)
+
+    # --- hint claims that histories do not carry ---------------------------------------------
+
+    def claims(self, scan: Scan) -> Iterator[pa.RecordBatch]:
+        """The claims in `scan` in the order of their numbers, in the columns of `CLAIMS`."""
+        where, parameters = self._claim_condition(scan)
+        yield from self._batches(
+            "SELECT p.claim_no, c.channel_id, m.digest, p.hint, p.element_id"
+            " FROM published_claims p JOIN messages m ON m.seq = p.seq"
+            f" JOIN channels c ON c.channel_no = m.channel_no WHERE {where} ORDER BY p.claim_no",
+            parameters,
+            CLAIMS,
+        )
+
+    def claim_ids(self, scan: Scan) -> tuple[NDArray[np.uint8], int]:
+        """(n, 32) elements of the claims in `scan`; claims have no frames, so always 0 bytes."""
+        where, parameters = self._claim_condition(scan)
+        rows = self._all(
+            "SELECT p.element_id FROM published_claims p JOIN messages m ON m.seq = p.seq"
+            f" WHERE {where}",
+            parameters,
+        )
+        return _as_array([row[0] for row in rows]), 0
+
+    def claim_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
+        """`scan` cut into parts of about `size` claims, each with its count."""
+        where, parameters = self._claim_condition(scan)
+        source = f"published_claims p JOIN messages m ON m.seq = p.seq WHERE {where}"
+        return self._cut("p.claim_no", source, parameters, scan, size)
+
+    # --- how ---------------------------------------------------------------------------------
+
+    def _entry_condition(self, scan: Scan) -> tuple[str, list[int]]:
+        return self._condition(
+            scan,
+            {
+                "m.seq": scan.seq,
+                "m.lamport": scan.lamport,
+                "m.received_at_ms": scan.received_ms,
+            },
+        )
+
+    def _claim_condition(self, scan: Scan) -> tuple[str, list[int]]:
+        return self._condition(scan, {"p.claim_no": scan.seq})
+
+    def _condition(self, scan: Scan, bounds: dict[str, Interval]) -> tuple[str, list[int]]:
+        terms, parameters = ["1 = 1"], []
+        for column, interval in bounds.items():
+            if interval.first > INT64_MIN:
+                terms.append(f"{column} >= {self._mark}")
+                parameters.append(interval.first)
+            if interval.last < INT64_MAX:
+                terms.append(f"{column} <= {self._mark}")
+                parameters.append(interval.last)
+        if scan.channel_ids is not None:
+            numbers = ", ".join(map(str, self._channel_numbers(sorted(scan.channel_ids))))
+            terms.append(f"m.channel_no IN ({numbers or 'NULL'})")
+        return " AND ".join(terms), parameters
+
+    def _channel_numbers(self, channel_ids: Sequence[str]) -> list[int]:
+        numbers: list[int] = []
+        for start in range(0, len(channel_ids), _CHANNELS_PER_QUERY):
+            portion = channel_ids[start : start + _CHANNELS_PER_QUERY]
+            marks = ", ".join([self._mark] * len(portion))
+            found = self._all(
+                f"SELECT channel_no FROM channels WHERE channel_id IN ({marks})", portion
+            )
+            numbers += [row[0] for row in found]
+        return numbers
+
+    def _batches(
+        self, sql: str, parameters: Sequence[Any], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in self._rows(sql, parameters, _BATCH_ROWS):
+            columns = zip(*rows, strict=True)
+            arrays = [
+                pa.array(each, type_) for each, type_ in zip(columns, schema.types, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _cut(
+        self, number: str, source: str, parameters: Sequence[Any], scan: Scan, size: int
+    ) -> list[tuple[Scan, int]]:
+        if scan.is_empty:
+            return []
+        stride = max(1, size // _BINS_PER_PARTITION)
+        bins = self._all(
+            f"SELECT {number} / {stride} AS bin, count(*), max({number}) FROM {source}"
+            " GROUP BY bin ORDER BY bin",
+            parameters,
+        )
+        parts: list[tuple[Scan, int]] = []
+        first, count = scan.seq.first, 0
+        for _, bin_count, last in bins:
+            count += bin_count
+            if count + stride > size:
+                parts.append((replace(scan, seq=Interval(first, last)), count))
+                first, count = last + 1, 0
+        if count:
+            parts.append((replace(scan, seq=Interval(first, scan.seq.last)), count))
+        return parts
+
+
+class SqliteDatabase(Database):
+    """A store in an SQLite file."""
+
+    _mark = "?"
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise DatabaseError(f"there is no database at {path}")
+        self._connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+
+    def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
+        cursor = self._connection.execute(sql, parameters)
+        while fetched := cursor.fetchmany(rows):
+            yield fetched
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+class PostgresDatabase(Database):
+    """A store on a PostgreSQL server."""
+
+    _mark = "%s"
+
+    def __init__(self, url: str) -> None:
+        import psycopg  # noqa: PLC0415 - of the `postgres` extra
+
+        self._connection = psycopg.connect(url)
+        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        self._connection.read_only = True
+
+    def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
+        # A named cursor stays on the server: memory here does not grow with the result.
+        with self._connection.cursor(name="scan", binary=True) as cursor:
+            cursor.execute(sql.encode(), parameters, binary=True)
+            while fetched := cursor.fetchmany(rows):
+                yield fetched
+
+    def close(self) -> None:
+        """End the transaction and the connection."""
+        self._connection.close()
+
+
+def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _stored_row(columns: Sequence[Any]) -> StoredRow:
+    *known, codec, _, data = columns
+    if codec:
+        raise DatabaseError(f"frame codec {codec} is not known here")
+    return StoredRow(*known, frame=data)
+
+
+def _portions(rows: Iterator[StoredRow]) -> Iterator[list[StoredRow]]:
+    """Rows in lists that are bounded in number and in bytes."""
+    held: list[StoredRow] = []
+    bytes_count = 0
+    for row in rows:
+        held.append(row)
+        bytes_count += len(row.frame or b"")
+        if len(held) >= _BATCH_ROWS or bytes_count >= _BATCH_BYTES:
+            yield held
+            held, bytes_count = [], 0
+    if held:
+        yield held

@@ -1,0 +1,130 @@
+"""`snapshot export`: a store's entries and hint claims as Parquet, with the roots that prove them.
+
+Spark's tasks read sequence ranges of the database and write the files themselves: rows go from SQL
+through Arrow to Parquet without a detour through the JVM, and a task never holds more than one
+file's rows. What the parent snapshot has unchanged is shared with it by hard links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from pipeline import manifest as manifests
+from pipeline.channels import write_channels
+from pipeline.database import open_database
+from pipeline.documents import write_documents
+from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
+from pipeline.manifest import Manifest, Parent, Summary, Watermark
+from pipeline.progress import step
+from pipeline.publish import published, write_file
+from pipeline.roots import root_of
+from pipeline.scan import Interval, Scan
+from pipeline.snapshot import read_claims, read_entries
+from sdstore.sds.codec import DECODER_VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class ParentMismatchError(ValueError):
+    """The parent is a snapshot of another store or of other channels."""
+
+
+def export_snapshot(
+    spark: SparkSession,
+    url: str,
+    target: Path,
+    *,
+    parent: Path | None = None,
+    channel_ids: Sequence[str] | None = None,
+) -> Manifest:
+    """Make the folder `target` from the store at `url` as it is now; returns its manifest.
+
+    Raises PublishError if `target` exists, ParentMismatchError if `parent` does not fit, and
+    ManifestError if it is no snapshot. A killed export leaves no folder of that name.
+    """
+    store = _Store.look(url, channel_ids)
+    base = None if parent is None else _Base(parent.absolute(), manifests.load(parent))
+    if base is not None and not base.fits(store):
+        raise ParentMismatchError(f"{parent} is a snapshot of another store or of other channels")
+    with published(target.absolute()) as folder:
+        manifest = _export(spark, store, base, folder)
+        write_file(folder, manifests.FILE_NAME, manifest.to_bytes())
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """The store as it is when the export begins: nothing later is read."""
+
+    url: str
+    database_id: str
+    watermark: Watermark
+    channel_ids: tuple[str, ...] | None
+
+    @classmethod
+    def look(cls, url: str, channel_ids: Sequence[str] | None) -> _Store:
+        interest = None if channel_ids is None else tuple(sorted(set(channel_ids)))
+        with open_database(url) as database:
+            return cls(url, database.database_id(), database.watermark(), interest)
+
+    def scan(self, last: int) -> Scan:
+        everything = Scan(seq=Interval(0, last))
+        return everything if self.channel_ids is None else everything.of_channels(self.channel_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The parent snapshot."""
+
+    folder: Path
+    manifest: Manifest
+
+    def fits(self, store: _Store) -> bool:
+        mine = (self.manifest.database_id, self.manifest.channel_ids)
+        return mine == (store.database_id, store.channel_ids)
+
+
+def _export(spark: SparkSession, store: _Store, base: _Base | None, folder: Path) -> Manifest:
+    route = Route(store.url, folder, None if base is None else base.folder)
+    entries = export_table(
+        spark,
+        ENTRIES_TABLE,
+        route,
+        store.scan(store.watermark.seq),
+        () if base is None else base.manifest.entry_ranges,
+    )
+    claims = export_table(
+        spark,
+        CLAIMS_TABLE,
+        route,
+        store.scan(store.watermark.claim_no),
+        () if base is None else base.manifest.claim_ranges,
+    )
+    with step(spark, "Prove what was written"):
+        channels = write_channels(read_entries(spark, folder), folder)
+        entries_total = Summary.of(root_of(read_entries(spark, folder), "digest"))
+        claims_total = Summary.of(root_of(read_claims(spark, folder), "claim_id"))
+    return Manifest(
+        snapshot_id=token_hex(16),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        software=f"sdstore {version('sdstore')}",
+        decoder_version=DECODER_VERSION,
+        database_id=store.database_id,
+        parent=None if base is None else Parent(base.manifest.snapshot_id, base.folder.name),
+        channel_ids=store.channel_ids,
+        watermark=store.watermark,
+        entries=entries_total,
+        claims=claims_total,
+        entry_ranges=entries.ranges,
+        claim_ranges=claims.ranges,
+        channels=channels,
+        documents=write_documents(folder),
+        bytes_written=entries.bytes_written + claims.bytes_written,
+    )

@@ -1,0 +1,39 @@
+"""Which ranges of the parent an incremental export keeps, and from where it writes anew.
+
+New entries become new ranges. Short ranges at the end are merged with them, so that many small
+exports still make few files: a range is merged when it is at most `_MERGE_FACTOR` times what comes
+after it. Sizes then fall geometrically, and an entry is rewritten a logarithmic number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.manifest import ClaimRange, EntryRange
+from pipeline.tables import RANGE_ENTRIES
+
+_Range = EntryRange | ClaimRange
+_MERGE_FACTOR = 2
+_FULL_SHARE = 2  # a range more than half full is not merged again
+_FULL_BYTES = 16 * 1024 * 1024  # compressed; heavy frames fill a range by bytes
+
+
+def merged_tail(ranges: Sequence[_Range], new_count: int) -> list[_Range]:
+    """The ranges at the end of `ranges` to write again together with `new_count` new elements."""
+    if not new_count:
+        return []
+    start = len(ranges)
+    while start and _is_worth_merging(ranges[start - 1], new_count):
+        if getattr(ranges[start - 1], "day", None) != getattr(ranges[-1], "day", None):
+            break  # a file holds one day, so there is nothing to be gained beyond it
+        start -= 1
+        new_count += ranges[start].count
+    return list(ranges[start:])
+
+
+def _is_worth_merging(last: _Range, after_count: int) -> bool:
+    return (
+        last.count <= _MERGE_FACTOR * after_count
+        and last.count * _FULL_SHARE <= RANGE_ENTRIES
+        and last.file.bytes <= _FULL_BYTES
+    )

@@ -1,0 +1,104 @@
+"""Write the tables of a snapshot: Parquet files that let a reader skip what it does not want.
+
+A file holds one stretch of the arrival order within one UTC day, sorted in log order. So a day is a
+folder, and a channel is a few row groups that the footers name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.manifest import ClaimRange, EntryRange
+from pipeline.publish import write_file
+from pipeline.roots import digest_array, root
+
+LOG_ORDER = ("channel_id", "lamport_timestamp", "message_id", "digest")
+ENTRIES_FOLDER = "entries"
+CLAIMS_FOLDER = "claims"
+CHANNELS_FILE = "channels.parquet"
+
+RANGE_ENTRIES = 131_072  # 10^10 entries make 76,000 files and a manifest of 40 MB
+RANGE_BYTES = 96 * 1024 * 1024  # of frames: what one task holds in memory, about three times
+_ROW_GROUP_ROWS = 8_192  # the least that a reader of one channel has to read of a file
+_ROW_GROUP_BYTES = 16 * 1024 * 1024
+_FEW_VALUES = ["channel_id", "sender_id", "dialect"]  # columns worth a dictionary
+
+
+def write_entries(root_folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[EntryRange]:
+    """Write `batches` (arrival order) as files of bounded size; the ranges that were written."""
+    for table in _portions(batches):
+        days = table["received_at"].cast(pa.date32(), safe=False)
+        for day in pc.unique(days).to_pylist():
+            yield _write_range(root_folder, day.isoformat(), table.filter(pc.equal(days, day)))
+
+
+def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The batches put together up to the bounds of one file."""
+    held: list[pa.RecordBatch] = []
+    rows_count = bytes_count = 0
+    for batch in batches:
+        if held and (
+            rows_count + batch.num_rows > RANGE_ENTRIES or bytes_count + batch.nbytes > RANGE_BYTES
+        ):
+            yield pa.Table.from_batches(held)
+            held, rows_count, bytes_count = [], 0, 0
+        held.append(batch)
+        rows_count, bytes_count = rows_count + batch.num_rows, bytes_count + batch.nbytes
+    if rows_count:
+        yield pa.Table.from_batches(held)
+
+
+def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
+    """One file: the rows of `table`, which all arrived on `day`."""
+    seqs = pc.min_max(table["seq"]).as_py()
+    table = table.sort_by([(name, "ascending") for name in LOG_ORDER])
+    lamports = pc.min_max(table["lamport_timestamp"]).as_py()
+    path = f"{ENTRIES_FOLDER}/day={day}/{seqs['min']:019d}-{seqs['max']:019d}.parquet"
+    return EntryRange(
+        day=day,
+        first=seqs["min"],
+        last=seqs["max"],
+        count=table.num_rows,
+        root=root(digest_array(table["digest"])).hex(),
+        frame_bytes=pc.sum(table["frame_bytes"]).as_py(),
+        first_channel_id=table["channel_id"][0].as_py(),
+        last_channel_id=table["channel_id"][-1].as_py(),
+        lamport_first=lamports["min"],
+        lamport_last=lamports["max"],
+        file=write_file(root_folder, path, parquet_bytes(table)),
+    )
+
+
+def write_claims(root_folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[ClaimRange]:
+    """Write `batches` of claims, in the order of their numbers, as files of bounded size."""
+    for table in _portions(batches):
+        numbers = pc.min_max(table["claim_no"]).as_py()
+        path = f"{CLAIMS_FOLDER}/{numbers['min']:019d}-{numbers['max']:019d}.parquet"
+        yield ClaimRange(
+            first=numbers["min"],
+            last=numbers["max"],
+            count=table.num_rows,
+            root=root(digest_array(table["claim_id"])).hex(),
+            file=write_file(root_folder, path, parquet_bytes(table)),
+        )
+
+
+def parquet_bytes(table: pa.Table) -> memoryview:
+    """`table` as a Parquet file with page checksums and an index of its pages."""
+    sink = pa.BufferOutputStream()
+    rows_per_group = _ROW_GROUP_BYTES * max(table.num_rows, 1) // max(table.nbytes, 1)
+    pq.write_table(
+        table.combine_chunks(),
+        sink,
+        compression="zstd",
+        row_group_size=max(1, min(_ROW_GROUP_ROWS, rows_per_group)),
+        use_dictionary=[name for name in _FEW_VALUES if name in table.column_names],
+        write_page_index=True,
+        write_page_checksum=True,
+    )
+    return memoryview(sink.getvalue())
