@@ -297,10 +297,10 @@ def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def _stored_row(columns: Sequence[Any]) -> StoredRow:
-    *known, codec, _, data = columns
+    codec, _, data = columns[-3:]
     if codec:
         raise DatabaseError(f"frame codec {codec} is not known here")
-    return StoredRow(*known, frame=data)
+    return StoredRow(*columns[:-3], data)
 
 
 def _portions(rows: Iterator[StoredRow]) -> Iterator[list[StoredRow]]:
