@@ -43,11 +43,11 @@ MODULES = {
 class LazyGroup(TyperGroup):
     """Verbs by name; help lists them in the order of `MODULES`."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """The names of all verbs."""
         return [*MODULES, *sorted({each.name for each in entry_points(group=PLUGIN_GROUP)})]
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The verb of this name, or None."""
         module_name = MODULES.get(cmd_name)
         if module_name is None:

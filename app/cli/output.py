@@ -85,4 +85,3 @@ def counted(count: int, singular: str, plural: str) -> str:
 def printable(text: str) -> str:
     """Text that cannot move the cursor or fake a line: control characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-

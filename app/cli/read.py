@@ -30,14 +30,17 @@ def get(
         str | None, typer.Option("--digest", metavar="HEX", help="This variant of the message.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the frame there; - is stdout.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the frame there; - is stdout."),
     ] = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a message by its ID."""
     with node_client(node) as client:
-        found = client.get(message_id, channel, hex_argument(digest, "--digest") if digest else None)
+        found = client.get(
+            message_id, channel, hex_argument(digest, "--digest") if digest else None
+        )
     document = message_document(
         found.frame, found.digest, found.dialect, variants_count=found.variants_count
     )
@@ -69,7 +72,9 @@ def hint(
             print_json(document)
         return Exit.DONE
     rows = [_row(document) for document in documents]
-    stdout().print(table("message ID", "channel", "Lamport", "digest", rows=rows, right=["Lamport"]))
+    stdout().print(
+        table("message ID", "channel", "Lamport", "digest", rows=rows, right=["Lamport"])
+    )
     return Exit.DONE
 
 

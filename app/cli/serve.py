@@ -109,9 +109,7 @@ def _run(settings: Settings, as_json: bool) -> int:
 def _show_config(settings: Settings, provenance: dict[str, str], as_json: bool) -> None:
     values = settings.model_dump(mode="json")
     if as_json:
-        print_json(
-            {name: {"value": values[name], "from": provenance[name]} for name in values}
-        )
+        print_json({name: {"value": values[name], "from": provenance[name]} for name in values})
         return
     rows = [(name, _shown(values[name]), provenance[name]) for name in values]
     stdout().print(table("setting", "value", "from", rows=rows))

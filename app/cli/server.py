@@ -33,9 +33,7 @@ def bind(settings: Settings) -> socket.socket:
     """The listening socket. Raises CliError where the address cannot be had."""
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        return socket.create_server(
-            (settings.host, settings.port), family=family, backlog=BACKLOG
-        )
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise CliError(Exit.LOCAL_FAULT, "cannot_listen", f"{where}: {error}") from None

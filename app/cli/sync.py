@@ -42,9 +42,7 @@ def sync(
     return exit_of_sync(report["outcome"])
 
 
-def watch(
-    client: StoreClient, sync_id: str, document: Any, peer_url: str
-) -> dict[str, Any]:
+def watch(client: StoreClient, sync_id: str, document: Any, peer_url: str) -> dict[str, Any]:
     """Show a session until it is finished; its last document."""
     with sync_progress() as bar:
         task = bar.add_task(f"syncing with {peer_url}", total=100, figures="")
@@ -84,10 +82,9 @@ _HEADLINES = {
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [
-        f"{counted(report['elements'], 'element', 'elements')} compared; "
-        f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
-    ]
+    compared = counted(report["elements"], "element", "elements")
+    missing = f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
+    lines = [f"{compared} compared; {missing}"]
     lines += [_moved(report, what) for what in ("received", "sent") if _is_any(report, what)]
     if _is_any(report, "refused"):
         lines.append(f"{_moved(report, 'refused')} by local policy")

@@ -1,0 +1,136 @@
+"""The verb that publishes messages from a file or a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from app.cli.exits import CliError, Exit
+from app.cli.frames import BadItem, FileFormat, read_items
+from app.cli.node import node_client
+from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
+from app.cli.output import counted, print_error, print_json, progress_bar, stdout
+from app.cli.read import hex_argument
+from app.limits import DEFAULT_LIMITS
+from sdstore.client import StoreClient
+from sdstore.client.records import PublishItem, PublishOutcome
+
+if TYPE_CHECKING:
+    from app.cli.frames import Stream
+
+verbs = typer.Typer()
+
+Numbered = tuple[int, PublishOutcome | BadItem]
+
+
+@verbs.command()
+def publish(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Messages to publish; - is stdin.")],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="How they lie in the file.")
+    ] = FileFormat.AUTO,
+    hint: Annotated[
+        list[str] | None,
+        typer.Option("--hint", metavar="HEX", help="A hint for the one message of --format frame."),
+    ] = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> int:
+    """Publish messages: length-delimited protobuf, NDJSON, or one bare frame."""
+    hints = tuple(hex_argument(each, "--hint") for each in hint or ())
+    if hints and file_format is not FileFormat.FRAME:
+        raise CliError(Exit.USAGE, "invalid_parameter", "--hint goes with --format frame")
+    with node_client(node) as client, open_input(file) as stream:
+        items = read_items(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
+        counts = _report(_outcomes(client, items, hints), stream, as_json)
+    if not as_json:
+        print_counts("published", counts)
+    return Exit.REFUSED if counts["refused"] else Exit.DONE
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[Stream]:
+    """A file to read, or stdin for "-"."""
+    if str(path) == "-":
+        yield cast("Stream", sys.stdin.buffer)
+        return
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise CliError(Exit.USAGE, "cannot_read", str(error)) from None
+    with stream:
+        yield stream
+
+
+def print_counts(verb: str, counts: Counter[str]) -> None:
+    """One line: how many messages, and what became of them."""
+    parts = [f"{count:,} {outcome}" for outcome, count in sorted(counts.items())]
+    total = counted(counts.total(), "message", "messages")
+    stdout().print(f"{verb} {total}" + (f": {', '.join(parts)}" if parts else ""), markup=False)
+
+
+def _outcomes(
+    client: StoreClient, items: Iterator[PublishItem | BadItem], hints: tuple[bytes, ...]
+) -> Iterator[Numbered]:
+    """One outcome per item with its number from 1; what could not be read is not sent."""
+    numbers: deque[int] = deque()
+    unreadable: deque[Numbered] = deque()
+
+    def readable() -> Iterator[PublishItem]:
+        for number, item in enumerate(items, 1):
+            if isinstance(item, BadItem):
+                unreadable.append((number, item))
+            else:
+                numbers.append(number)
+                yield PublishItem(item.frame, item.retrieval_hints + hints)
+
+    for outcome in client.publish_batch(readable()):
+        number = numbers.popleft()
+        while unreadable and unreadable[0][0] < number:
+            yield unreadable.popleft()
+        yield number, outcome
+    yield from unreadable
+
+
+def _report(outcomes: Iterator[Numbered], stream: Stream, as_json: bool) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    size = stream.seekable() and os.fstat(stream.fileno()).st_size
+    with progress_bar() as bar:
+        task = bar.add_task("publishing", total=size or None, figures="")
+        for number, outcome in outcomes:
+            document = outcome_document(number, outcome)
+            counts[document["outcome"]] += 1
+            if as_json:
+                print_json(document)
+            elif document["outcome"] == "refused":
+                print_error(f"message {number}: {document['code']}: {document['detail']}")
+            position = stream.tell() if size else 0
+            bar.update(task, completed=position, figures=f"{counts.total():,} messages")
+    return counts
+
+
+def outcome_document(number: int, outcome: PublishOutcome | BadItem) -> dict[str, Any]:
+    """What became of the message with this number, as JSON."""
+    if isinstance(outcome, BadItem):
+        return {
+            "item": number,
+            "outcome": "refused",
+            "code": outcome.code,
+            "detail": outcome.detail,
+        }
+    document: dict[str, Any] = {"item": number, "outcome": outcome.outcome}
+    if outcome.error is not None:
+        return document | {"code": outcome.error.code, "detail": outcome.error.detail}
+    digest = outcome.digest.hex() if outcome.digest else None
+    return document | {
+        "message_id": outcome.message_id,
+        "channel_id": outcome.channel_id,
+        "digest": digest,
+    }
