@@ -135,13 +135,14 @@ def entries_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
         pa.array([row.frame_hash for row in rows], pa.binary()),
         pa.array([len(message.content) if message else 0 for message in messages], pa.int64()),
         pa.array([len(row.frame) if row.frame else 0 for row in rows], pa.int64()),
-        _history_array(messages),
+        history_array(messages),
         pa.array([row.frame for row in rows], pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 
 
-def _history_array(messages: Sequence[Message | None]) -> pa.ListArray:
+def history_array(messages: Sequence[Message | None]) -> pa.ListArray:
+    """The column `causal_history` of `messages`."""
     offsets = [0]
     flat: list[HistoryEntry] = []
     for message in messages:

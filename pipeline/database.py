@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.store.frames import unpack
 from pipeline.columns import CLAIMS, ENTRY_KEYS, StoredRow, entries_batch
 from pipeline.manifest import Watermark
 from pipeline.roots import DIGEST_BYTES
@@ -297,10 +298,18 @@ def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def _stored_row(columns: Sequence[Any]) -> StoredRow:
-    codec, _, data = columns[-3:]
-    if codec:
-        raise DatabaseError(f"frame codec {codec} is not known here")
-    return StoredRow(*columns[:-3], data)
+    seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, *packed = columns
+    return StoredRow(
+        seq=seq,
+        received_at_ms=at_ms,
+        channel_id=channel_id,
+        message_id=message_id,
+        lamport_timestamp=lamport,
+        dialect=dialect,
+        digest=digest,
+        frame_hash=frame_hash,
+        frame=None if packed[-1] is None else unpack(*packed),
+    )
 
 
 def _portions(rows: Iterator[StoredRow]) -> Iterator[list[StoredRow]]:

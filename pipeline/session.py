@@ -85,14 +85,19 @@ def _builder(master: str, scratch: Path) -> SparkSession.Builder:
         # Rows carry frames of up to 1 MiB: a batch is bounded by what it weighs, not only by rows.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024 * 1024),
-        **(_LOOPBACK if master.startswith("local") else {}),
+        **(_LOCAL if master.startswith("local") else {}),
     }.items():
         builder = builder.config(key, value)
     return builder
 
 
-# A machine whose host name does not resolve can still run Spark on itself.
-_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL = {
+    # A machine whose host name does not resolve can still run Spark on itself.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The default of 200 is for clusters; here each costs a file and a task for nothing.
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+}
 
 
 @contextmanager

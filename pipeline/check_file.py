@@ -1,0 +1,188 @@
+"""Check one table file of a snapshot, every row of it. Runs inside Spark tasks.
+
+A file whose bytes are as the manifest says is read all the same: a manifest can lie as easily as a
+file can rot, but nobody can make a row hash to another digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from pipeline.columns import CLAIMS, ENTRIES, history_array
+from pipeline.findings import Fault, Finding
+from pipeline.manifest import ClaimRange, EntryRange
+from pipeline.roots import digest_array, root
+from pipeline.scan import day_start_ms
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import claim_id, entry_digest, frame_hash
+from sdstore.sds.model import Message, MessageError
+
+FINDINGS_PER_FILE_MAX = 1_000  # a file with more is one to throw away, not to read about
+_DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """The findings of one file, cut at `FINDINGS_PER_FILE_MAX`, and the rows that were read."""
+
+    path: str
+    rows_count: int
+    findings: tuple[Finding, ...]
+
+
+def check_file(snapshot: Path, expected: EntryRange | ClaimRange) -> FileCheck:
+    """Compare the file of `expected` with the manifest and with itself."""
+    path = expected.file.path
+    try:
+        content = (snapshot / path).read_bytes()
+    except OSError as error:
+        return FileCheck(path, 0, (Finding(Fault.MISSING_FILE, path, str(error)),))
+    tables: list[tuple[int, pa.Table]] = []
+    findings = list(islice(_findings(content, expected, tables), FINDINGS_PER_FILE_MAX))
+    return FileCheck(path, sum(table.num_rows for _, table in tables), tuple(findings))
+
+
+def _findings(
+    content: bytes, expected: EntryRange | ClaimRange, tables: list[tuple[int, pa.Table]]
+) -> Iterator[Finding]:
+    """The faults of a file; `tables` receives (first row, rows) of each part that can be read."""
+    path = expected.file.path
+    if (len(content), blake3(content).hexdigest()) != (expected.file.bytes, expected.file.digest):
+        yield Finding(Fault.DAMAGED_FILE, path, "the bytes are not those that were exported")
+    is_entries = isinstance(expected, EntryRange)
+    schema, element = (ENTRIES, "digest") if is_entries else (CLAIMS, "claim_id")
+    yield from _read(content, path, schema, tables)
+    for first_row, table in tables:
+        faults = _entry_faults(table) if is_entries else _claim_faults(table)
+        for row, fault, detail in faults:
+            message_id = table["message_id"][row].as_py() if is_entries else None
+            yield Finding(fault, path, detail, first_row + row, message_id)
+    if tables:
+        whole = pa.concat_tables([table for _, table in tables])
+        yield from _summary_faults(whole, element, expected)
+
+
+def _read(
+    content: bytes, path: str, schema: pa.Schema, tables: list[tuple[int, pa.Table]]
+) -> Iterator[Finding]:
+    """Read row group by row group, so that damage in one does not hide the others.
+
+    Page checksums are left alone: where a page can still be read, hashing names the very row.
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+    except (pa.ArrowException, OSError) as error:
+        yield Finding(Fault.UNREADABLE_ROWS, path, f"not a Parquet file: {error}")
+        return
+    first_row = 0
+    for number in range(file.num_row_groups):
+        rows_count = file.metadata.row_group(number).num_rows
+        try:
+            table = file.read_row_group(number)
+            table.validate(full=True)
+            tables.append((first_row, table.select(schema.names).cast(schema)))
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            rows = f"rows {first_row} to {first_row + rows_count - 1} cannot be read"
+            yield Finding(Fault.UNREADABLE_ROWS, path, f"{rows}: {error}", first_row)
+        first_row += rows_count
+
+
+_Fault = tuple[int, Fault, str]
+_READ_FROM_FRAME = (
+    "channel_id",
+    "message_id",
+    "sender_id",
+    "lamport_timestamp",
+    "dialect",
+    "content_bytes",
+    "frame_bytes",
+)
+
+
+def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
+    """Re-hash every frame, and compare the columns with what stands in it."""
+    frames, digests, hashes = (table[c].to_pylist() for c in ("frame", "digest", "frame_hash"))
+    columns = zip(*(table[name].to_pylist() for name in _READ_FROM_FRAME), strict=True)
+    messages: list[Message | None] = []
+    for row, (frame, columns_here) in enumerate(zip(frames, columns, strict=True)):
+        if frame is None:  # retired: nothing is left to hash, only the root speaks for it
+            messages.append(None)
+            continue
+        try:
+            message, dialect = decode(frame)
+        except MessageError as error:
+            messages.append(None)
+            yield row, Fault.FRAME_REFUSED, str(error)
+            continue
+        messages.append(message)
+        if frame_hash(frame) != hashes[row]:
+            yield row, Fault.FRAME_HASH_DIFFERS, f"frame_hash is {hashes[row].hex()}"
+        if entry_digest(message) != digests[row]:
+            yield row, Fault.DIGEST_DIFFERS, f"digest is {digests[row].hex()}"
+        if columns_here != _expected_columns(message, dialect.label, frame):
+            yield row, Fault.COLUMN_DIFFERS, "a column does not say what the frame says"
+    yield from _history_faults(table, messages)
+
+
+def _expected_columns(message: Message, dialect: str, frame: bytes) -> tuple[Any, ...]:
+    return (
+        message.channel_id,
+        message.message_id,
+        message.sender_id,
+        message.lamport_timestamp,
+        dialect,
+        len(message.content),
+        len(frame),
+    )
+
+
+def _history_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iterator[_Fault]:
+    stored = table["causal_history"].combine_chunks()
+    expected = history_array(messages)
+    if stored.equals(expected):
+        return
+    for row, message in enumerate(messages):
+        if message is not None and stored[row] != expected[row]:
+            yield row, Fault.COLUMN_DIFFERS, "causal_history does not say what the frame says"
+
+
+def _claim_faults(table: pa.Table) -> Iterator[_Fault]:
+    columns = (table[name].to_pylist() for name in ("digest", "hint", "claim_id"))
+    for row, (digest, hint, element) in enumerate(zip(*columns, strict=True)):
+        if claim_id(digest, hint) != element:
+            yield row, Fault.DIGEST_DIFFERS, f"claim_id is {element.hex()}"
+
+
+def _summary_faults(
+    table: pa.Table, element: str, expected: EntryRange | ClaimRange
+) -> Iterator[Finding]:
+    path = expected.file.path
+    try:
+        found = (table.num_rows, root(digest_array(table[element])).hex())
+    except ValueError as error:
+        yield Finding(Fault.ROOT_DIFFERS, path, str(error))
+        return
+    if found != (expected.count, expected.root):
+        detail = f"{found[0]} rows with root {found[1]}, not {expected.count} with {expected.root}"
+        yield Finding(Fault.ROOT_DIFFERS, path, detail)
+    if not _is_inside(table, expected):
+        yield Finding(Fault.OUTSIDE_OF_RANGE, path, "rows of another range are in the file")
+
+
+def _is_inside(table: pa.Table, expected: EntryRange | ClaimRange) -> bool:
+    numbers = table["seq" if isinstance(expected, EntryRange) else "claim_no"].to_numpy()
+    if numbers.min() < expected.first or numbers.max() > expected.last:
+        return False
+    if isinstance(expected, ClaimRange):
+        return True
+    arrivals = table["received_at"].cast(pa.int64()).to_numpy()
+    start = day_start_ms(expected.day) * 1000
+    return bool(arrivals.min() >= start and arrivals.max() < start + _DAY_US)

@@ -1,0 +1,101 @@
+"""`snapshot verify`: every row hashed again, every root computed again, nothing taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from pipeline import manifest as manifests
+from pipeline.channels import channel_summaries
+from pipeline.check_file import FileCheck, check_file
+from pipeline.cluster import on_cluster
+from pipeline.columns import CHANNELS
+from pipeline.findings import Fault, Finding
+from pipeline.live import compare_with_node
+from pipeline.manifest import FileRecord, Manifest, Summary
+from pipeline.progress import step
+from pipeline.roots import root_of
+from pipeline.snapshot import read_channels, read_claims, read_entries
+from pipeline.tables import CHANNELS_FILE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHANNEL_FINDINGS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a check found; a snapshot without findings is whole."""
+
+    manifest: Manifest
+    rows_count: int
+    findings: tuple[Finding, ...]
+
+
+def verify_snapshot(
+    spark: SparkSession, snapshot: Path, node_url: str | None = None
+) -> Verification:
+    """Check the snapshot in folder `snapshot` and, if given, compare it with a live node.
+
+    Raises ManifestError if there is no manifest that can be believed to be one.
+    """
+    snapshot = snapshot.absolute()
+    manifest = manifests.load(snapshot)
+    ranges = [*manifest.entry_ranges, *manifest.claim_ranges]
+    work = partial(check_file, snapshot)
+    checks: list[FileCheck] = on_cluster(spark, "Hash every row again", work, ranges)
+    findings = [finding for check in checks for finding in check.findings]
+    findings += _other_files(snapshot, manifest)
+    if not findings:  # else Spark would stumble over the files that were just named
+        findings += _totals(spark, snapshot, manifest)
+        if node_url is not None:
+            findings += compare_with_node(spark, snapshot, node_url)
+    return Verification(manifest, sum(check.rows_count for check in checks), tuple(findings))
+
+
+def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
+    """The files that hold no rows, and those that nobody listed."""
+    for record in (manifest.channels, *manifest.documents):
+        path = snapshot / record.path
+        if not path.is_file():
+            yield Finding(Fault.MISSING_FILE, record.path, "the file is not there")
+        elif FileRecord(record.path, path.stat().st_size, _digest_of(path)) != record:
+            detail = "the bytes are not those that were exported"
+            yield Finding(Fault.DAMAGED_FILE, record.path, detail)
+    listed = {record.path for record in manifest.files()} | {manifests.FILE_NAME}
+    for path in sorted(snapshot.rglob("*")):
+        name = path.relative_to(snapshot).as_posix()
+        if path.is_file() and name not in listed:
+            yield Finding(Fault.UNLISTED_FILE, name, "the manifest does not know the file")
+
+
+def _digest_of(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
+    """What no single file can show: totals, channels, claims that lead nowhere."""
+    entries, claims = read_entries(spark, snapshot), read_claims(spark, snapshot)
+    with step(spark, "Compute the roots again"):
+        for what, table, element, expected in (
+            ("entries", entries, "digest", manifest.entries),
+            ("claims", claims, "claim_id", manifest.claims),
+        ):
+            found = Summary.of(root_of(table, element))
+            if found != expected:
+                yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
+        computed = channel_summaries(entries).select(*CHANNELS.names)
+        stored = read_channels(spark, snapshot)
+        different = computed.exceptAll(stored).union(stored.exceptAll(computed))
+        for row in different.select("channel_id").distinct().take(_CHANNEL_FINDINGS_MAX):
+            detail = f"the row of channel {row[0]!r} is not what its entries give"
+            yield Finding(Fault.ROOT_DIFFERS, CHANNELS_FILE, detail)
+        for row in claims.join(entries, "digest", "left_anti").take(_CHANNEL_FINDINGS_MAX):
+            detail = f"claim {row['claim_no']} leads to no entry of this snapshot"
+            yield Finding(Fault.CLAIM_WITHOUT_ENTRY, "claims", detail)
