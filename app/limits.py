@@ -50,6 +50,9 @@ class Limits:
     lookup_keys_max: int = _bound(
         10_000, "IDs and hints", "a page of missed messages, below one second of look-ups"
     )
+    entries_max: int = _bound(
+        10_000, "digests", "one streamed answer; only a part of it is in memory at a time"
+    )
     page_items_max: int = _bound(1_000, "messages", "the contract's ceiling (api.md)")
     page_items_default: int = _bound(100, "messages", "the contract's default (api.md)")
     reply_bytes_max: int = _bound(
@@ -77,6 +80,9 @@ class Limits:
     met_ids_max: int = _bound(
         1_000_000, "IDs", "sync messages are free to send; the oldest are forgotten first"
     )
+    refused_digests_max: int = _bound(
+        100_000, "digests", "what local policy refuses; one forgotten costs one more fetch"
+    )
 
     # --- ingest ------------------------------------------------------------------------------
     group_items_max: int = _bound(
@@ -91,9 +97,15 @@ class Limits:
     )
 
     # --- live readers ------------------------------------------------------------------------
-    live_readers_max: int = _bound(1_000, "connections", "each holds a queue")
+    live_readers_max: int = _bound(1_000, "connections", "each holds a write buffer")
     live_queue_items_max: int = _bound(
         1_000, "messages", "a reader further behind gets a gap event and reads the feed"
+    )
+    live_queue_bytes_max: int = _bound(
+        32 * MIB, "bytes of frames", "all live readers share one buffer"
+    )
+    live_heartbeat_s: int = _bound(
+        15, "seconds", "proxies close connections that are silent for 30 to 60"
     )
 
     # --- reconciliation and peers --------------------------------------------------------------
@@ -112,6 +124,13 @@ class Limits:
         16, "times the request", "a caller without credentials gains little by forging one"
     )
     recon_interests_max: int = _bound(1_024, "interests", "remembered by hash, oldest forgotten")
+    negentropy_body_bytes_max: int = _bound(MIB, "bytes", "clients set frames of 60 to 500 kB")
+    negentropy_reply_bytes_max: int = _bound(
+        500_000, "bytes", "what relays of that protocol use; the client asks on"
+    )
+    negentropy_channels_max: int = _bound(
+        16, "channels", "sorted columns kept for the next message: 44 bytes per entry"
+    )
     session_nonce_lifetime_s: int = _bound(
         600, "seconds", "how long a session key may be used before both sides draw new nonces"
     )

@@ -1,0 +1,1 @@
+"""The one door: every message enters here, whichever way it came."""

@@ -1,0 +1,227 @@
+"""Group commit: one thread writes whatever waited while its last commit ran.
+
+Nothing ever waits for a group to fill: a single publisher commits at once, and while the disk is busy
+with that commit, everybody else's messages gather and share the next one. Rules that callers rely on:
+
+- an answer is given after the commit of what it answers, a duplicate's after that of the first copy,
+  because both are written by the same group or one after the other;
+- a group that fails is retried job by job and, inside of a job, row by row, so that one bad row costs
+  only itself; a full disk or an absent database is everybody's answer and is not retried here;
+- listeners run on the event loop after the commit and before the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.entries import NewEntry
+from app.errors import Code, Problem
+from app.ingest.records import Committed
+from app.limits import Limits
+from app.store.records import MetId, WriteResult
+from app.store.store import Store
+
+Listener = Callable[[list[Committed]], None]
+Written = WriteResult | Problem
+Answer = list[Written] | Problem
+"""To one job: a result for each entry, or the fault that all of its group share."""
+
+RETRY_AFTER_S = 1
+"""What an overloaded writer asks its callers to wait: it empties its queue in about two seconds."""
+
+_log = logging.getLogger(__name__)
+_SHARED_FAULTS = frozenset({Code.DISK_FULL, Code.STORE_UNAVAILABLE})
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the writer did since it started, and what waits for it now."""
+
+    groups: int = 0
+    entries: int = 0
+    bytes: int = 0
+    largest_group: int = 0
+    failed_groups: int = 0
+    queue_items: int = 0
+    queue_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What one caller wants written, and the future that waits for it."""
+
+    entries: Sequence[NewEntry]
+    met: Sequence[MetId]
+    refused: Sequence[bytes]
+    future: asyncio.Future[list[Written]]
+    bytes: int
+
+    @property
+    def items(self) -> int:
+        return len(self.entries) + len(self.met) + len(self.refused)
+
+
+class GroupCommitter:
+    """The only way into the store's writing side. Belongs to the event loop that starts it."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self.counters = Counters()
+        self.listeners: list[Listener] = []
+        self._store = store
+        self._limits = limits
+        self._waiting: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Become the store's writer; `StoreBusyError` where another process is it."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._store.begin_writing)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop,), name="sdstore-writer", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Write what waits, then stop."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def submit(
+        self,
+        entries: Sequence[NewEntry],
+        met: Sequence[MetId] = (),
+        refused: Sequence[bytes] = (),
+    ) -> list[Written]:
+        """One result for each entry, in order, once it is on disk.
+
+        Raises `Problem`: OVERLOADED where the queue has no room for all of it, DISK_FULL and
+        STORE_UNAVAILABLE where the whole group could not be written.
+        """
+        if self._loop is None or self._closing:
+            raise Problem(Code.NOT_READY, "the writer is not running")
+        size = sum(len(entry.frame) for entry in entries)
+        job = _Job(entries, met, refused, self._loop.create_future(), size)
+        self._admit(job)
+        # A caller that goes away does not take back what was handed over.
+        return await asyncio.shield(job.future)
+
+    def _admit(self, job: _Job) -> None:
+        counters, limits = self.counters, self._limits
+        with self._wake:
+            # A job larger than the queue is let in alone, or it could never be.
+            if self._waiting and (
+                counters.queue_items + job.items > limits.ingest_queue_items_max
+                or counters.queue_bytes + job.bytes > limits.ingest_queue_bytes_max
+            ):
+                raise Problem(
+                    Code.OVERLOADED,
+                    "more messages wait for the disk than may",
+                    headers={"Retry-After": str(RETRY_AFTER_S)},
+                )
+            self._waiting.append(job)
+            counters.queue_items += job.items
+            counters.queue_bytes += job.bytes
+            self._wake.notify()
+
+    # ---- the writer's thread
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while group := self._next_group():
+            loop.call_soon_threadsafe(self._finish, group, self._write_or_retry(group))
+
+    def _next_group(self) -> list[_Job]:
+        """Everything that waits, up to the bounds of a group; nothing at the end."""
+        with self._wake:
+            while not self._waiting and not self._closing:
+                self._wake.wait()
+            group: list[_Job] = []
+            items = size = 0
+            while self._waiting and (not group or self._fits(items, size, self._waiting[0])):
+                job = self._waiting.popleft()
+                items, size = items + job.items, size + job.bytes
+                group.append(job)
+            self.counters.queue_items -= items
+            self.counters.queue_bytes -= size
+            return group
+
+    def _fits(self, items: int, size: int, job: _Job) -> bool:
+        limits = self._limits
+        return items + job.items <= limits.group_items_max and (
+            size + job.bytes <= limits.group_bytes_max
+        )
+
+    def _write_or_retry(self, group: list[_Job]) -> list[Answer]:
+        try:
+            return self._write(group)
+        except Exception as error:  # noqa: BLE001 - whatever it is, every caller gets an answer
+            self.counters.failed_groups += 1
+            if isinstance(error, Problem) and error.code in _SHARED_FAULTS:
+                _log.warning("a group could not be written: %s", error)
+                return [error] * len(group)
+            _log.warning("a group failed, retrying row by row", exc_info=error)
+            return [self._write_rows(job) for job in group]
+
+    def _write(self, group: list[_Job]) -> list[Answer]:
+        entries = [entry for job in group for entry in job.entries]
+        met = [each for job in group for each in job.met]
+        refused = [digest for job in group for digest in job.refused]
+        results = iter(self._store.write_group(entries, met, refused))
+        counters = self.counters
+        counters.groups += 1
+        counters.entries += len(entries)
+        counters.bytes += sum(job.bytes for job in group)
+        counters.largest_group = max(counters.largest_group, len(entries))
+        return [[next(results) for _ in job.entries] for job in group]
+
+    def _write_rows(self, job: _Job) -> list[Written]:
+        self._attempt((), job.met, job.refused)
+        return [written for entry in job.entries for written in self._attempt((entry,), (), ())]
+
+    def _attempt(
+        self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
+    ) -> Sequence[Written]:
+        try:
+            return self._store.write_group(entries, met, refused)
+        except Problem as problem:
+            return [problem] * len(entries)
+        except Exception:  # noqa: BLE001 - the row's fault, of whatever kind
+            _log.exception("a row could not be written")
+            return [Problem(Code.INTERNAL_ERROR, "it could not be written")] * len(entries)
+
+    # ---- back on the event loop
+
+    def _finish(self, group: list[_Job], answers: list[Answer]) -> None:
+        committed = [
+            Committed(entry, result)
+            for job, answer in zip(group, answers, strict=True)
+            if isinstance(answer, list)
+            for entry, result in zip(job.entries, answer, strict=True)
+            if isinstance(result, WriteResult) and (result.is_new or result.new_claims)
+        ]
+        if committed:
+            self._tell(committed)
+        for job, answer in zip(group, answers, strict=True):
+            if job.future.done():
+                continue
+            if isinstance(answer, Problem):
+                job.future.set_exception(answer)
+            else:
+                job.future.set_result(answer)
+
+    def _tell(self, committed: list[Committed]) -> None:
+        for listener in self.listeners:
+            try:
+                listener(committed)
+            except Exception:  # noqa: BLE001 - what is committed is, and its publisher must hear so
+                _log.exception("a listener failed")

@@ -1,0 +1,113 @@
+"""The one door: whatever way a message came, it is checked, written and announced here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from app.entries import NewEntry, Outcome, OutcomeKind
+from app.errors import Problem
+from app.ingest.committer import GroupCommitter, Listener, Written
+from app.ingest.prepare import prepare
+from app.ingest.records import Committed, Publication, Relayed, WakuEnvelope
+from app.limits import Limits
+from app.store.records import MetId
+from app.store.store import Store
+from sdstore.sds.model import Kind
+
+__all__ = ["Committed", "Door", "Publication", "Relayed", "WakuEnvelope"]
+
+RelayListener = Callable[[Relayed], None]
+Prepared = NewEntry | Relayed | Problem
+
+PREPARED_PER_TURN = 100
+"""Messages decoded before other callers of the event loop get their turn: about a millisecond."""
+
+
+class Door:
+    """Where messages enter. What it refuses, every way in refuses, with the same code."""
+
+    def __init__(
+        self,
+        store: Store,
+        committer: GroupCommitter,
+        limits: Limits,
+        listeners: Sequence[Listener] = (),
+        relay_listeners: Sequence[RelayListener] = (),
+    ) -> None:
+        self.store = store
+        self._committer = committer
+        self._limits = limits
+        self._relay_listeners = list(relay_listeners)
+        committer.listeners.extend(listeners)
+
+    async def publish(self, item: Publication) -> Outcome:
+        """What became of one message, once it is on disk. Raises `Problem`."""
+        prepared = prepare(item, self._limits)
+        if isinstance(prepared, NewEntry):
+            (written,) = await self._committer.submit([prepared])
+            outcome = _stored(prepared, written)
+        else:
+            met = _met(prepared)
+            if met:
+                await self._committer.submit([], met)
+            outcome = self._relay(prepared)
+        if isinstance(outcome, Problem):
+            raise outcome
+        return outcome
+
+    async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
+        """One outcome for each item, in order; a bad item does not spoil the rest."""
+        prepared = await self._prepare_all(items)
+        entries = [each for each in prepared if isinstance(each, NewEntry)]
+        met = [
+            each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
+        ]
+        try:
+            written = await self._committer.submit(entries, met) if entries or met else []
+        except Problem as problem:
+            return [each if isinstance(each, Problem) else problem for each in prepared]
+        results = iter(written)
+        return [
+            _stored(each, next(results))
+            if isinstance(each, NewEntry)
+            else self._relay(each)
+            if isinstance(each, Relayed)
+            else each
+            for each in prepared
+        ]
+
+    async def remember_refused(self, digests: Sequence[bytes]) -> None:
+        """Local policy refused these: `store.refused` names them, so that no sync asks again."""
+        await self._committer.submit([], refused=digests)
+
+    async def _prepare_all(self, items: Sequence[Publication]) -> list[Prepared]:
+        prepared: list[Prepared] = []
+        for number, item in enumerate(items, 1):
+            try:
+                prepared.append(prepare(item, self._limits))
+            except Problem as problem:
+                prepared.append(problem)
+            if number % PREPARED_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return prepared
+
+    def _relay(self, relayed: Relayed) -> Outcome:
+        for listener in self._relay_listeners:
+            listener(relayed)
+        message = relayed.message
+        return Outcome(OutcomeKind.RELAYED, message.message_id, message.channel_id)
+
+
+def _met(relayed: Relayed) -> list[MetId]:
+    """Version 1 participants name sync messages in later histories; ephemeral ones nobody names."""
+    message = relayed.message
+    return [MetId(message.channel_id, message.message_id)] if message.kind is Kind.SYNC else []
+
+
+def _stored(entry: NewEntry, written: Written) -> Outcome | Problem:
+    if isinstance(written, Problem):
+        return written
+    kind = OutcomeKind.STORED if written.is_new else OutcomeKind.DUPLICATE
+    message = entry.message
+    return Outcome(kind, message.message_id, message.channel_id, entry.digest)

@@ -1,0 +1,45 @@
+"""What goes in at the door, and what listeners hear of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.entries import NewEntry
+from app.store.records import WriteResult
+from sdstore.sds.model import Dialect, Message
+
+
+@dataclass(frozen=True, slots=True)
+class WakuEnvelope:
+    """What a Waku transport wrapped around a frame, which is its payload."""
+
+    pubsub_topic: str
+    content_topic: str
+    meta: bytes
+    timestamp_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A frame, the hints its publisher gives for it, and the envelope it came in."""
+
+    frame: bytes
+    hints: tuple[bytes, ...] = ()
+    envelope: WakuEnvelope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A sync or ephemeral message: passed on to live readers, not stored."""
+
+    frame: bytes
+    message: Message
+    dialect: Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An entry that is new or has new claims, after its commit."""
+
+    entry: NewEntry
+    result: WriteResult

@@ -1,0 +1,1 @@
+"""The SQL store: entries, frames, claims and gaps on SQLite or PostgreSQL."""

@@ -1,0 +1,64 @@
+"""What reconciliation and the range index follow: elements in the order they were committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.store.database import Database
+from app.store.records import ElementColumns
+from app.store.sql import Row
+from app.store.statements import ReadStatements
+from sdstore.sds.digest import order_value
+
+DIGEST_BYTES = 32
+_ORDER_OFFSET = np.uint64(order_value(0))
+
+
+class ElementReads:
+    """Entries and claims as elements; refused digests."""
+
+    def __init__(self, database: Database, statements: ReadStatements) -> None:
+        self._database = database
+        self._statements = statements
+
+    async def after(self, seq: int, claim_no: int, limit: int) -> ElementColumns:
+        """Entries after `seq`, at the end of them claims after `claim_no`; up to `limit` of each."""
+        statements = self._statements
+        entries = await self._database.rows(statements.entry_elements, after=seq, limit=limit)
+        claims: Sequence[Row] = ()
+        if len(entries) < limit:
+            claims = await self._database.rows(
+                statements.claim_elements, after=claim_no, limit=limit
+            )
+        columns = _columns(entries, 0), _columns(claims, 1)
+        return ElementColumns(
+            np.concatenate([orders for orders, _, _ in columns]),
+            np.concatenate([ids for _, ids, _ in columns]),
+            np.concatenate([groups for _, _, groups in columns]),
+            entries[-1][0] if entries else seq,
+            claims[-1][0] if claims else claim_no,
+        )
+
+    async def watermark(self) -> tuple[int, int]:
+        """The highest committed sequence and claim numbers; everything up to them is committed."""
+        ((seq, claim_no),) = await self._database.rows(self._statements.watermark)
+        return int(seq), int(claim_no)
+
+    async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these digests a local policy refused lately."""
+        rows = await self._database.among(self._statements.refused, digests)
+        return {row[0] for row in rows}
+
+
+def _columns(
+    rows: Sequence[Row], parity: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint32]]:
+    """Rows of (number, channel number, Lamport timestamp, 32 bytes); group = 2 channels + parity."""
+    _, channel_numbers, lamports, ids = zip(*rows, strict=True) if rows else ((), (), (), ())
+    orders = np.array(lamports, dtype=np.int64).view(np.uint64) + _ORDER_OFFSET
+    groups = np.array(channel_numbers, dtype=np.uint32) * np.uint32(2) + np.uint32(parity)
+    flat = np.frombuffer(b"".join(ids), dtype=np.uint8)
+    return orders, flat.reshape(-1, DIGEST_BYTES), groups

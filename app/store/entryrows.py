@@ -1,0 +1,56 @@
+"""Rows of entries become `Entry` records; their frames are read apart, up to a bound in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from app.entries import Entry
+from app.store.database import Database
+from app.store.frames import unpack
+from app.store.sql import Row
+from app.store.statements import ReadStatements
+from sdstore.sds.model import Dialect
+
+
+class EntryRow(NamedTuple):
+    """The columns of an entry without its frame."""
+
+    seq: int
+    channel_id: str
+    message_id: str
+    lamport: int
+    digest: bytes
+    frame_hash: bytes
+    dialect: int
+    received_at_ms: int
+    frame_bytes: int
+
+
+ENTRY_WIDTH = len(EntryRow._fields)
+# Looking a member up by value costs more than reading the row.
+_DIALECTS = {int(dialect): dialect for dialect in Dialect}
+
+
+def entry_of(row: Row, frame: bytes) -> Entry:
+    """The record of a row that begins with the columns of `EntryRow`."""
+    seq, channel_id, message_id, lamport, digest, frame_hash, dialect, at_ms = row[:8]
+    return Entry(
+        seq, channel_id, message_id, lamport, digest, frame_hash, _DIALECTS[dialect], at_ms, frame
+    )
+
+
+def fitting_count(rows: Sequence[Row], bytes_max: int, *, at_least: int = 1) -> int:
+    """How many rows' frames fit into `bytes_max`; at least one, so that every reader gets on."""
+    sizes = accumulate(row[ENTRY_WIDTH - 1] for row in rows)
+    return max(at_least, sum(1 for size in sizes if size <= bytes_max))
+
+
+async def load_entries(
+    database: Database, statements: ReadStatements, rows: Sequence[Row]
+) -> list[Entry]:
+    """The entries of these rows, in their order."""
+    stored: list[Any] = await database.among(statements.frames, [row[0] for row in rows])
+    frames = {seq: unpack(codec, reference, data) for seq, codec, reference, data in stored}
+    return [entry_of(row, frames[row[0]]) for row in rows]

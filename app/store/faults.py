@@ -1,0 +1,17 @@
+"""Why a store could not be opened. Faults of single requests are `app.errors.Problem`s."""
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text says why and what to do."""
+
+
+class UnsupportedDatabaseError(StoreError):
+    """The URL names no database this node can use."""
+
+
+class SchemaTooNewError(StoreError):
+    """The database was written by a newer sdstore, which this one must not touch."""
+
+
+class StoreBusyError(StoreError):
+    """Another process writes to this SQLite file."""

@@ -1,0 +1,35 @@
+"""Gaps of a channel: what its histories name and the store lacks."""
+
+from __future__ import annotations
+
+from app.store.database import Database
+from app.store.keys import Keys
+from app.store.records import Gap, GapPage, Position
+from app.store.statements import ReadStatements
+
+
+class GapReads:
+    """Pages of gaps."""
+
+    def __init__(self, database: Database, statements: ReadStatements, keys: Keys) -> None:
+        self._database = database
+        self._statements = statements
+        self._keys = keys
+
+    async def page(self, channel_id: str, after: Position | None, limit: int) -> GapPage:
+        """Missing IDs as UTF-8 bytes sort, each with the hints that histories give for it."""
+        channel = await self._database.rows(self._statements.channel, channel_id=channel_id)
+        if not channel:
+            return GapPage([], None)
+        number = int(channel[0][1])
+        begin = "" if after is None else str(after[0])
+        rows = await self._database.rows(
+            self._statements.gaps, channel_no=number, after=begin, limit=limit + 1
+        )
+        missing = [message_id for (message_id,) in rows[:limit]]
+        asked = [(self._keys.of_text(each), number, each) for each in missing]
+        hints: list[list[bytes]] = [[] for _ in missing]
+        for which, hint in await self._database.each(self._statements.history_hints, asked):
+            hints[which].append(hint)
+        gaps = [Gap(each, tuple(found)) for each, found in zip(missing, hints, strict=True)]
+        return GapPage(gaps, (missing[-1],) if len(rows) > limit else None)

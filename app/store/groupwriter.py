@@ -1,0 +1,234 @@
+"""Writes one group of entries in one transaction. Runs on the writer's thread alone.
+
+Everything a group needs to know of the database is asked in a few queries for the whole group:
+which digests are here, which channels have numbers, which references are unresolved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from app.entries import NewEntry
+from app.limits import Limits
+from app.store.database import Database, Transaction
+from app.store.frames import pack
+from app.store.keys import Keys
+from app.store.records import MetId, NewClaim, WriteResult
+from app.store.references import ReferenceWriter
+from app.store.sql import Row
+from app.store.writestatements import WriteStatements
+from sdstore.sds.digest import claim_id
+
+CHANNEL_NUMBERS_MAX = 65_536
+"""Channels whose numbers the writer remembers; another one costs a query."""
+
+PREFIX_BYTES = 8
+
+
+@dataclass(slots=True)
+class Group:
+    """What one transaction finds out and decides."""
+
+    last_seq: int
+    last_claim_no: int
+    last_history_no: int
+    last_channel_no: int
+    has_missing: bool
+    received_at_ms: int
+    known: dict[bytes, WriteResult] = field(default_factory=dict)
+    channel_numbers: dict[str, int] = field(default_factory=dict)
+    written: list[tuple[NewEntry, WriteResult]] = field(default_factory=list)
+
+
+class GroupWriter:
+    """Writes groups; remembers only what was committed."""
+
+    def __init__(
+        self, database: Database, keys: Keys, limits: Limits, now_ms: Callable[[], int]
+    ) -> None:
+        self._database = database
+        self._keys = keys
+        self._limits = limits
+        self._now_ms = now_ms
+        self._statements = WriteStatements(database.sql, limits)
+        self._references = ReferenceWriter(self._statements, keys, limits)
+        self._channel_numbers: dict[str, int] = {}
+
+    def write(
+        self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
+    ) -> list[WriteResult]:
+        """One result for each entry, in order; nothing is written if it raises."""
+        with self._database.transaction() as transaction:
+            group = self._begin(transaction)
+            self._find_known(transaction, group, entries)
+            self._number_channels(transaction, group, entries, met)
+            results = [self._decide(group, entry) for entry in entries]
+            self._insert(transaction, group)
+            claims = self._write_claims(transaction, group, entries)
+            settled = self._references.write(transaction, group, met)
+            self._write_refused(transaction, refused)
+        self._remember(group)
+        self._references.remember(settled)
+        return _with_claims(entries, results, claims)
+
+    def _begin(self, transaction: Transaction) -> Group:
+        seq, claim_no, history_no, channel_no, has_missing = transaction.rows(
+            self._statements.numbers
+        )[0]
+        return Group(seq, claim_no, history_no, channel_no, bool(has_missing), self._now_ms())
+
+    def _find_known(
+        self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
+    ) -> None:
+        wanted = {entry.digest for entry in entries}
+        prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})
+        for digest, seq, channel_no, at_ms in transaction.among(self._statements.known, prefixes):
+            if digest in wanted:
+                group.known[digest] = WriteResult(seq, channel_no, at_ms, is_new=False)
+
+    def _number_channels(
+        self,
+        transaction: Transaction,
+        group: Group,
+        entries: Sequence[NewEntry],
+        met: Sequence[MetId],
+    ) -> None:
+        numbers = group.channel_numbers
+        new = {e.message.channel_id for e in entries if e.digest not in group.known}
+        wanted = new | {each.channel_id for each in met}
+        numbers.update((c, self._channel_numbers[c]) for c in wanted if c in self._channel_numbers)
+        unknown = [channel_id for channel_id in wanted if channel_id not in numbers]
+        numbers.update(transaction.among(self._statements.channel_numbers, unknown))
+        for channel_id in sorted(new - numbers.keys()):
+            group.last_channel_no += 1
+            numbers[channel_id] = group.last_channel_no
+
+    @staticmethod
+    def _decide(group: Group, entry: NewEntry) -> WriteResult:
+        known = group.known.get(entry.digest)
+        if known is not None:
+            return known
+        group.last_seq += 1
+        channel_no = group.channel_numbers[entry.message.channel_id]
+        at_ms = group.received_at_ms
+        result = WriteResult(group.last_seq, channel_no, at_ms, is_new=True)
+        group.written.append((entry, result))
+        # The next copy in this group is a duplicate of this one.
+        group.known[entry.digest] = WriteResult(group.last_seq, channel_no, at_ms, is_new=False)
+        return result
+
+    def _insert(self, transaction: Transaction, group: Group) -> None:
+        rows = [self._message_row(entry, result) for entry, result in group.written]
+        transaction.many(self._statements.insert_messages, rows)
+        frames = [(result.seq, *pack(entry.frame)) for entry, result in group.written]
+        transaction.many(self._statements.insert_frames, frames)
+        transaction.many(self._statements.count_channels, _channel_rows(group))
+
+    def _message_row(self, entry: NewEntry, result: WriteResult) -> Row:
+        message = entry.message
+        return (
+            result.seq,
+            self._keys.of_text(message.message_id),
+            message.lamport_timestamp,
+            result.received_at_ms,
+            result.channel_no,
+            len(entry.frame),
+            int(entry.dialect),
+            0 if entry.id_verifies else 1,
+            message.message_id,
+            entry.digest,
+            entry.frame_hash,
+        )
+
+    def _write_claims(
+        self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
+    ) -> dict[bytes, list[NewClaim]]:
+        """New claims by digest. A better source of a known claim replaces the old one."""
+        wanted = _wanted_claims(entries)
+        if not wanted:
+            return {}
+        here = {group.known[digest].seq: digest for digest in wanted}
+        made_now = {result.seq for _, result in group.written}
+        held: dict[bytes, dict[bytes, int]] = {digest: {} for digest in wanted}
+        raised: list[Row] = []
+        for seq, source, hint, claim_no in transaction.among(
+            self._statements.claims_by_seq, [seq for seq in here if seq not in made_now]
+        ):
+            held[here[seq]][hint] = claim_no
+            if wanted[here[seq]].get(hint, source) < source:
+                raised.append((wanted[here[seq]][hint], claim_no))
+        claims: dict[bytes, list[NewClaim]] = {}
+        rows: list[Row] = []
+        for digest, hints in wanted.items():
+            room = self._limits.hint_claims_per_entry_max - len(held[digest])
+            new = [hint for hint in hints if hint not in held[digest]][: max(room, 0)]
+            for hint in new:
+                group.last_claim_no += 1
+                claim = NewClaim(group.last_claim_no, hint, claim_id(digest, hint))
+                claims.setdefault(digest, []).append(claim)
+                rows.append(self._claim_row(claim, group.known[digest].seq, hints[hint]))
+        transaction.many(self._statements.insert_published, rows)
+        transaction.many(self._statements.raise_source, raised)
+        return claims
+
+    def _claim_row(self, claim: NewClaim, seq: int, source: int) -> Row:
+        key = self._keys.of_bytes(claim.hint)
+        return claim.claim_no, key, seq, source, claim.hint, claim.element_id
+
+    def _write_refused(self, transaction: Transaction, digests: Sequence[bytes]) -> None:
+        """Those that were refused longest ago are forgotten first."""
+        if not digests:
+            return
+        statements = self._statements
+        last = int(transaction.rows(statements.last_refused)[0][0])
+        rows = [(last + number, digest) for number, digest in enumerate(digests, 1)]
+        transaction.many(statements.insert_refused, rows)
+        until = last + len(rows) - self._limits.refused_digests_max
+        transaction.execute(statements.forget_refused, until=until)
+
+    def _remember(self, group: Group) -> None:
+        if len(self._channel_numbers) > CHANNEL_NUMBERS_MAX:
+            self._channel_numbers.clear()
+        self._channel_numbers.update(group.channel_numbers)
+
+
+def _channel_rows(group: Group) -> list[Row]:
+    counts: Counter[str] = Counter()
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for entry, _ in group.written:
+        channel_id = entry.message.channel_id
+        lamport = entry.message.lamport_timestamp or 0
+        counts[channel_id] += 1
+        first[channel_id] = min(lamport, first.get(channel_id, lamport))
+        last[channel_id] = max(lamport, last.get(channel_id, lamport))
+    return [
+        (group.channel_numbers[channel_id], channel_id, count, first[channel_id], last[channel_id])
+        for channel_id, count in counts.items()
+    ]
+
+
+def _wanted_claims(entries: Sequence[NewEntry]) -> dict[bytes, dict[bytes, int]]:
+    """digest -> hint -> best source, in the order they came."""
+    wanted: dict[bytes, dict[bytes, int]] = {}
+    for entry in entries:
+        for claim in entry.claims:
+            hints = wanted.setdefault(entry.digest, {})
+            hints[claim.hint] = min(int(claim.source), hints.get(claim.hint, claim.source))
+    return wanted
+
+
+def _with_claims(
+    entries: Sequence[NewEntry], results: list[WriteResult], claims: dict[bytes, list[NewClaim]]
+) -> list[WriteResult]:
+    """The claims of a digest stand in the result of its first copy in the group."""
+    if not claims:
+        return results
+    return [
+        WriteResult(r.seq, r.channel_no, r.received_at_ms, r.is_new, tuple(new))
+        if (new := claims.pop(entry.digest, None))
+        else r
+        for entry, r in zip(entries, results, strict=True)
+    ]

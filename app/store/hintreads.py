@@ -1,0 +1,157 @@
+"""What retrieval hints may mean: candidates, ranked by where the claim was learned.
+
+Claims are free to make, so each look-up examines a bounded number of them and says how to go on.
+Rank 0 and 1 are claims published with an entry; rank 2 are claims that histories make about a
+channel and message ID, which lead to every entry that bears the ID.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.entries import Claim, ClaimSource
+from app.limits import Limits
+from app.store.database import Database
+from app.store.entryrows import load_entries
+from app.store.keys import Keys
+from app.store.records import HintPage, Position
+from app.store.sql import Row
+from app.store.statements import ReadStatements
+
+HISTORY = int(ClaimSource.HISTORY)
+PREFIX_BYTES = 8
+_START = (-1, 0, 0)
+_LAST_SEQ = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Candidates:
+    """(position, sequence number, digest) of what a hint may mean; `resume` where it was cut."""
+
+    found: list[tuple[Position, int, bytes]] = field(default_factory=list)
+    resume: Position | None = None
+
+
+class HintReads:
+    """Look-ups by hint, and the claims on entries."""
+
+    def __init__(
+        self, database: Database, statements: ReadStatements, keys: Keys, limits: Limits
+    ) -> None:
+        self._database = database
+        self._statements = statements
+        self._keys = keys
+        self._limits = limits
+
+    async def page(
+        self, hint: bytes, channel_id: str | None, limit: int, after: Position | None
+    ) -> HintPage:
+        """Entries that the hint may mean, best first."""
+        (candidates,) = await self._gather([hint], channel_id, after)
+        chosen = candidates.found[:limit]
+        resume = chosen[-1][0] if len(candidates.found) > limit else candidates.resume
+        seqs = [seq for _, seq, _ in chosen]
+        rows = await self._database.among(self._statements.entries_by_seq, seqs)
+        by_seq = {row[0]: row for row in rows}
+        ordered = [by_seq[seq] for seq in seqs]
+        return HintPage(await load_entries(self._database, self._statements, ordered), resume)
+
+    async def matches(
+        self, hints: Sequence[bytes], channel_id: str | None
+    ) -> list[tuple[str | bytes, int, bytes]]:
+        """(hint, sequence number, digest) of the best candidates of each hint."""
+        most = self._limits.variants_listed_max
+        gathered = await self._gather(hints, channel_id, None)
+        return [
+            (hint, seq, digest)
+            for hint, candidates in zip(hints, gathered, strict=True)
+            for _, seq, digest in candidates.found[:most]
+        ]
+
+    async def claims_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
+        """Published claims of entries, in the order they were learned."""
+        prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
+        rows = await self._database.among(self._statements.seqs_by_digest, prefixes)
+        wanted = set(digests)
+        digest_of = {seq: digest for digest, seq in rows if digest in wanted}
+        claims: dict[bytes, list[Claim]] = {}
+        rows = await self._database.among(self._statements.claims_by_seq, list(digest_of))
+        for seq, source, hint, _ in sorted(rows, key=lambda row: int(row[3])):
+            claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
+        return claims
+
+    async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """(digest, hint) of the claim elements that are here, in the order asked."""
+        prefixes = list({element[:PREFIX_BYTES] for element in ids})
+        rows = await self._database.among(self._statements.claims_by_element, prefixes)
+        by_element = {element: (digest, hint) for element, digest, hint in rows}
+        return [by_element[element] for element in dict.fromkeys(ids) if element in by_element]
+
+    async def _gather(
+        self, hints: Sequence[bytes], channel_id: str | None, after: Position | None
+    ) -> list[Candidates]:
+        gathered = [Candidates() for _ in hints]
+        if channel_id is not None:
+            channel = await self._database.rows(self._statements.channel, channel_id=channel_id)
+            if not channel:
+                return gathered
+        channel_no = None if channel_id is None else int(channel[0][1])
+        rank, number, seq = (int(part) for part in after or _START)
+        keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
+        if rank < HISTORY:
+            await self._gather_published(gathered, keyed, channel_no, (rank, number))
+            number = seq = 0
+        await self._gather_history(gathered, keyed, channel_no, (number, seq))
+        return gathered
+
+    async def _gather_published(
+        self,
+        gathered: list[Candidates],
+        keyed: Sequence[Row],
+        channel_no: int | None,
+        after: tuple[int, int],
+    ) -> None:
+        asked = [(*key, *after) for key in keyed]
+        examined = [0] * len(keyed)
+        rows = await self._database.each(self._statements.published_by_hint, asked)
+        for which, source, seq, its_channel_no, digest in rows:
+            examined[which] += 1
+            candidates = gathered[which]
+            if channel_no in (None, its_channel_no):
+                candidates.found.append(((source, seq, 0), seq, digest))
+            if examined[which] == self._limits.hint_candidates_max:
+                candidates.resume = (source, seq, 0)
+
+    async def _gather_history(
+        self,
+        gathered: list[Candidates],
+        keyed: Sequence[Row],
+        channel_no: int | None,
+        after: tuple[int, int],
+    ) -> None:
+        asked = [(*key, after[0]) for key in keyed]
+        rows = await self._database.each(self._statements.history_by_hint, asked)
+        told = [row for row in rows if gathered[row[0]].resume is None]
+        counts = Counter(row[0] for row in told)
+        for which, claim_no, *_ in told:
+            if counts[which] == self._limits.hint_candidates_max:
+                gathered[which].resume = (HISTORY, claim_no, _LAST_SEQ)
+        claims = [row for row in told if channel_no in (None, row[2])]
+        entries = await self._entries_told(claims)
+        published = await self._published([seq for _, seq, _ in entries])
+        for (which, claim_no, *_), seq, digest in entries:
+            hint = keyed[which][1]
+            if (claim_no, seq) > after and (seq, hint) not in published:
+                gathered[which].found.append(((HISTORY, claim_no, seq), seq, digest))
+
+    async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, int, bytes]]:
+        """(history claim, sequence number, digest) of each entry, in order of claim and entry."""
+        named = [(id_key, message_id, number) for _, _, number, id_key, message_id in claims]
+        rows = await self._database.each(self._statements.matches_numbered, named)
+        return [(claims[which], seq, digest) for which, seq, digest in sorted(rows)]
+
+    async def _published(self, seqs: Sequence[int]) -> set[tuple[int, bytes]]:
+        rows = await self._database.among(self._statements.claims_by_seq, list(set(seqs)))
+        return {(seq, hint) for seq, _, hint, _ in rows}

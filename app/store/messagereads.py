@@ -1,0 +1,130 @@
+"""Reading messages: by ID, by digest, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.entries import Entry
+from app.limits import Limits
+from app.store.database import Database, chunks
+from app.store.entryrows import ENTRY_WIDTH, entry_of, fitting_count, load_entries
+from app.store.frames import unpack
+from app.store.groupwriter import PREFIX_BYTES
+from app.store.hintreads import HintReads
+from app.store.keys import Keys
+from app.store.records import Found, LookupResult
+from app.store.sql import Row
+from app.store.statements import ReadStatements
+
+LookupKey = str | bytes
+Match = tuple[LookupKey, int, bytes]
+"""(key, sequence number, digest)."""
+
+KEYS_PER_STEP = 256
+"""Keys looked up before the size of the reply is checked again."""
+
+
+class MessageReads:
+    """Look-ups of single messages."""
+
+    def __init__(
+        self,
+        database: Database,
+        statements: ReadStatements,
+        keys: Keys,
+        hints: HintReads,
+        limits: Limits,
+    ) -> None:
+        self._database = database
+        self._statements = statements
+        self._keys = keys
+        self._hints = hints
+        self._limits = limits
+
+    async def find(self, message_id: str, channel_id: str | None) -> Found | None:
+        """The entry served under an ID, and the digests of all that bear it."""
+        key = self._keys.of_text(message_id)
+        if channel_id is None:
+            rows = await self._database.single(self._statements.find, (key, message_id))
+        else:
+            query = self._statements.find_in_channel
+            rows = await self._database.single(query, (key, message_id, channel_id))
+        if not rows:
+            return None
+        served = rows[0]
+        entry = entry_of(served, unpack(*served[ENTRY_WIDTH:]))
+        if len(rows) == 1:
+            return Found(entry, (entry.digest,))
+        matches = await self._matches([message_id], channel_id)
+        return Found(entry, tuple(digest for _, _, digest in matches))
+
+    async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
+        """The entries that are here, in the order asked."""
+        prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
+        rows = await self._database.among(self._statements.entries_by_digest, prefixes)
+        by_digest = {row[4]: row for row in rows}
+        found = [by_digest[digest] for digest in dict.fromkeys(digests) if digest in by_digest]
+        return await load_entries(self._database, self._statements, found)
+
+    async def lookup(
+        self,
+        ids: Sequence[str],
+        hints: Sequence[bytes],
+        channel_id: str | None,
+        *,
+        presence_only: bool,
+        bytes_max: int,
+    ) -> LookupResult:
+        """What each key leads to, until the frames of the answer pass `bytes_max`."""
+        result = LookupResult([], [], [])
+        room = bytes_max
+        asked: list[LookupKey] = [*dict.fromkeys(ids), *dict.fromkeys(hints)]
+        for step in chunks(asked, KEYS_PER_STEP):
+            if room <= 0:
+                result.not_examined.extend(step)
+                continue
+            matches = await self._matches(step, channel_id)
+            if presence_only:
+                result.found.extend((key, digest) for key, _, digest in matches)
+                found = {key for key, _, _ in matches}
+                result.missing.extend(key for key in step if key not in found)
+            else:
+                room = await self._load_step(result, step, matches, room)
+        return result
+
+    async def _load_step(
+        self, result: LookupResult, step: Sequence[LookupKey], matches: list[Match], room: int
+    ) -> int:
+        """Adds what fits; returns the room that is left, nothing once the reply is full."""
+        seqs = list({seq for _, seq, _ in matches})
+        rows = await self._database.among(self._statements.entries_by_seq, seqs)
+        by_seq = {row[0]: row for row in rows}
+        wanted = [by_seq[seq] for _, seq, _ in matches]
+        count = fitting_count(wanted, room, at_least=0 if result.found else 1)
+        entries = await load_entries(self._database, self._statements, wanted[:count])
+        result.found.extend((m[0], e) for m, e in zip(matches, entries, strict=False))
+        answered = {key for key, _, _ in matches[:count]}
+        matched = {key for key, _, _ in matches}
+        result.missing.extend(key for key in step if key not in matched)
+        left_out = [key for key in step if key in matched and key not in answered]
+        result.not_examined.extend(left_out)
+        if count < len(wanted):
+            return 0
+        return room - sum(int(row[ENTRY_WIDTH - 1]) for row in wanted)
+
+    async def _matches(self, step: Sequence[LookupKey], channel_id: str | None) -> list[Match]:
+        ids = [key for key in step if isinstance(key, str)]
+        hints = [key for key in step if isinstance(key, bytes)]
+        found = await self._id_matches(ids, channel_id) if ids else []
+        if hints:
+            found += await self._hints.matches(hints, channel_id)
+        return found
+
+    async def _id_matches(self, ids: Sequence[str], channel_id: str | None) -> list[Match]:
+        keyed: list[Row] = [(self._keys.of_text(each), each) for each in ids]
+        query = self._statements.matches
+        if channel_id is not None:
+            query = self._statements.matches_in_channel
+            keyed = [(*row, channel_id) for row in keyed]
+        rows = await self._database.each(query, keyed)
+        return [(ids[number], seq, digest) for number, seq, digest in rows]

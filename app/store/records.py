@@ -1,0 +1,124 @@
+"""What the store gives and takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.entries import Entry
+
+Position = tuple[int | str, ...]
+"""Where a reader is: log `(lamport, message ID, digest in hex)`, arrival and feed `(seq,)`,
+hint `(rank, number, seq)`, gaps `(message ID,)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetId:
+    """The ID of a sync message: met, without content, and no gap from now on."""
+
+    channel_id: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewClaim:
+    """A hint claim that this write made; `element_id` is its 32-byte element."""
+
+    claim_no: int
+    hint: bytes
+    element_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of one entry of a group. `received_at_ms` is that of the first copy."""
+
+    seq: int
+    channel_no: int
+    received_at_ms: int
+    is_new: bool
+    new_claims: tuple[NewClaim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The entry served by ID, and the digests of all matches, the served one first (capped)."""
+
+    entry: Entry
+    variants: tuple[bytes, ...]
+
+    @property
+    def variants_count(self) -> int:
+        """How many matches are listed."""
+        return len(self.variants)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """Answers to many keys (IDs as str, hints as bytes). A key with several matches has several
+    rows; `not_examined` keys did not fit the reply."""
+
+    found: list[tuple[str | bytes, Entry | bytes]]
+    missing: list[str | bytes]
+    not_examined: list[str | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries in order; `next` is None at the end."""
+
+    entries: list[Entry]
+    next: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class HintPage:
+    """Ranked candidates. Under claim spam a page may be short, even empty, and go on."""
+
+    entries: list[Entry]
+    next: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelInfo:
+    """A channel and what it holds."""
+
+    channel_id: str
+    channel_no: int
+    count: int
+    lamport_first: int
+    lamport_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A message that histories name and the store lacks, with the hints they give (capped)."""
+
+    message_id: str
+    hints: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GapPage:
+    """Gaps by message ID as UTF-8 bytes."""
+
+    gaps: list[Gap]
+    next: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class ElementColumns:
+    """Elements in the order they were committed: orders u64[n], ids u8[n, 32], groups u32[n]."""
+
+    orders: NDArray[np.uint64]
+    ids: NDArray[np.uint8]
+    groups: NDArray[np.uint32]
+    seq: int
+    claim_no: int
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """What to go on with."""
+        return self.seq, self.claim_no

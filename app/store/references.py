@@ -1,0 +1,130 @@
+"""What causal histories say: hints of other messages, and which messages are missing.
+
+Histories repeat themselves (js-waku's repeat 199 of 200 entries from one message to the next), so
+what was settled lately is remembered and costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from app.limits import Limits
+from app.store.database import Transaction
+from app.store.keys import Keys
+from app.store.records import MetId
+from app.store.sql import Row
+from app.store.writestatements import WriteStatements
+
+if TYPE_CHECKING:
+    from app.store.groupwriter import Group
+
+SETTLED_MAX = 65_536
+"""References remembered as settled: the windows of some 300 busy channels, about 16 MiB."""
+
+Reference = tuple[int, str, bytes]
+"""(channel number, message ID, hint or nothing)."""
+Name = tuple[int, str]
+"""(channel number, message ID)."""
+
+
+class ReferenceWriter:
+    """Writes history claims, missing references and met IDs."""
+
+    def __init__(self, statements: WriteStatements, keys: Keys, limits: Limits) -> None:
+        self._statements = statements
+        self._keys = keys
+        self._limits = limits
+        self._settled: dict[Reference, None] = {}
+
+    def write(
+        self, transaction: Transaction, group: Group, met: Sequence[MetId]
+    ) -> dict[Reference, None]:
+        """The references that are settled once the group is committed."""
+        arrived = {(r.channel_no, entry.message.message_id) for entry, r in group.written}
+        self._write_met(transaction, met)
+        if group.has_missing:
+            self._delete_found(transaction, group, arrived, met)
+        unsettled = self._unsettled(group)
+        names = dict.fromkeys((channel_no, message_id) for channel_no, message_id, _ in unsettled)
+        self._write_missing(transaction, group, [name for name in names if name not in arrived])
+        self._write_history_claims(transaction, group, unsettled)
+        return unsettled
+
+    def remember(self, settled: dict[Reference, None]) -> None:
+        """Called after the commit: what was rolled back is not settled."""
+        if len(self._settled) + len(settled) > SETTLED_MAX:
+            self._settled.clear()
+        self._settled.update(settled)
+
+    def _unsettled(self, group: Group) -> dict[Reference, None]:
+        settled = self._settled
+        return {
+            reference: None
+            for entry, result in group.written
+            for told in entry.message.causal_history
+            if (reference := (result.channel_no, told.message_id, told.retrieval_hint))
+            not in settled
+        }
+
+    def _delete_found(
+        self, transaction: Transaction, group: Group, arrived: set[Name], met: Iterable[MetId]
+    ) -> None:
+        found = [
+            (number, each.message_id)
+            for each in met
+            if (number := group.channel_numbers.get(each.channel_id)) is not None
+        ]
+        transaction.many(self._statements.delete_missing, [*arrived, *found])
+
+    def _write_missing(self, transaction: Transaction, group: Group, names: Sequence[Name]) -> None:
+        keyed = [
+            (self._keys.of_text(message_id), message_id, channel_no)
+            for channel_no, message_id in names
+        ]
+        here = {row[0] for row in transaction.each(self._statements.is_here, keyed)}
+        absent = [name for number, name in enumerate(names) if number not in here]
+        channel_ids = {number: channel_id for channel_id, number in group.channel_numbers.items()}
+        asked = [self._met_key(channel_ids[number], message_id) for number, message_id in absent]
+        are_met = {row[0] for row in transaction.each(self._statements.is_met, asked)}
+        missing = [name for number, name in enumerate(absent) if number not in are_met]
+        transaction.many(self._statements.insert_missing, missing)
+
+    def _write_history_claims(
+        self, transaction: Transaction, group: Group, unsettled: Iterable[Reference]
+    ) -> None:
+        hints: dict[Name, list[bytes]] = {}
+        for channel_no, message_id, hint in unsettled:
+            if hint:
+                hints.setdefault((channel_no, message_id), []).append(hint)
+        names = list(hints)
+        keys = [self._keys.of_text(message_id) for _, message_id in names]
+        held: list[list[bytes]] = [[] for _ in names]
+        asked = [(key, *name) for key, name in zip(keys, names, strict=True)]
+        for number, hint in transaction.each(self._statements.history_hints, asked):
+            held[number].append(hint)
+        rows: list[Row] = []
+        for (channel_no, message_id), key, known in zip(names, keys, held, strict=True):
+            room = self._limits.hint_claims_per_entry_max - len(known)
+            new = [hint for hint in hints[channel_no, message_id] if hint not in known]
+            for hint in new[: max(room, 0)]:
+                group.last_history_no += 1
+                hint_key = self._keys.of_bytes(hint)
+                rows.append((group.last_history_no, hint_key, key, channel_no, message_id, hint))
+        transaction.many(self._statements.insert_history, rows)
+
+    def _write_met(self, transaction: Transaction, met: Sequence[MetId]) -> None:
+        if not met:
+            return
+        statements = self._statements
+        asked = [self._met_key(m.channel_id, m.message_id) for m in dict.fromkeys(met)]
+        known = {row[0] for row in transaction.each(statements.is_met, asked)}
+        new = [row for number, row in enumerate(asked) if number not in known]
+        last = int(transaction.rows(statements.last_met)[0][0])
+        transaction.many(statements.insert_met, [(last + n, *row) for n, row in enumerate(new, 1)])
+        until = last + len(new) - self._limits.met_ids_max
+        transaction.execute(statements.forget_met, until=until)
+
+    def _met_key(self, channel_id: str, message_id: str) -> tuple[int, str, str]:
+        # No ID holds U+0000, so the pair has one key.
+        return self._keys.of_text(f"{channel_id}\0{message_id}"), channel_id, message_id

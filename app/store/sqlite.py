@@ -1,0 +1,230 @@
+"""SQLite: one file, read on the event loop, written by one thread of one process.
+
+A look-up takes some microseconds, less than handing it to a thread would, so reads run directly on
+the event loop; write-ahead logging keeps them from ever waiting for the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import make_url
+
+from app.errors import Code, Problem
+from app.store.database import Database, Transaction, chunks
+from app.store.faults import StoreBusyError, UnsupportedDatabaseError
+from app.store.migrate import is_current, migrate
+from app.store.sql import SQLITE_KEYS_PER_QUERY, ManyQuery, Query, Row, SqliteSql
+
+WRITER_CACHE_KIB = 64 * 1024
+"""Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
+
+READER_CACHE_KIB = 16 * 1024
+READER_MMAP_BYTES = 1024**3
+"""Pages are read where the system caches them instead of being copied; address space, not memory."""
+
+WAL_PAGES = 16_384
+"""64 MiB of write-ahead log before a checkpoint, which writes each changed page only once."""
+
+BUSY_TIMEOUT_MS = 5_000
+"""Readers of other processes may hold a checkpoint up for a moment, never a commit."""
+
+LOOKUPS_PER_TURN = 256
+"""Look-ups between which other callers of the event loop get their turn: about a millisecond."""
+
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CANTOPEN,
+}
+
+
+class SqliteDatabase(Database):
+    """One SQLite file."""
+
+    def __init__(self, url: str) -> None:
+        self.sql = SqliteSql()
+        self.path = _path_of(url)
+        self._reader = self._connect()
+        self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+        self._reader.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
+        self._writer: sqlite3.Connection | None = None
+        self._lock: sqlite3.Connection | None = None
+
+    @classmethod
+    def open(cls, url: str) -> SqliteDatabase:
+        """Make the file where there is none, and bring it to this code's schema."""
+        path = _path_of(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_current(_revision(path)):
+            with _writing_alone(path):
+                migrate(url)
+        return cls(url)
+
+    async def rows(self, query: Query, **values: Any) -> list[Row]:
+        return self._reader.execute(query.text, query.arguments(values)).fetchall()
+
+    async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
+        found: list[Row] = []
+        for number, part in enumerate(chunks(keys, SQLITE_KEYS_PER_QUERY)):
+            if number:
+                await asyncio.sleep(0)
+            found += _among(self._reader, query, part)
+        return found
+
+    async def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
+        found: list[Row] = []
+        for number, part in enumerate(chunks(arguments, LOOKUPS_PER_TURN)):
+            if number:
+                await asyncio.sleep(0)
+            found += _each(self._reader, query, part, number * LOOKUPS_PER_TURN)
+        return found
+
+    async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
+        return self._reader.execute(query.text, arguments + query.constants).fetchall()
+
+    def begin_writing(self) -> None:
+        if self._writer is None:
+            self._lock = _writer_lock(self.path)
+            self._writer = self._connect()
+            self._writer.execute("PRAGMA synchronous = FULL")
+            self._writer.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
+            self._writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        if self._writer is None:
+            raise Problem(Code.STORE_UNAVAILABLE, "this process is not the writer of this store")
+        writer = self._writer
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            yield SqliteTransaction(writer)
+            writer.execute("COMMIT")
+        except BaseException as error:
+            # Some faults roll back by themselves, and a failed roll-back must not hide the fault.
+            if writer.in_transaction:
+                with suppress(sqlite3.Error):
+                    writer.execute("ROLLBACK")
+            problem = problem_of(error)
+            if problem is not None:
+                raise problem from error
+            raise
+
+    async def close(self) -> None:
+        for connection in (self._reader, self._writer, self._lock):
+            if connection is not None:
+                connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        # Connections are handed between threads, never shared by two at a time.
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        return connection
+
+
+class SqliteTransaction:
+    """The writer's connection inside of a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, query: Query, **values: Any) -> list[Row]:
+        return self._connection.execute(query.text, query.arguments(values)).fetchall()
+
+    def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
+        return [
+            row
+            for part in chunks(keys, SQLITE_KEYS_PER_QUERY)
+            for row in _among(self._connection, query, part)
+        ]
+
+    def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
+        return _each(self._connection, query, arguments, 0)
+
+    def execute(self, query: Query, **values: Any) -> None:
+        self._connection.execute(query.text, query.arguments(values))
+
+    def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
+        if rows:
+            self._connection.executemany(query.text, rows)
+
+
+def problem_of(error: BaseException) -> Problem | None:
+    """The refusal that a fault of the database is; None where the data are at fault."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if primary in _FULL:
+        return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
+    if primary in _UNAVAILABLE:
+        return Problem(Code.STORE_UNAVAILABLE, f"the database refuses: {error}")
+    return None
+
+
+def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
+    padding = SQLITE_KEYS_PER_QUERY - len(keys)
+    padded = (*keys, *([keys[-1]] * padding), *query.constants)
+    return connection.execute(query.text, padded).fetchall()
+
+
+def _each(
+    connection: sqlite3.Connection, query: ManyQuery, arguments: Sequence[Row], first: int
+) -> list[Row]:
+    text, constants = query
+    execute = connection.cursor().execute
+    return [
+        (number, *row)
+        for number, values in enumerate(arguments, first)
+        for row in execute(text, values + constants)
+    ]
+
+
+def _path_of(url: str) -> Path:
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        raise UnsupportedDatabaseError(f"{url!r} names no SQLite file")
+    return Path(parsed.database)
+
+
+def _revision(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(path)
+    try:
+        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+    except (sqlite3.OperationalError, TypeError):
+        return None
+    finally:
+        connection.close()
+
+
+def _writer_lock(path: Path) -> sqlite3.Connection:
+    """A second SQLite file, locked as long as this process lives: works wherever SQLite does."""
+    lock = sqlite3.connect(f"{path}-writer", isolation_level=None, check_same_thread=False)
+    try:
+        lock.execute("PRAGMA locking_mode = EXCLUSIVE")
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as error:
+        lock.close()
+        raise StoreBusyError(f"another process writes to {path}: stop it first") from error
+    return lock
+
+
+@contextmanager
+def _writing_alone(path: Path) -> Iterator[None]:
+    """Hold the writer's lock for as long as a migration takes."""
+    lock = _writer_lock(path)
+    try:
+        yield
+    finally:
+        lock.close()

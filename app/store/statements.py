@@ -1,0 +1,284 @@
+"""What the reading side runs, in Core, compiled once for one database."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    LargeBinary,
+    Select,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    tuple_,
+)
+
+from app.limits import Limits
+from app.store.schema import (
+    ByteText,
+    channels,
+    frames,
+    history_claims,
+    messages,
+    missing_references,
+    prefix,
+    published_claims,
+    refused_digests,
+)
+from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
+
+# The columns of `app.store.entryrows.EntryRow`, in its order.
+_ENTRY_COLUMNS = (
+    messages.c.seq,
+    channels.c.channel_id,
+    messages.c.message_id,
+    messages.c.lamport,
+    messages.c.digest,
+    messages.c.frame_hash,
+    messages.c.dialect,
+    messages.c.received_at_ms,
+    messages.c.frame_bytes,
+)
+_FRAME_COLUMNS = (frames.c.codec, frames.c.reference_no, frames.c.data)
+_SERVED_FIRST = (messages.c.unverified, messages.c.seq)
+_ID_ARGUMENTS: Arguments = {"id_key": BigInteger(), "message_id": ByteText}
+_LOG_ORDER = (
+    messages.c.lamport,
+    messages.c.message_id,
+    prefix(messages.c.digest),
+    messages.c.digest,
+)
+
+
+def _entries() -> Select[Any]:
+    joined = messages.join(channels, messages.c.channel_no == channels.c.channel_no)
+    return select(*_ENTRY_COLUMNS).select_from(joined)
+
+
+def with_id(key: Keyed) -> ColumnElement[bool]:
+    """Messages that bear an ID."""
+    return (messages.c.id_key == key["id_key"]) & (messages.c.message_id == key["message_id"])
+
+
+def constant(value: int) -> ColumnElement[int]:
+    """A number written into the statement."""
+    # PostgreSQL takes no argument as the LIMIT of a lateral query; a literal serves both.
+    return literal_column(str(value), Integer)
+
+
+class ReadStatements:
+    """Compiled reading statements."""
+
+    def __init__(self, sql: SqlDialect, limits: Limits) -> None:
+        self._sql = sql
+        self._variants_max = limits.variants_listed_max
+        self._compile_entries()
+        self._compile_channels()
+        self._compile_claims(limits)
+        self._compile_elements()
+        self.refused = sql.among(
+            refused_digests.c.digest, lambda among: select(refused_digests.c.digest).where(among)
+        )
+
+    def _compile_entries(self) -> None:
+        sql = self._sql
+        in_channel: Arguments = {**_ID_ARGUMENTS, "channel_id": ByteText}
+        self.find = sql.each(_ID_ARGUMENTS, lambda key: self._find(with_id(key)))
+        self.find_in_channel = sql.each(
+            in_channel, lambda key: self._find(with_id(key) & _in_channel(key))
+        )
+        self.matches = sql.each(_ID_ARGUMENTS, lambda key: self._matches(with_id(key)))
+        self.matches_in_channel = sql.each(
+            in_channel, lambda key: self._matches(with_id(key) & _in_channel(key))
+        )
+        self.matches_numbered = sql.each(
+            {**_ID_ARGUMENTS, "channel_no": Integer()},
+            lambda key: self._matches(with_id(key) & (messages.c.channel_no == key["channel_no"])),
+        )
+        self.entries_by_seq = sql.among(messages.c.seq, lambda among: _entries().where(among))
+        self.entries_by_digest = sql.among(
+            prefix(messages.c.digest), lambda among: _entries().where(among)
+        )
+        digests = select(messages.c.digest, messages.c.seq)
+        self.seqs_by_digest = sql.among(prefix(messages.c.digest), digests.where)
+        self.frames = sql.among(
+            frames.c.seq, lambda among: select(frames.c.seq, *_FRAME_COLUMNS).where(among)
+        )
+
+    def _find(self, condition: ColumnElement[bool]) -> Select[Any]:
+        # Two rows: the one that is served, and whether there are others to be listed.
+        served = _entries().add_columns(*_FRAME_COLUMNS).where(condition)
+        served = served.join(frames, frames.c.seq == messages.c.seq)
+        return served.order_by(*_SERVED_FIRST).limit(constant(2))
+
+    def _matches(self, condition: ColumnElement[bool]) -> Select[Any]:
+        found = _entries().with_only_columns(messages.c.seq, messages.c.digest).where(condition)
+        return found.order_by(*_SERVED_FIRST).limit(constant(self._variants_max))
+
+    def _compile_channels(self) -> None:
+        sql, limit = self._sql, bindparam("limit", type_=Integer())
+        listed = select(
+            channels.c.channel_id,
+            channels.c.channel_no,
+            channels.c.count,
+            channels.c.lamport_first,
+            channels.c.lamport_last,
+        )
+        self.channel = sql.query(listed.where(channels.c.channel_id == bindparam("channel_id")))
+        by_name = listed.where(channels.c.channel_id >= bindparam("first"))
+        self.channels = sql.query(by_name.order_by(channels.c.channel_id).limit(limit))
+        numbered = listed.where(channels.c.channel_no > bindparam("after"))
+        self.channels_numbered = sql.query(numbered.order_by(channels.c.channel_no).limit(limit))
+        missing = select(missing_references.c.message_id).where(
+            missing_references.c.channel_no == bindparam("channel_no"),
+            missing_references.c.message_id > bindparam("after"),
+        )
+        self.gaps = sql.query(missing.order_by(missing_references.c.message_id).limit(limit))
+
+    def _compile_claims(self, limits: Limits) -> None:
+        sql, claims, history = self._sql, published_claims, history_claims
+        examined = constant(limits.hint_candidates_max)
+        published = select(claims.c.source, claims.c.seq, messages.c.channel_no, messages.c.digest)
+        published = published.join_from(claims, messages, claims.c.seq == messages.c.seq)
+        hint_arguments: Arguments = {
+            "hint_key": BigInteger(),
+            "hint": LargeBinary(),
+            "rank": Integer(),
+            "number": BigInteger(),
+        }
+        self.published_by_hint = sql.each(
+            hint_arguments,
+            lambda key: (
+                published.where(
+                    claims.c.hint_key == key["hint_key"],
+                    claims.c.hint == key["hint"],
+                    tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
+                )
+                .order_by(claims.c.source, claims.c.seq)
+                .limit(examined)
+            ),
+        )
+        told = select(
+            history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id
+        )
+        self.history_by_hint = sql.each(
+            {"hint_key": BigInteger(), "hint": LargeBinary(), "number": BigInteger()},
+            lambda key: (
+                told.where(
+                    history.c.hint_key == key["hint_key"],
+                    history.c.hint == key["hint"],
+                    history.c.claim_no >= key["number"],
+                )
+                .order_by(history.c.claim_no)
+                .limit(examined)
+            ),
+        )
+        self.history_hints = history_hints(sql, limits)
+        self.claims_by_seq = claims_by_seq(sql)
+        by_element = select(claims.c.element_id, messages.c.digest, claims.c.hint)
+        self.claims_by_element = sql.among(
+            prefix(claims.c.element_id),
+            lambda among: by_element.join_from(
+                claims, messages, claims.c.seq == messages.c.seq
+            ).where(among),
+        )
+
+    def _compile_elements(self) -> None:
+        sql, limit = self._sql, bindparam("limit", type_=Integer())
+        after: Any = bindparam("after", type_=BigInteger())
+        entries = select(
+            messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest
+        )
+        entries = entries.where(messages.c.seq > after).order_by(messages.c.seq)
+        self.entry_elements = sql.query(entries.limit(limit))
+        claims = published_claims
+        claimed = select(
+            claims.c.claim_no, messages.c.channel_no, messages.c.lamport, claims.c.element_id
+        ).join_from(claims, messages, claims.c.seq == messages.c.seq)
+        claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
+        self.claim_elements = sql.query(claimed.limit(limit))
+        self.watermark = sql.query(
+            select(highest(messages.c.seq), highest(published_claims.c.claim_no))
+        )
+        feed = _entries().where(messages.c.seq > after).order_by(messages.c.seq)
+        self.feed = sql.query(feed.limit(limit))
+
+    @cache  # noqa: B019 - one instance for each open store
+    def log_page(self, *, descending: bool, low_is_position: bool, high_is_position: bool) -> Query:
+        """A page in log order; each end is a Lamport timestamp (inclusive) or a position (not)."""
+        page = _entries().where(messages.c.channel_no == bindparam("channel_no"))
+        if low_is_position:
+            page = page.where(tuple_(*_LOG_ORDER) > _position("low"))
+        else:
+            page = page.where(messages.c.lamport >= bindparam("low", type_=BigInteger()))
+        if high_is_position:
+            page = page.where(tuple_(*_LOG_ORDER) < _position("high"))
+        else:
+            page = page.where(messages.c.lamport <= bindparam("high", type_=BigInteger()))
+        order = [column.desc() for column in _LOG_ORDER] if descending else _LOG_ORDER
+        return self._sql.query(page.order_by(*order).limit(bindparam("limit", type_=Integer())))
+
+    @cache  # noqa: B019 - one instance for each open store
+    def arrival_page(self, *, descending: bool) -> Query:
+        """A page of a channel in arrival order, between two sequence numbers (exclusive)."""
+        page = _entries().where(
+            messages.c.channel_no == bindparam("channel_no"),
+            messages.c.seq > bindparam("low", type_=BigInteger()),
+            messages.c.seq < bindparam("high", type_=BigInteger()),
+            messages.c.lamport >= bindparam("lamport_from", type_=BigInteger()),
+            messages.c.lamport <= bindparam("lamport_to", type_=BigInteger()),
+        )
+        order = messages.c.seq.desc() if descending else messages.c.seq.asc()
+        return self._sql.query(page.order_by(order).limit(bindparam("limit", type_=Integer())))
+
+
+def _in_channel(key: Keyed) -> ColumnElement[bool]:
+    return channels.c.channel_id == key["channel_id"]
+
+
+def history_hints(sql: SqlDialect, limits: Limits) -> ManyQuery:
+    """The hints that histories give for (ID key, channel number, message ID), first told first."""
+    arguments: Arguments = {
+        "id_key": BigInteger(),
+        "channel_no": Integer(),
+        "message_id": ByteText,
+    }
+    return sql.each(
+        arguments,
+        lambda key: _history_of(key).limit(constant(limits.hint_claims_per_entry_max)),
+    )
+
+
+def claims_by_seq(sql: SqlDialect) -> ManyQuery:
+    """(seq, source, hint, claim number) of the published claims on entries."""
+    claims = published_claims
+    found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
+    return sql.among(claims.c.seq, found.where)
+
+
+def _history_of(key: Keyed) -> Select[Any]:
+    told = select(history_claims.c.hint).where(
+        history_claims.c.id_key == key["id_key"],
+        history_claims.c.channel_no == key["channel_no"],
+        history_claims.c.message_id == key["message_id"],
+    )
+    return told.order_by(history_claims.c.claim_no)
+
+
+def highest(column: ColumnElement[Any]) -> ColumnElement[int]:
+    """The highest number of a table, 0 while it is empty."""
+    return select(func.coalesce(func.max(column), literal_column("0"))).scalar_subquery()
+
+
+def _position(end: str) -> ColumnElement[Any]:
+    return tuple_(
+        bindparam(f"{end}_lamport", type_=BigInteger()),
+        bindparam(f"{end}_id", type_=ByteText),
+        bindparam(f"{end}_prefix", type_=LargeBinary()),
+        bindparam(f"{end}_digest", type_=LargeBinary()),
+    )

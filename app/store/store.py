@@ -1,0 +1,204 @@
+"""The store: everything the node keeps, behind one object.
+
+Reading methods are coroutines for the event loop. Writing methods block and belong to one thread, the
+group committer's (`app.ingest.committer`). Callers bound `limit`s and numbers of keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from app.entries import Claim, Entry, NewEntry
+from app.limits import Limits
+from app.store.database import Database
+from app.store.elementreads import ElementReads
+from app.store.faults import UnsupportedDatabaseError
+from app.store.gapreads import GapReads
+from app.store.groupwriter import GroupWriter
+from app.store.hintreads import HintReads
+from app.store.keys import Keys
+from app.store.messagereads import MessageReads
+from app.store.pagereads import PageReads, window
+from app.store.records import (
+    ChannelInfo,
+    ElementColumns,
+    Found,
+    GapPage,
+    HintPage,
+    LookupResult,
+    MetId,
+    Page,
+    Position,
+    WriteResult,
+)
+from app.store.schema import store_meta
+from app.store.sqlite import SqliteDatabase
+from app.store.statements import ReadStatements
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Store:
+    """One open store. `database_id` was drawn when the database was made; cursors name it."""
+
+    def __init__(
+        self,
+        database: Database,
+        limits: Limits,
+        database_id: str,
+        keys: Keys,
+        now_ms: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        self.database_id = database_id
+        self._database = database
+        statements = ReadStatements(database.sql, limits)
+        self._hints = HintReads(database, statements, keys, limits)
+        self._messages = MessageReads(database, statements, keys, self._hints, limits)
+        self._pages = PageReads(database, statements)
+        self._elements = ElementReads(database, statements)
+        self._gaps = GapReads(database, statements, keys)
+        self._writer = GroupWriter(database, keys, limits, now_ms)
+
+    @classmethod
+    async def open(
+        cls, database_url: str, limits: Limits, now_ms: Callable[[], int] = _wall_clock_ms
+    ) -> Store:
+        """Open a database, make it where there is none, upgrade its schema where it is older.
+
+        Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
+        `app.store.faults`.
+        """
+        if not database_url.startswith("sqlite:"):
+            raise UnsupportedDatabaseError(f"no database of this kind: {database_url!r}")
+        database = SqliteDatabase.open(database_url)
+        meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))
+        keys = Keys(meta["key_secret"])
+        return cls(database, limits, meta["database_id"].decode(), keys, now_ms)
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        await self._database.close()
+
+    # ---- writing: one thread
+
+    def begin_writing(self) -> None:
+        """Become the writer; `StoreBusyError` where another process is it already."""
+        self._database.begin_writing()
+
+    def write_group(
+        self,
+        entries: Sequence[NewEntry],
+        met: Sequence[MetId] = (),
+        refused: Sequence[bytes] = (),
+    ) -> list[WriteResult]:
+        """Write entries, IDs that were met and digests that a local policy refuses.
+
+        One transaction: all or, on any exception, nothing. One result for each entry, in order.
+        Raises `Problem` DISK_FULL or STORE_UNAVAILABLE, and whatever the database says where the data
+        are at fault.
+        """
+        return self._writer.write(entries, met, refused)
+
+    # ---- reading: the event loop
+
+    async def find(self, message_id: str, channel_id: str | None) -> Found | None:
+        """What is served under an ID: one whose ID verifies first, then the first seen."""
+        return await self._messages.find(message_id, channel_id)
+
+    async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
+        """The entries that are here, in the order asked."""
+        return await self._messages.by_digest(digests)
+
+    async def lookup(
+        self,
+        ids: Sequence[str],
+        hints: Sequence[bytes],
+        channel_id: str | None,
+        *,
+        presence_only: bool,
+        bytes_max: int,
+    ) -> LookupResult:
+        """What each ID and hint leads to, until the frames pass `bytes_max`."""
+        return await self._messages.lookup(
+            ids, hints, channel_id, presence_only=presence_only, bytes_max=bytes_max
+        )
+
+    async def hint(
+        self, hint: bytes, channel_id: str | None, limit: int, after: Position | None = None
+    ) -> HintPage:
+        """The entries a hint may mean: computed, published, told by histories; then first seen."""
+        return await self._hints.page(hint, channel_id, limit, after)
+
+    async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
+        """Published and computed claims of entries; entries without any are left out."""
+        return await self._hints.claims_of(digests)
+
+    async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """(digest, hint) of the claim elements that are here, in the order asked."""
+        return await self._hints.claims_by_element(ids)
+
+    async def channels(
+        self, after: str | None, limit: int, prefix: str | None = None
+    ) -> list[ChannelInfo]:
+        """Channels by name as UTF-8 bytes."""
+        return await self._pages.channels(after, limit, prefix)
+
+    async def channel(self, channel_id: str) -> ChannelInfo | None:
+        """One channel, None where nothing of it is here."""
+        return await self._pages.channel(channel_id)
+
+    async def channels_numbered_after(self, channel_no: int, limit: int) -> list[ChannelInfo]:
+        """Channels in the order their first entries came."""
+        return await self._pages.channels_numbered_after(channel_no, limit)
+
+    async def page(
+        self,
+        channel_id: str,
+        *,
+        order: Literal["log", "arrival"] = "log",
+        direction: Literal["asc", "desc"] = "asc",
+        after: Position | None = None,
+        before: Position | None = None,
+        lamport_from: int | None = None,
+        lamport_to: int | None = None,
+        limit: int,
+        bytes_max: int,
+    ) -> Page:
+        """A page of a channel; `after` and `before` (exclusive) count in the reading direction."""
+        read = self._pages.log_page if order == "log" else self._pages.arrival_page
+        return await read(
+            channel_id,
+            descending=direction == "desc",
+            after=after,
+            before=before,
+            lamports=window(lamport_from, lamport_to),
+            limit=limit,
+            bytes_max=bytes_max,
+        )
+
+    async def feed(self, after_seq: int, limit: int, bytes_max: int) -> Page:
+        """All channels in arrival order, up to what is committed."""
+        return await self._pages.feed(after_seq, limit, bytes_max)
+
+    async def gaps(self, channel_id: str, after: Position | None, limit: int) -> GapPage:
+        """Message IDs that histories name and the store lacks; met sync messages are none."""
+        return await self._gaps.page(channel_id, after, limit)
+
+    async def elements_after(self, seq: int, claim_no: int, limit: int) -> ElementColumns:
+        """Elements in the order they were committed; empty columns at the end.
+
+        Entries of channel number c are group 2c, its published claims group 2c + 1.
+        """
+        return await self._elements.after(seq, claim_no, limit)
+
+    async def watermark(self) -> tuple[int, int]:
+        """Sequence and claim numbers up to which everything is committed."""
+        return await self._elements.watermark()
+
+    async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these digests a local policy refused lately."""
+        return await self._elements.refused(digests)

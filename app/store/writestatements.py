@@ -1,0 +1,108 @@
+"""What the writer runs inside of its transactions, in Core, compiled once for one database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Integer, bindparam, case, delete, exists, select
+
+from app.limits import Limits
+from app.store.schema import (
+    ByteText,
+    channels,
+    frames,
+    history_claims,
+    messages,
+    met_ids,
+    missing_references,
+    prefix,
+    published_claims,
+    refused_digests,
+)
+from app.store.sql import SqlDialect
+from app.store.statements import claims_by_seq, constant, highest, history_hints, with_id
+
+
+class WriteStatements:
+    """Compiled writing statements."""
+
+    def __init__(self, sql: SqlDialect, limits: Limits) -> None:
+        known = select(
+            messages.c.digest, messages.c.seq, messages.c.channel_no, messages.c.received_at_ms
+        )
+        self.known = sql.among(prefix(messages.c.digest), known.where)
+        self.numbers = sql.query(
+            select(
+                highest(messages.c.seq),
+                highest(published_claims.c.claim_no),
+                highest(history_claims.c.claim_no),
+                highest(channels.c.channel_no),
+                exists(select(missing_references.c.channel_no)),
+            )
+        )
+        self.channel_numbers = sql.among(
+            channels.c.channel_id,
+            lambda among: select(channels.c.channel_id, channels.c.channel_no).where(among),
+        )
+        self.insert_messages = sql.insert(messages)
+        self.insert_frames = sql.insert(frames)
+        self.count_channels = sql.upsert(channels, "channel_no", _merge_channel)
+        self._compile_claims(sql, limits)
+        self._compile_references(sql)
+
+    def _compile_claims(self, sql: SqlDialect, limits: Limits) -> None:
+        self.insert_published = sql.insert(published_claims)
+        self.raise_source = sql.update_each(published_claims, "claim_no", "source")
+        self.insert_history = sql.insert(history_claims)
+        self.history_hints = history_hints(sql, limits)
+        self.claims_by_seq = claims_by_seq(sql)
+
+    def _compile_references(self, sql: SqlDialect) -> None:
+        self.is_here = sql.each(
+            {"id_key": BigInteger(), "message_id": ByteText, "channel_no": Integer()},
+            lambda key: (
+                select(messages.c.seq)
+                .where(with_id(key), messages.c.channel_no == key["channel_no"])
+                .limit(constant(1))
+            ),
+        )
+        self.is_met = sql.each(
+            {"id_key": BigInteger(), "channel_id": ByteText, "message_id": ByteText},
+            lambda key: (
+                select(met_ids.c.met_no)
+                .where(
+                    met_ids.c.id_key == key["id_key"],
+                    met_ids.c.channel_id == key["channel_id"],
+                    met_ids.c.message_id == key["message_id"],
+                )
+                .limit(constant(1))
+            ),
+        )
+        self.insert_missing = sql.insert(missing_references, or_ignore=True)
+        self.delete_missing = sql.delete_each(missing_references, "channel_no", "message_id")
+        self.last_met = sql.query(select(highest(met_ids.c.met_no)))
+        self.insert_met = sql.insert(met_ids)
+        self.forget_met = sql.query(
+            delete(met_ids).where(met_ids.c.met_no <= bindparam("until", type_=BigInteger()))
+        )
+        self.last_refused = sql.query(select(highest(refused_digests.c.refused_no)))
+        self.insert_refused = sql.insert(refused_digests, or_ignore=True)
+        self.forget_refused = sql.query(
+            delete(refused_digests).where(
+                refused_digests.c.refused_no <= bindparam("until", type_=BigInteger())
+            )
+        )
+
+
+def _merge_channel(new: Any) -> dict[str, Any]:
+    return {
+        "count": channels.c.count + new.count,
+        "lamport_first": _chosen(
+            channels.c.lamport_first > new.lamport_first, new, "lamport_first"
+        ),
+        "lamport_last": _chosen(channels.c.lamport_last < new.lamport_last, new, "lamport_last"),
+    }
+
+
+def _chosen(condition: ColumnElement[bool], new: Any, column: str) -> ColumnElement[int]:
+    return case((condition, new[column]), else_=channels.c[column])
