@@ -10,19 +10,16 @@ import socket
 import sys
 from collections.abc import Callable
 
-import uvicorn
 import uvloop
 
 from app.cli.exits import CliError, Exit
 from app.http.application import create_app
-from app.limits import DEFAULT_LIMITS
+from app.http.server import NodeServer
 from app.node import Node
 from app.settings import Settings
 from app.store.faults import StoreError as DatabaseError
 
 BACKLOG = 2_048
-SHUTDOWN_TIMEOUT_S = 10  # then live readers and slow bodies are cut
-KEEP_ALIVE_S = 75  # longer than the pauses of clients that poll every minute
 # The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
 # would wait that long behind a commit.
 SWITCH_INTERVAL_S = 0.0005
@@ -69,24 +66,11 @@ def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node]
 async def _serve(
     settings: Settings, listener: socket.socket, ready: Callable[[Node], None]
 ) -> None:
-    async with Node.open(settings, DEFAULT_LIMITS) as node:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(node),
-                http="httptools",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                date_header=True,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-            )
-        )
+    async with Node.open(settings) as node:
+        server = NodeServer(create_app(node), node)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        # The socket listens already: what connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])

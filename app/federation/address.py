@@ -17,6 +17,7 @@ import httpx
 from app.errors import Code, Problem
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making
+PORT_MAX = 65_535
 _NAT64 = IPv6Network("64:ff9b::/96")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -41,8 +42,10 @@ def parse_peer_url(text: str) -> httpx.URL:
         url = httpx.URL(text.strip()) if len(text) <= URL_LENGTH_MAX else httpx.URL("")
     except (httpx.InvalidURL, ValueError):
         url = httpx.URL("")
-    if url.scheme not in _DEFAULT_PORTS or not url.host:
+    if url.scheme not in _DEFAULT_PORTS or not url.host or set(url.host) & set(" %"):
         raise _refused("a peer URL is http://HOST[:PORT] or https://HOST[:PORT]")
+    if url.port is not None and not 0 < url.port <= PORT_MAX:
+        raise _refused(f"a port is 1 to {PORT_MAX}")
     if url.userinfo:
         raise _refused("a peer URL carries no credentials")
     if url.query or url.fragment:

@@ -28,7 +28,7 @@ from sdstore.wire.recon_pb2 import (
 
 ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
 _LOAD_ENTRIES = 64  # frames loaded at once: at most 64 MiB where each has the largest size
-_DOOR_ITEMS = 256  # through the door at once: at most 10 ms of the event loop
+_DOOR_ITEMS = 1_024  # one group of the committer; the door itself yields to other callers
 _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
 

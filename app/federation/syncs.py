@@ -7,6 +7,7 @@ costs nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,8 @@ from typing import Any
 from app.errors import Code, Problem
 from app.federation.report import Progress, SyncOutcome, SyncReport
 from app.limits import Limits
+
+_log = logging.getLogger(__name__)
 
 EVENT_INTERVAL_S = 0.1  # ten times a second looks continuous
 
@@ -155,14 +158,20 @@ class Syncs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, sync: Sync, run: RunSync) -> None:
+        report = SyncReport(outcome=SyncOutcome.PARTIAL, detail="this node was shut down")
         try:
             report = await run(sync.progress, sync.notify)
-        except asyncio.CancelledError:
-            report = SyncReport(outcome=SyncOutcome.PARTIAL, detail="this node was shut down")
-            raise
         except Problem as problem:
             report = SyncReport(
                 outcome=SyncOutcome.LOCAL_FAULT, code=problem.code, detail=problem.detail
+            )
+        except Exception:  # noqa: BLE001 - logged, and reported below
+            # Nobody awaits this task: without a report its watchers would wait for ever.
+            _log.exception("the sync with %s failed", sync.peer_url)
+            report = SyncReport(
+                outcome=SyncOutcome.LOCAL_FAULT,
+                code=Code.INTERNAL_ERROR,
+                detail="the fault is this node's; its log says more",
             )
         finally:
             sync.finished_at_ms = _now_ms()

@@ -1,0 +1,135 @@
+"""Whether a store's tables, its range index and its messages tell the same story."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from app.entries import Entry
+from app.limits import DEFAULT_LIMITS
+from app.rangeindex import NodeIndex, root_of
+from app.store.records import ChannelInfo
+from app.store.store import Store
+from recon.ranges import ALL_ORDERS, WHOLE
+from recon.session import SessionKey
+from sdstore.sds.codec import MessageError, decode
+from sdstore.sds.digest import entry_digest, frame_hash, order_value
+
+CHANNELS_PER_READ = 1_000
+ENTRIES_PER_READ = 1_000
+FINDINGS_MAX = 1_000  # a ruined store is not listed message by message
+_ANY_KEY = SessionKey(bytes(16))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was looked at, and what is wrong with it."""
+
+    channels: int = 0
+    entries: int = 0
+    damages: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """Note a damage."""
+        if len(self.damages) < FINDINGS_MAX:
+            self.damages.append(text)
+
+
+async def audit(store: Store, *, deep: bool, tick: Callable[[int], None]) -> Findings:
+    """Compare channels with the index; deep: read and hash every message too.
+
+    `tick` is called with the number of entries that were done since the last call.
+    """
+    findings = Findings()
+    index = NodeIndex(store, DEFAULT_LIMITS)
+    await index.catch_up()
+    async for channel in channels_of(store):
+        findings.channels += 1
+        findings.entries += channel.count
+        digests = _check_index(index, channel, findings)
+        if deep:
+            await _check_messages(store, channel, digests, findings, tick)
+        else:
+            tick(channel.count)
+    return findings
+
+
+async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
+    """Every channel of a store, by name."""
+    after: str | None = None
+    while found := await store.channels(after, CHANNELS_PER_READ):
+        for channel in found:
+            yield channel
+        after = found[-1].channel_id
+
+
+def _check_index(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> bytes:
+    """The channel's root by the index; its counts and ends must be those of the table."""
+    view = index.elements.view(_ANY_KEY, frozenset((2 * channel.channel_no,)), ALL_ORDERS)
+    orders, ids = view.elements(WHOLE)
+    if len(orders) != channel.count:
+        findings.add(
+            f"channel {channel.channel_id!r}: {channel.count} messages by its row, "
+            f"{len(orders)} in the index"
+        )
+    elif channel.count:
+        ends = (order_value(channel.lamport_first), order_value(channel.lamport_last))
+        if (int(orders.min()), int(orders.max())) != ends:
+            findings.add(
+                f"channel {channel.channel_id!r}: first or last Lamport timestamp is wrong"
+            )
+    return root_of(ids)
+
+
+async def _check_messages(
+    store: Store, channel: ChannelInfo, root: bytes, findings: Findings, tick: Callable[[int], None]
+) -> None:
+    """Read the channel's log: each entry is its frame's, in order, and all together have the root."""
+    digests: list[bytes] = []
+    last: tuple[int, bytes, bytes] | None = None
+    async for page in _pages(store, channel):
+        for entry in page:
+            if fault := fault_of(entry):
+                findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
+            position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)
+            if last is not None and position <= last:
+                findings.add(f"channel {channel.channel_id!r}: the log is out of order")
+            last = position
+            digests.append(entry.digest)
+        tick(len(page))
+    ids = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+    if root_of(ids) != root:
+        findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
+
+
+async def _pages(store: Store, channel: ChannelInfo) -> AsyncIterator[list[Entry]]:
+    after = None
+    while True:
+        page = await store.page(
+            channel.channel_id,
+            after=after,
+            limit=ENTRIES_PER_READ,
+            bytes_max=DEFAULT_LIMITS.reply_bytes_max,
+        )
+        yield page.entries
+        if page.next is None:
+            return
+        after = page.next
+
+
+def fault_of(entry: Entry) -> str | None:
+    """What of an entry its own frame contradicts; None if nothing."""
+    if frame_hash(entry.frame) != entry.frame_hash:
+        return "the frame is damaged"
+    try:
+        message, dialect = decode(entry.frame)
+    except MessageError as error:
+        return f"the frame does not decode: {error}"
+    if entry_digest(message) != entry.digest:
+        return "the digest is another message's"
+    named = (message.channel_id, message.message_id, message.lamport_timestamp, dialect)
+    if named != (entry.channel_id, entry.message_id, entry.lamport_timestamp, entry.dialect):
+        return "its row names another message"
+    return None

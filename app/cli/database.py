@@ -1,0 +1,46 @@
+"""Opening the store of a node that need not run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from app.cli.exits import CliError, Exit
+from app.limits import DEFAULT_LIMITS
+from app.settings import Settings, load_settings
+from app.store.faults import StoreError as DatabaseError
+from app.store.store import Store
+
+
+def database_settings(database: str | None, data_dir: Path | None, config: Path | None) -> Settings:
+    """The settings that `serve` would have with the same flags."""
+    return load_settings(config, {"database_url": database, "data_dir": data_dir})[0]
+
+
+@asynccontextmanager
+async def existing_store(settings: Settings) -> AsyncIterator[Store]:
+    """The store these settings name; one that is not there is not made."""
+    require_database(settings.database_url)
+    store = await open_store(settings)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def open_store(settings: Settings) -> Store:
+    """The store these settings name, made where there is none."""
+    try:
+        return await Store.open(settings.database_url, DEFAULT_LIMITS)
+    except DatabaseError as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
+
+
+def require_database(database_url: str) -> None:
+    """Raises CliError where a SQLite URL names no file."""
+    url = make_url(database_url)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise CliError(Exit.NO, "not_found", f"there is no database {url.database}")

@@ -1,0 +1,131 @@
+"""Peer URLs lead nowhere they should not."""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+
+import pytest
+
+from app.errors import Code, Problem
+from app.federation.address import is_allowed, parse_peer_url, resolve
+
+NOT_URLS = [
+    "",
+    " ",
+    "example.org",
+    "//example.org",
+    "ftp://example.org",
+    "file:///etc/passwd",
+    "gopher://127.0.0.1:70/",
+    "unix:///run/x.sock",
+    "javascript:alert(1)",
+    "data:text/plain,x",
+    "http://",
+    "http:///path",
+    "http://:8000",
+    "http://user@example.org",
+    "http://user:password@example.org",
+    "http://example.org@127.0.0.1",
+    "http://example.org?x=1",
+    "http://example.org/#x",
+    "http://example.org:99999",
+    "http://exa mple.org",
+    "http://[::1",
+    "http://example.org\r\nHost: internal",
+    "http://" + "a" * 3_000,
+]
+INWARD_URLS = [
+    "http://127.0.0.1",
+    "http://127.1",
+    "http://127.0.0.1.",
+    "http://0x7f.0.0.1",
+    "http://0x7f000001",
+    "http://2130706433",
+    "http://0177.0.0.1",
+    "http://017700000001",
+    "http://127.255.255.254",
+    "http://localhost",
+    "http://LOCALHOST",
+    "http://localhost.",
+    "http://0.0.0.0",
+    "http://0",
+    "http://10.0.0.1",
+    "http://10.255.255.255",
+    "http://172.16.0.1",
+    "http://172.31.255.254",
+    "http://192.168.1.1",
+    "http://169.254.169.254",
+    "http://169.254.169.254/latest/meta-data",
+    "http://2852039166",
+    "http://100.64.0.1",
+    "http://192.0.2.1",
+    "http://198.18.0.1",
+    "http://224.0.0.1",
+    "http://240.0.0.1",
+    "http://255.255.255.255",
+    "http://[::1]",
+    "http://[::]",
+    "http://[0:0:0:0:0:0:0:1]",
+    "http://[::ffff:127.0.0.1]",
+    "http://[::ffff:7f00:1]",
+    "http://[::ffff:169.254.169.254]",
+    "http://[64:ff9b::127.0.0.1]",
+    "http://[64:ff9b::a9fe:a9fe]",
+    "http://[2002:7f00:1::]",
+    "http://[2002:a00:1::]",
+    "http://[fe80::1]",
+    "http://[fc00::1]",
+    "http://[fd12:3456::1]",
+    "http://[ff02::1]",
+    "https://[::1]:8443/base",
+]
+
+
+@pytest.mark.parametrize("text", NOT_URLS)
+def test_what_is_no_plain_http_url_is_refused(text: str) -> None:
+    with pytest.raises(Problem) as refusal:
+        parse_peer_url(text)
+    assert refusal.value.code is Code.PEER_URL_REFUSED
+
+
+@pytest.mark.parametrize("text", INWARD_URLS)
+def test_no_form_of_an_inward_address_resolves_where_private_ones_are_not_allowed(
+    text: str,
+) -> None:
+    with pytest.raises(Problem) as refusal:
+        asyncio.run(resolve(parse_peer_url(text), private_allowed=False))
+    # Some forms are no address to this machine's resolver at all; none may come through.
+    assert refusal.value.code in {Code.PEER_URL_REFUSED, Code.PEER_UNREACHABLE}
+
+
+@pytest.mark.parametrize(
+    "address", ["169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "::", "240.0.0.1"]
+)
+def test_addresses_that_no_peer_has_stay_forbidden_where_private_ones_are_allowed(
+    address: str,
+) -> None:
+    assert not is_allowed(ip_address(address), private_allowed=True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"])
+def test_private_addresses_depend_on_the_operator(address: str) -> None:
+    assert is_allowed(ip_address(address), private_allowed=True)
+    assert not is_allowed(ip_address(address), private_allowed=False)
+
+
+def test_public_addresses_are_allowed() -> None:
+    for address in ("1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101"):
+        assert is_allowed(ip_address(address), private_allowed=False)
+
+
+def test_the_same_peer_has_one_url() -> None:
+    forms = ["http://Example.org", "http://example.org/", " http://example.org:80 "]
+    assert len({str(parse_peer_url(form)) for form in forms}) == 1
+
+
+def test_the_name_is_kept_for_host_header_and_tls_while_the_address_is_pinned() -> None:
+    pinned = asyncio.run(resolve(parse_peer_url("http://localhost:8123/a/"), private_allowed=True))
+    assert pinned.base_url.host in {"127.0.0.1", "::1"}
+    assert (pinned.host_header, pinned.tls_name) == ("localhost:8123", "localhost")
+    assert pinned.base_url.path == "/a"

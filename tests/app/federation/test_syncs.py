@@ -1,0 +1,126 @@
+"""The registry of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from app.errors import Code, Problem
+from app.federation.report import Progress, SyncOutcome, SyncReport
+from app.federation.syncs import SyncEvent, Syncs
+from app.limits import DEFAULT_LIMITS
+
+REPORT = SyncReport(outcome=SyncOutcome.IN_SYNC)
+
+
+async def _quick(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+    return REPORT
+
+
+async def _endless(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+    await asyncio.Event().wait()
+    return REPORT
+
+
+def test_a_finished_session_keeps_its_report() -> None:
+    async def scenario() -> None:
+        sync = Syncs(DEFAULT_LIMITS).start(_quick, peer_url="http://a", channels=("c",))
+        assert await sync.finished() is REPORT
+        document = sync.document()
+        assert document["state"] == "finished"
+        assert document["report"]["outcome"] == "in_sync"
+        assert document["channels"] == ["c"]
+
+    asyncio.run(scenario())
+
+
+def test_a_second_session_with_the_same_peer_is_refused_while_the_first_runs() -> None:
+    async def scenario() -> None:
+        syncs = Syncs(DEFAULT_LIMITS)
+        syncs.start(_endless, peer_url="http://a")
+        syncs.start(_quick, peer_url="http://b")
+        with pytest.raises(Problem) as refusal:
+            syncs.start(_quick, peer_url="http://a")
+        assert refusal.value.code is Code.SYNC_BUSY
+        await syncs.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_oldest_finished_sessions_are_forgotten_first() -> None:
+    async def scenario() -> None:
+        syncs = Syncs(replace(DEFAULT_LIMITS, syncs_remembered_max=3))
+        running = syncs.start(_endless, peer_url="http://running")
+        for number in range(5):
+            await syncs.start(_quick, peer_url=f"http://{number}").finished()
+        urls = [sync.peer_url for sync in syncs.recent()]
+        assert urls == ["http://4", "http://3", "http://running"]
+        assert syncs.get(running.sync_id) is running
+        await syncs.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_session_starts_while_all_that_can_be_remembered_still_run() -> None:
+    async def scenario() -> None:
+        syncs = Syncs(replace(DEFAULT_LIMITS, syncs_remembered_max=2))
+        for number in range(2):
+            syncs.start(_endless, peer_url=f"http://{number}")
+        with pytest.raises(Problem) as refusal:
+            syncs.start(_endless, peer_url="http://one-more")
+        assert refusal.value.code is Code.OVERLOADED
+        await syncs.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_watcher_sees_the_latest_state_and_the_end() -> None:
+    async def scenario() -> list[SyncEvent]:
+        syncs = Syncs(DEFAULT_LIMITS)
+        go = asyncio.Event()
+
+        async def run(progress: Progress, changed: Callable[[], None]) -> SyncReport:
+            await go.wait()
+            for percent in range(100):  # far more changes than a watcher is shown
+                progress.in_sync_percent = float(percent)
+                changed()
+                await asyncio.sleep(0.002)
+            return REPORT
+
+        sync = syncs.start(run, peer_url="http://a")
+        go.set()
+        return [event async for event in syncs.events(sync.sync_id)]
+
+    events = asyncio.run(scenario())
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert [event.name for event in events[:-1]] == ["progress"] * (len(events) - 1)
+    assert events[-1].name == "end"
+    assert events[-1].document["report"]["outcome"] == "in_sync"
+    assert 2 <= len(events) <= 10
+
+
+def test_closing_ends_what_runs_as_partial() -> None:
+    async def scenario() -> None:
+        syncs = Syncs(DEFAULT_LIMITS)
+        sync = syncs.start(_endless, peer_url="http://a")
+        await asyncio.sleep(0)
+        await syncs.close()
+        assert sync.report is not None
+        assert sync.report.outcome is SyncOutcome.PARTIAL
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_breaks_still_ends_with_a_report() -> None:
+    async def broken(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+        raise ValueError("a bug")
+
+    async def scenario() -> None:
+        sync = Syncs(DEFAULT_LIMITS).start(broken, peer_url="http://a")
+        report = await sync.finished()
+        assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, Code.INTERNAL_ERROR)
+
+    asyncio.run(scenario())
