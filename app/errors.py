@@ -49,6 +49,7 @@ class Code(StrEnum):
     FORBIDDEN = "forbidden"
     # reconciliation and peers
     INVALID_RECON_REQUEST = "invalid_recon_request"
+    INVALID_NEGENTROPY_MESSAGE = "invalid_negentropy_message"
     RECON_BUDGET_SPENT = "recon_budget_spent"
     PEER_URL_REFUSED = "peer_url_refused"
     PEER_UNREACHABLE = "peer_unreachable"
@@ -95,6 +96,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.UNAUTHENTICATED: (401, "Credentials are needed"),
     Code.FORBIDDEN: (403, "The credentials do not cover this"),
     Code.INVALID_RECON_REQUEST: (400, "Not a reconciliation request"),
+    Code.INVALID_NEGENTROPY_MESSAGE: (400, "Not a negentropy message"),
     Code.RECON_BUDGET_SPENT: (429, "The reconciliation budget of this caller is spent"),
     Code.PEER_URL_REFUSED: (422, "The peer URL is not allowed"),
     Code.PEER_UNREACHABLE: (502, "The peer could not be reached"),

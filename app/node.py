@@ -11,12 +11,15 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from app.budget import ReconBudgets
 from app.federation.interests import interest_of
 from app.federation.peers import Peers
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.limits import DEFAULT_LIMITS, Limits
+from app.live import LiveHub
+from app.negentropy_endpoint import NegentropyEndpoint
 from app.node_metrics import register_node_metrics
 from app.rangeindex import NodeIndex
 from app.recon_endpoint import ReconEndpoint
@@ -39,6 +42,8 @@ class Node:
     index: NodeIndex
     interest: Interest
     recon: ReconEndpoint
+    negentropy: NegentropyEndpoint
+    live: LiveHub
     syncs: Syncs
     peers: Peers
     metrics: CollectorRegistry
@@ -51,7 +56,8 @@ class Node:
     @property
     def unready_reason(self) -> str | None:
         """Why the node should get no traffic now; None where it should."""
-        return self.committer.fault
+        fault = self.committer.fault
+        return None if fault is None else fault.detail
 
     @classmethod
     @asynccontextmanager
@@ -66,6 +72,7 @@ class Node:
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
             await node.index.catch_up()
+            closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
             await node.peers.start()
             closing.push_async_callback(node.peers.close)
@@ -83,10 +90,18 @@ class _Local:
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
-    door = Door(store, committer, limits, listeners=[], relay_listeners=[])
+    live = LiveHub(store, limits)
+    door = Door(
+        store,
+        committer,
+        limits,
+        listeners=[live.on_committed],
+        relay_listeners=[live.on_relayed],
+    )
     index = NodeIndex(store, limits)
     local = _Local(store, door, index, limits)
     interest = interest_of(settings)
+    budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
     node = Node(
         settings=settings,
@@ -96,7 +111,9 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         door=door,
         index=index,
         interest=interest,
-        recon=ReconEndpoint(local, index, interest, node_secret(settings.data_dir)),
+        recon=ReconEndpoint(local, index, interest, node_secret(settings.data_dir), budgets),
+        negentropy=NegentropyEndpoint(index, limits, budgets),
+        live=live,
         syncs=syncs,
         peers=Peers(local, syncs, settings, limits),
         metrics=CollectorRegistry(),

@@ -19,7 +19,7 @@ from app.store.store import Store
 from recon.cache import ViewCache
 from recon.index import RangeIndex
 from recon.interest import Interest
-from recon.ranges import ALL_ORDERS, WHOLE
+from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
 from recon.session import SessionKey
 from recon.view import View
 
@@ -32,8 +32,8 @@ CHANNELS_PER_READ = 1_000
 ROOTS_MAX = 4_096
 """Channels whose roots are remembered; another one costs a sort of its digests."""
 
-# Roots need the elements, not their session hashes: any key does.
-_ROOT_KEY = SessionKey(bytes(16))
+# Where elements are wanted, not their session hashes, any key does.
+_PLAIN_KEY = SessionKey(bytes(16))
 
 
 class NodeIndex:
@@ -74,6 +74,14 @@ class NodeIndex:
         """Whether `view` would be cheap."""
         return self._views.holds(key, self.groups(interest), interest.window)
 
+    def channel_elements(
+        self, channel_id: str, window: OrderWindow
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        """orders u64[n] and digests u8[n, 32] of a channel's entries in a window, sorted."""
+        number = self.channel_numbers.get(channel_id)
+        groups = frozenset() if number is None else frozenset((2 * number,))
+        return self._views.get(_PLAIN_KEY, groups, window).elements(WHOLE)
+
     async def root(self, channel_id: str, entries_count: int) -> bytes:
         """BLAKE3 over the sorted digests of a channel that holds `entries_count` entries."""
         await self.catch_up()
@@ -89,7 +97,7 @@ class NodeIndex:
 
     def _digests(self, channel_number: int) -> NDArray[np.uint8]:
         groups = frozenset((2 * channel_number,))
-        view = self.elements.view(_ROOT_KEY, groups, ALL_ORDERS)
+        view = self.elements.view(_PLAIN_KEY, groups, ALL_ORDERS)
         return view.elements(WHOLE)[1]
 
     def _remember_root(self, channel_number: int, entries_count: int, root: bytes) -> None:

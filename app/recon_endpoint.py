@@ -39,14 +39,15 @@ class ReconEndpoint:
         index: NodeIndex,
         interest: Interest,
         secret: bytes,
+        budgets: ReconBudgets,
     ) -> None:
         self._local = local
         self._index = index
         self._ours = interest
-        self._limits = limits = local.limits
+        self._limits = local.limits
         self._secret = secret
         self._interests: OrderedDict[bytes, bytes] = OrderedDict()
-        self._budgets = ReconBudgets(limits)
+        self._budgets = budgets
 
     async def answer(
         self, body: bytes, caller_name: str, reply_bytes_max: int
@@ -69,7 +70,7 @@ class ReconEndpoint:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
             raise Problem(
-                Code.INVALID_RECON_REQUEST, error.detail, extra={"fault": error.code}
+                Code.INVALID_RECON_REQUEST, str(error), extra={"fault": error.code}
             ) from None
 
     def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:

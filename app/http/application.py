@@ -9,10 +9,22 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 
 from app.errors import Code, Problem
-from app.http import channels, federation, health, hints, info, messages, publish, recon
+from app.http import (
+    channels,
+    entries,
+    federation,
+    health,
+    hints,
+    info,
+    live,
+    messages,
+    publish,
+    recon,
+)
 from app.http.auth import Authorizer, LoopbackAuthorizer, OpenAuthorizer, Scope
 from app.http.framework import SCOPE_KEY, respond
 from app.http.metrics import HttpMetrics
@@ -26,18 +38,15 @@ from app.node import Node
 ROUTERS: tuple[APIRouter, ...] = (
     channels.router,
     hints.router,
+    entries.router,
+    live.router,
     recon.router,
     federation.router,
     info.router,
     health.router,
 )
 # FastAPI records spans, metrics and logs of its own unless told; ours are in `app.http.metrics`.
-NO_TELEMETRY: dict[str, Any] = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-}
+NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False)
 
 
 def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
@@ -109,6 +118,13 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
             scope=Scope.SYNC,
             handler=recon.reconcile,
             body_bytes_max=limits.recon_body_bytes_max,
+        ),
+        Route(
+            method="POST",
+            template="/v1/negentropy",
+            scope=Scope.SYNC,
+            handler=recon.negentropy,
+            body_bytes_max=limits.negentropy_body_bytes_max,
         ),
     )
 

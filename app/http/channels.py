@@ -15,11 +15,12 @@ from app.http.framework import After, CurrentCall, PageLimit, demands, respond
 from app.http.pages import next_link, page_reply
 from app.http.render import json_reply, protobuf_reply
 from app.limits import DEFAULT_LIMITS
-from app.store.records import ChannelInfo
+from app.store.records import ChannelInfo, Gap
 from sdstore.wire import store_pb2 as wire
 
 router = APIRouter(prefix="/v1", tags=["channels"])
 
+GapLimit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.gaps_max)]
 Lamport = Annotated[int | None, Query(ge=INT64_MIN, le=INT64_MAX)]
 
 
@@ -107,6 +108,28 @@ async def list_messages(
     return respond(await page_reply(call, request, page.entries, token))
 
 
+@router.get("/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ))
+async def list_gaps(
+    call: CurrentCall,
+    request: Request,
+    channel_id: str,
+    after: After = None,
+    limit: GapLimit = DEFAULT_LIMITS.page_items_default,
+) -> Response:
+    """Message IDs that the channel's histories name and the store lacks, with their hints."""
+    cursors = Cursors(call.node.store.database_id)
+    position = cursors.read(CursorKind.GAPS, after)
+    page = await call.node.store.gaps(channel_id, position, limit)
+    token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
+    headers = next_link(request, token)
+    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+        gaps = [wire.Gap(message_id=gap.message_id, retrieval_hints=gap.hints) for gap in page.gaps]
+        message = wire.GapPage(gaps=gaps, next=token or "")
+        return respond(protobuf_reply(message.SerializeToString(), 200, headers))
+    document = {"gaps": list(map(_gap_json, page.gaps)), "next": token}
+    return respond(json_reply(document, 200, headers))
+
+
 @router.get("/feed", openapi_extra=demands(Scope.READ))
 async def feed(
     call: CurrentCall,
@@ -124,6 +147,10 @@ async def feed(
     # A follower always gets a place to go on from, also at the end.
     token = cursors.write(CursorKind.ARRIVAL, last_seq)
     return respond(await page_reply(call, request, readable, token))
+
+
+def _gap_json(gap: Gap) -> dict[str, Any]:
+    return {"message_id": gap.message_id, "hints": [hint.hex() for hint in gap.hints]}
 
 
 def _channel_json(channel: ChannelInfo) -> dict[str, Any]:

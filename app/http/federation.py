@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.federation.syncs import Sync, SyncEvent
 from app.http.auth import Scope
 from app.http.framework import CurrentCall, demands
+from app.http.sse import event, event_stream
 
 router = APIRouter(prefix="/v1", tags=["federation"])
 
@@ -112,15 +112,8 @@ async def sync_events(call: CurrentCall, sync_id: str) -> StreamingResponse:
 
 
 async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncIterator[bytes]:
-    async for event in events:
-        data = orjson.dumps(event.document)
-        yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.name.encode(), data)
-
-
-def event_stream(chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """Server-sent events."""
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+    async for each in events:
+        yield event(each.name, each.document, str(each.number))
 
 
 def _started(sync: Sync) -> JSONResponse:

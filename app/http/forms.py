@@ -10,14 +10,16 @@ from app.errors import Code, Problem
 PROTOBUF_TYPE = b"application/x-protobuf"
 JSON_TYPE = b"application/json"
 NDJSON_TYPE = b"application/x-ndjson"
+OCTETS_TYPE = b"application/octet-stream"
 
 
 class Form(Enum):
-    """The two forms of every answer, and NDJSON for batches."""
+    """The two forms of answers, NDJSON for many messages, plain bytes for other protocols."""
 
     JSON = JSON_TYPE
     PROTOBUF = PROTOBUF_TYPE
     NDJSON = NDJSON_TYPE
+    OCTETS = OCTETS_TYPE
 
 
 @lru_cache(maxsize=512)

@@ -8,7 +8,7 @@ from app.http.auth import Scope
 from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
 from app.http.pages import page_reply
-from app.http.publish import hex_bytes
+from app.http.parsing import hex_bytes
 from app.limits import DEFAULT_LIMITS
 
 router = APIRouter(prefix="/v1", tags=["messages"])

@@ -7,15 +7,14 @@ from typing import Any
 
 import orjson
 from blake3 import blake3
-from google.protobuf.message import DecodeError
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form, body_form
-from app.http.publish import hex_bytes
+from app.http.parsing import hex_bytes, read_json, read_protobuf
 from app.http.render import (
     JSON_HEADERS,
     NO_CACHE,
@@ -194,19 +193,9 @@ def _key_protobuf(key: str | bytes) -> wire.LookupKey:
 
 
 def _wanted(call: Call) -> wire.LookupRequest:
-    if not call.body:
-        raise Problem(Code.EMPTY_BODY, "the body is a LookupRequest, or its JSON form")
     if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        try:
-            return wire.LookupRequest.FromString(call.body)
-        except DecodeError:
-            raise Problem(Code.INVALID_BODY, "the body is not a LookupRequest") from None
-    try:
-        body = _LOOKUP_BODY.validate_json(call.body)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        name = ".".join(map(str, fault["loc"])) or "the body"
-        raise Problem(Code.INVALID_BODY, f"{name}: {fault['msg']}") from None
+        return read_protobuf(wire.LookupRequest, call.body)
+    body = read_json(_LOOKUP_BODY, call.body)
     return wire.LookupRequest(
         message_ids=body.message_ids,
         retrieval_hints=[hex_bytes(hint, "a retrieval hint") for hint in body.retrieval_hints],

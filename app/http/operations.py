@@ -135,6 +135,18 @@ OPERATIONS: dict[tuple[str, str], Document] = {
         "requestBody": _body(_content(LookupBody.model_json_schema(), "LookupRequest")),
         "responses": {"200": _answer("Found and missing", _content(_OBJECT, "LookupReply"))},
     },
+    ("POST", "/v1/negentropy"): {
+        "tags": ["reconciliation"],
+        "summary": "One message of negentropy v1 about a channel (docs/negentropy.md)",
+        "parameters": [
+            {**_query("channel_id", "the channel"), "required": True},
+            _query("from_lamport", "only entries from here on", {"type": "integer"}),
+        ],
+        "requestBody": _body({"application/octet-stream": {"schema": _BINARY}}),
+        "responses": {
+            "200": _answer("The answer", {"application/octet-stream": {"schema": _BINARY}})
+        },
+    },
     ("POST", "/v1/recon"): {
         "tags": ["reconciliation"],
         "summary": "One step of a reconciliation (docs/recon-protocol.md)",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from binascii import unhexlify
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import orjson
-from google.protobuf.message import DecodeError
 
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.http.auth import Caller, Scope
 from app.http.call import Call, Reply
 from app.http.forms import Form, answer_form, body_form
+from app.http.parsing import hex_bytes, read_protobuf
 from app.http.problems import from_message_error
 from app.http.render import (
     json_reply,
@@ -62,14 +61,6 @@ async def publish_batch(call: Call) -> Reply:
     return json_reply({"outcomes": list(map(outcome_json, outcomes))})
 
 
-def hex_bytes(text: str, what: str) -> bytes:
-    """The bytes of a hexadecimal parameter, else `invalid_hex`."""
-    try:
-        return unhexlify(text)
-    except ValueError:
-        raise Problem(Code.INVALID_HEX, f"{what} is hexadecimal, two digits a byte") from None
-
-
 async def _through_the_door(
     call: Call, items: list[Publication | Problem]
 ) -> list[Outcome | Problem]:
@@ -93,10 +84,7 @@ def _header_hints(call: Call) -> Iterator[bytes]:
 
 
 def _protobuf_items(call: Call) -> list[Publication | Problem]:
-    try:
-        batch = wire.PublishBatch.FromString(call.body)
-    except DecodeError:
-        raise Problem(Code.INVALID_BODY, "the body is not a PublishBatch") from None
+    batch = read_protobuf(wire.PublishBatch, call.body)
     _check_count(call, len(batch.items))
     return [_attempt(_from_item, call.caller, item) for item in batch.items]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import zstandard
 from fastapi import APIRouter, Response
 
 from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
+from app.http.cursors import INT64_MAX, INT64_MIN
 from app.http.forms import Form, answer_form, body_form
 from app.http.framework import CurrentCall, demands, respond
 from app.http.render import json_reply, protobuf_reply
@@ -19,6 +22,8 @@ COMPRESS_BYTES_MIN = 1_024
 
 UNTRUSTED_REPLY_BYTES_BASE = 4_096
 """What a caller without credentials may get for the shortest request."""
+
+INTEGER = re.compile("-?[0-9]{1,19}")
 
 # RFC 7694: a server says so which encodings it reads.
 _READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
@@ -47,6 +52,29 @@ async def interests(call: CurrentCall) -> Response:
         "lamport_to": _text(interest.lamport_to),
     }
     return respond(json_reply(document, 200, [_READS_ZSTD]))
+
+
+async def negentropy(call: Call) -> Reply:
+    """`POST /v1/negentropy`: one message about a channel's entries in, one out."""
+    body_form(call.headers.get(b"content-type"), Form.OCTETS)
+    if not call.body:
+        raise Problem(Code.EMPTY_BODY, "the body is a negentropy message")
+    channel_id = call.channel_id
+    if channel_id is None:
+        raise Problem(Code.INVALID_PARAMETER, "?channel_id= is missing")
+    answer = await call.node.negentropy.answer(
+        call.body, channel_id, _from_lamport(call), call.caller.name, _reply_bytes_max(call)
+    )
+    return Reply(200, [(b"content-type", Form.OCTETS.value)], answer)
+
+
+def _from_lamport(call: Call) -> int | None:
+    text = call.text("from_lamport")
+    if text is None:
+        return None
+    if not INTEGER.fullmatch(text) or not INT64_MIN <= int(text) <= INT64_MAX:
+        raise Problem(Code.INVALID_PARAMETER, "from_lamport is an integer of 64 bits")
+    return int(text)
 
 
 def _reply_bytes_max(call: Call) -> int:

@@ -67,11 +67,15 @@ class _Job:
 
 
 class GroupCommitter:
-    """The only way into the store's writing side. Belongs to the event loop that starts it."""
+    """The only way into the store's writing side. Belongs to the event loop that starts it.
+
+    `fault` is why the last group could not be written; None after one that was.
+    """
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self.counters = Counters()
         self.listeners: list[Listener] = []
+        self.fault: Problem | None = None
         self._store = store
         self._limits = limits
         self._waiting: deque[_Job] = deque()
@@ -168,6 +172,7 @@ class GroupCommitter:
             self.counters.failed_groups += 1
             if isinstance(error, Problem) and error.code in _SHARED_FAULTS:
                 _log.warning("a group could not be written: %s", error)
+                self.fault = error
                 return [error] * len(group)
             _log.warning("a group failed, retrying row by row", exc_info=error)
             return [self._write_rows(job) for job in group]
@@ -177,6 +182,7 @@ class GroupCommitter:
         met = [each for job in group for each in job.met]
         refused = [digest for job in group for digest in job.refused]
         results = iter(self._store.write_group(entries, met, refused))
+        self.fault = None
         counters = self.counters
         counters.groups += 1
         counters.entries += len(entries)

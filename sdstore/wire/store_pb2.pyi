@@ -134,6 +134,20 @@ class LookupReply(_message.Message):
     not_examined: _containers.RepeatedCompositeFieldContainer[LookupKey]
     def __init__(self, found: _Optional[_Iterable[_Union[LookupMatch, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ..., not_examined: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ...) -> None: ...
 
+class EntriesRequest(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class EntryItem(_message.Message):
+    __slots__ = ("entry", "missing")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    entry: StoredMessage
+    missing: bytes
+    def __init__(self, entry: _Optional[_Union[StoredMessage, _Mapping]] = ..., missing: _Optional[bytes] = ...) -> None: ...
+
 class Channel(_message.Message):
     __slots__ = ("channel_id", "count", "lamport_first", "lamport_last", "root")
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
-import uvicorn
 
 from app.http.application import create_app
 from app.http.auth import Authorizer
+from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings
@@ -51,56 +51,39 @@ def running_node(
     """A node over `data_dir` until the block ends; `settings` as in `app.settings`."""
     node_settings = Settings(data_dir=data_dir, **settings)
 
-    @asynccontextmanager
-    async def open_app() -> AsyncIterator[Any]:
-        async with Node.open(node_settings, limits) as node:
-            yield create_app(node, authorizer)
-
-    with serving(open_app) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        yield RunningNode(url, http)
-
-
-@contextmanager
-def serving(open_app: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[str]:
-    """The URL of an ASGI application that listens on loopback until the block ends."""
+    server = _Server(node_settings, limits, authorizer)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as executor:
-        server = _Server(listener)
-        running = executor.submit(server.run, open_app)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running = executor.submit(server.run, listener)
         try:
-            while not server.is_started.wait(timeout=0.01):
+            # The socket listens already: what connects from now on is answered.
+            while not server.is_open.wait(timeout=0.01):
                 if running.done():
                     running.result()
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+                yield RunningNode(url, http)
         finally:
             server.stop()
         running.result(timeout=STOP_SECONDS_MAX)
 
 
 class _Server:
-    def __init__(self, listener: socket.socket) -> None:
-        self.is_started = Event()
-        self._listener = listener
-        self._uvicorn: uvicorn.Server | None = None
+    def __init__(self, settings: Settings, limits: Limits, authorizer: Authorizer | None) -> None:
+        self.is_open = Event()
+        self._settings = settings
+        self._limits = limits
+        self._authorizer = authorizer
+        self._server: NodeServer | None = None
 
-    def run(self, open_app: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        asyncio.run(self._serve(open_app))
+    def run(self, listener: socket.socket) -> None:
+        asyncio.run(self._serve(listener))
 
-    async def _serve(self, open_app: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        async with open_app() as app:
-            config = uvicorn.Config(
-                app,
-                http="httptools",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=1,
-            )
-            self._uvicorn = uvicorn.Server(config)
-            # The socket listens already: what connects from now on is answered.
-            self.is_started.set()
-            await self._uvicorn.serve(sockets=[self._listener])
+    async def _serve(self, listener: socket.socket) -> None:
+        async with Node.open(self._settings, self._limits) as node:
+            self._server = NodeServer(create_app(node, self._authorizer), node)
+            self.is_open.set()
+            await self._server.serve(sockets=[listener])
 
     def stop(self) -> None:
-        if self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+        if self._server is not None:
+            self._server.should_exit = True

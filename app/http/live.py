@@ -1,0 +1,94 @@
+"""Live messages as server-sent events: `message`, `relayed`, and `gap` for a reader who fell behind.
+
+Stored messages carry a feed cursor as event ID, so a reader that reconnects (`Last-Event-ID`, or
+`?after=`) goes on where it was. After a `gap` it finds what it missed in the feed behind the cursor
+that the event names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from fastapi.responses import StreamingResponse
+
+from app.entries import Entry
+from app.http.auth import Scope
+from app.http.call import Call
+from app.http.cursors import CursorKind, Cursors
+from app.http.framework import After, CurrentCall, demands
+from app.http.render import message_json
+from app.http.sse import HEARTBEAT, event, event_stream
+from app.ingest.records import Relayed
+from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
+from sdstore.sds.jsonform import to_json
+
+router = APIRouter(prefix="/v1", tags=["live"])
+
+LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
+
+
+@router.get("/live", openapi_extra=demands(Scope.READ), response_class=StreamingResponse)
+async def live(
+    call: CurrentCall, after: After = None, last_event_id: LastEventId = None
+) -> StreamingResponse:
+    """New messages of every channel as they come, and before them those after a cursor."""
+    return _stream(call, call.caller.covers, last_event_id or after)
+
+
+@router.get(
+    "/channels/{channel_id:segment}/live",
+    openapi_extra=demands(Scope.READ),
+    response_class=StreamingResponse,
+)
+async def channel_live(
+    call: CurrentCall, channel_id: str, after: After = None, last_event_id: LastEventId = None
+) -> StreamingResponse:
+    """New messages of a channel as they come, and before them those after a cursor."""
+    return _stream(call, channel_id.__eq__, last_event_id or after)
+
+
+def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamingResponse:
+    cursors = Cursors(call.node.store.database_id)
+    position = cursors.read(CursorKind.ARRIVAL, cursor)
+    call.node.live.admit()
+    after_seq = None if position is None else int(position[0])
+    return event_stream(_chunks(call.node.live.events(wanted, after_seq), cursors))
+
+
+async def _chunks(
+    events: AsyncGenerator[LiveEvent, None], cursors: Cursors
+) -> AsyncIterator[bytes]:
+    # Something at once: the client learns that it is connected.
+    yield HEARTBEAT
+    async with aclosing(events) as open_events:
+        async for each in open_events:
+            yield _chunk(each, cursors)
+
+
+def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
+    match each:
+        case Heartbeat():
+            return HEARTBEAT
+        case Gap(after_seq):
+            # Without an ID: who reconnects now is shown what it missed.
+            cursor = cursors.write(CursorKind.ARRIVAL, after_seq)
+            return event("gap", {"cursor": cursor})
+        case LiveMessage():
+            if not each.rendered:
+                each.rendered = _message(each, cursors)
+            return each.rendered
+
+
+def _message(message: LiveMessage, cursors: Cursors) -> bytes:
+    if isinstance(message.item, Entry):
+        event_id = cursors.write(CursorKind.ARRIVAL, message.item.seq)
+        return event("message", message_json(message.item), event_id)
+    return event("relayed", _relayed_json(message.item))
+
+
+def _relayed_json(relayed: Relayed) -> dict[str, Any]:
+    meta = {"kind": relayed.message.kind.value, "dialect": relayed.dialect.label}
+    return {"message": to_json(relayed.message), "meta": meta}

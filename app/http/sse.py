@@ -1,0 +1,24 @@
+"""Server-sent events (the WHATWG text format), as streamed answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import orjson
+from fastapi.responses import StreamingResponse
+
+HEARTBEAT = b": still here\n\n"
+"""A comment: keeps proxies and clients from giving up."""
+
+
+def event(name: str, document: object, event_id: str | None = None) -> bytes:
+    """One event; with an ID it is a place to resume from."""
+    id_line = b"" if event_id is None else b"id: %s\n" % event_id.encode()
+    # orjson writes one line, so the data is one line.
+    return b"%sevent: %s\ndata: %s\n\n" % (id_line, name.encode(), orjson.dumps(document))
+
+
+def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+    """An answer of events; nothing on the way may keep or collect them."""
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

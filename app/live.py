@@ -1,0 +1,228 @@
+"""Live readers: everybody who wants to hear of new messages as they come.
+
+One task follows the store's feed, as any other follower does, into one bounded buffer that all
+readers share: so a reader misses nothing that any process of this node committed, sees nothing
+twice, and costs no queue of its own. A reader who falls out of the buffer is told where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.entries import Entry
+from app.errors import Code, Problem
+from app.ingest.records import Committed, Relayed
+from app.limits import Limits
+from app.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+FEED_PAGE = 500
+"""Entries read at once."""
+
+POLL_S = 1.0
+"""How long another process's commit may stay unseen; this one's are announced."""
+
+
+@dataclass(slots=True)
+class LiveMessage:
+    """A message that was stored, or one that is only relayed.
+
+    `rendered` is for whoever shows it: many readers are shown the same bytes.
+    """
+
+    item: Entry | Relayed
+    channel_id: str
+    bytes_count: int
+    rendered: bytes = b""
+
+
+class Gap(NamedTuple):
+    """What the reader missed begins after `after_seq`."""
+
+    after_seq: int
+
+
+class Heartbeat(NamedTuple):
+    """Nothing has happened for a while."""
+
+
+LiveEvent = LiveMessage | Gap | Heartbeat
+Wanted = Callable[[str], bool]
+"""Whether a reader wants, and may read, a channel."""
+
+
+class LiveHub:
+    """See the module. `on_committed` and `on_relayed` are listeners of the door."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+        self._buffer: deque[LiveMessage] = deque()
+        self._buffer_bytes = 0
+        # The buffer holds the messages numbered from `_first_number` on; entries up to `_seq`.
+        self._first_number = 0
+        self._seq = 0
+        self._readers_count = 0
+        self._follower: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._committed = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def readers_count(self) -> int:
+        """Readers now."""
+        return self._readers_count
+
+    def on_committed(self, _committed: list[Committed]) -> None:
+        """Something was committed: the follower will read it from the feed."""
+        self._committed.set()
+
+    def on_relayed(self, relayed: Relayed) -> None:
+        """Pass on a message that is not stored."""
+        if self._follower is not None:
+            self._append(relayed, relayed.message.channel_id, len(relayed.frame))
+            self._announce()
+
+    async def close(self) -> None:
+        """End all readers."""
+        self._is_closed = True
+        self._announce()
+        self._stop()
+
+    def admit(self) -> None:
+        """Raise `overloaded` where too many readers are connected."""
+        if self._readers_count >= self._limits.live_readers_max:
+            raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
+
+    async def events(
+        self, wanted: Wanted, after_seq: int | None
+    ) -> AsyncGenerator[LiveEvent, None]:
+        """Every message from now on; before them what was stored after `after_seq`, if given."""
+        self._readers_count += 1
+        try:
+            if self._is_closed:
+                return
+            await self._start()
+            reader = _Reader(wanted, self._seq if after_seq is None else after_seq, self._end)
+            if after_seq is not None:
+                async for message in self._replay(reader):
+                    yield message
+            while not self._is_closed:
+                yield await self._next_event(reader)
+        finally:
+            self._readers_count -= 1
+            if not self._readers_count:
+                self._stop()
+
+    async def _replay(self, reader: _Reader) -> AsyncGenerator[LiveMessage, None]:
+        """The stored messages up to the place where the buffer takes over."""
+        is_behind = True
+        while is_behind and not self._is_closed:
+            # Taken before the read: what is committed after it comes later in the buffer.
+            reader.number = self._end
+            page = await self._store.feed(reader.seq, FEED_PAGE, self._limits.reply_bytes_max)
+            is_behind = page.next is not None
+            for entry in page.entries:
+                reader.seq = entry.seq
+                if reader.wanted(entry.channel_id):
+                    yield LiveMessage(entry, entry.channel_id, len(entry.frame))
+
+    async def _next_event(self, reader: _Reader) -> LiveEvent:
+        while True:
+            changed = self._changed
+            while self._first_number <= reader.number < self._end:
+                message = self._buffer[reader.number - self._first_number]
+                reader.number += 1
+                if reader.takes(message):
+                    return message
+            if reader.number < self._first_number:
+                gap = Gap(reader.seq)
+                reader.number, reader.seq = self._end, self._seq
+                return gap
+            try:
+                async with asyncio.timeout(self._limits.live_heartbeat_s):
+                    await changed.wait()
+            except TimeoutError:
+                return Heartbeat()
+            if self._is_closed:
+                return Heartbeat()
+
+    @property
+    def _end(self) -> int:
+        return self._first_number + len(self._buffer)
+
+    def _append(self, item: Entry | Relayed, channel_id: str, bytes_count: int) -> None:
+        self._buffer.append(LiveMessage(item, channel_id, bytes_count))
+        self._buffer_bytes += bytes_count
+        while (
+            len(self._buffer) > self._limits.live_queue_items_max
+            or self._buffer_bytes > self._limits.live_queue_bytes_max
+        ):
+            self._buffer_bytes -= self._buffer.popleft().bytes_count
+            self._first_number += 1
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _start(self) -> None:
+        async with self._starting:
+            if self._follower is None:
+                self._seq, _ = await self._store.watermark()
+                self._follower = asyncio.create_task(self._follow_store(), name="live")
+
+    def _stop(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            self._follower = None
+            self._first_number = self._end
+            self._buffer.clear()
+            self._buffer_bytes = 0
+
+    async def _follow_store(self) -> None:
+        while True:
+            self._committed.clear()
+            try:
+                is_behind = await self._read_feed()
+            except Problem:
+                _log.warning("live readers wait: the store cannot be read", exc_info=True)
+                is_behind = False
+            if not is_behind:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._committed.wait()
+
+    async def _read_feed(self) -> bool:
+        page = await self._store.feed(self._seq, FEED_PAGE, self._limits.reply_bytes_max)
+        for entry in page.entries:
+            self._append(entry, entry.channel_id, len(entry.frame))
+            self._seq = entry.seq
+        if page.entries:
+            self._announce()
+            # Readers get their turn before the buffer moves on.
+            await asyncio.sleep(0)
+        return page.next is not None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Where one reader is: the next number in the buffer, the last sequence number seen."""
+
+    wanted: Wanted
+    seq: int
+    number: int
+
+    def takes(self, message: LiveMessage) -> bool:
+        if isinstance(message.item, Entry):
+            if message.item.seq <= self.seq:
+                return False
+            self.seq = message.item.seq
+        return self.wanted(message.channel_id)

@@ -1,0 +1,90 @@
+"""Negentropy v1 for the clients that speak it: one message in, one out, per channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+import numpy as np
+
+from app.budget import ReconBudgets
+from app.errors import Code, Problem
+from app.limits import Limits
+from app.rangeindex import NodeIndex
+from recon.errors import RemoteProtocolError
+from recon.negentropy import FRAME_BYTES_MIN, Negentropy
+from recon.negentropy_records import Records
+from recon.ranges import OrderWindow, order_of_lamport
+
+THREAD_RECORDS_MIN = 50_000
+"""From here on an answer takes milliseconds, which the event loop does not have."""
+
+_SIGN = np.uint64(1 << 63)
+
+
+class NegentropyEndpoint:
+    """Keeps the sorted records of channels that were asked for lately."""
+
+    def __init__(self, index: NodeIndex, limits: Limits, budgets: ReconBudgets) -> None:
+        self._index = index
+        self._limits = limits
+        self._budgets = budgets
+        self._records: OrderedDict[tuple[str, int | None], tuple[int, Records]] = OrderedDict()
+
+    async def answer(
+        self,
+        body: bytes,
+        channel_id: str,
+        from_lamport: int | None,
+        caller_name: str,
+        reply_bytes_max: int,
+    ) -> bytes:
+        """The answer to a message about the entries of a channel from a Lamport timestamp on.
+
+        Raises Problem: `invalid_negentropy_message`, `recon_budget_spent`.
+        """
+        self._budgets.check(caller_name)
+        await self._index.catch_up()
+        records = self._channel_records(channel_id, from_lamport, caller_name)
+        frame_bytes_max = max(
+            FRAME_BYTES_MIN, min(reply_bytes_max, self._limits.negentropy_reply_bytes_max)
+        )
+        server = Negentropy(
+            records,
+            frame_limit_bytes=frame_bytes_max,
+            message_bytes_max=self._limits.negentropy_body_bytes_max,
+        )
+        try:
+            if len(records) < THREAD_RECORDS_MIN:
+                answer = server.respond(body)
+            else:
+                answer = await asyncio.to_thread(server.respond, body)
+        except RemoteProtocolError as error:
+            raise Problem(
+                Code.INVALID_NEGENTROPY_MESSAGE, str(error), extra={"fault": error.code}
+            ) from None
+        self._budgets.replies.spend(caller_name, len(answer))
+        return answer
+
+    def _channel_records(
+        self, channel_id: str, from_lamport: int | None, caller_name: str
+    ) -> Records:
+        name = (channel_id, from_lamport)
+        lower = 0 if from_lamport is None else order_of_lamport(from_lamport)
+        elements_count = len(self._index.elements)
+        known_count, records = self._records.get(name, (-1, None))
+        if records is None or known_count != elements_count:
+            orders, digests = self._index.channel_elements(channel_id, OrderWindow(lower, None))
+            if records is None or len(records) != len(orders):
+                self._budgets.views.spend(caller_name, len(orders))
+                records = Records.from_lamports((orders ^ _SIGN).view(np.int64), digests)
+        self._remember(name, elements_count, records)
+        return records
+
+    def _remember(
+        self, name: tuple[str, int | None], elements_count: int, records: Records
+    ) -> None:
+        self._records[name] = elements_count, records
+        self._records.move_to_end(name)
+        if len(self._records) > self._limits.negentropy_channels_max:
+            self._records.popitem(last=False)

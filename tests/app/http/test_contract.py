@@ -1,0 +1,65 @@
+"""The routes whose names are fixed exist, in the route table and in the OpenAPI document."""
+
+from __future__ import annotations
+
+from app.http.application import openapi_document, routes
+from app.http.auth import Scope
+from app.limits import DEFAULT_LIMITS
+
+FIXED = {
+    "POST /v1/messages",
+    "POST /v1/messages/batch",
+    "GET /v1/messages/{message_id}",
+    "GET /v1/entries/{digest}",
+    "POST /v1/messages/lookup",
+    "GET /v1/hints/{hint}",
+    "GET /v1/channels",
+    "GET /v1/channels/{channel_id}",
+    "GET /v1/channels/{channel_id}/messages",
+    "GET /v1/feed",
+    "POST /v1/recon",
+    "GET /v1/recon/interests",
+    "GET /v1/peers",
+    "POST /v1/peers",
+    "GET /v1/peers/{peer_id}",
+    "DELETE /v1/peers/{peer_id}",
+    "POST /v1/peers/{peer_id}/sync",
+    "GET /v1/peers/{peer_id}/status",
+    "GET /v1/syncs",
+    "GET /v1/syncs/{sync_id}",
+    "GET /v1/syncs/{sync_id}/events",
+    "GET /v1/info",
+    "GET /livez",
+    "GET /readyz",
+    "GET /metrics",
+    "GET /openapi.json",
+    "GET /docs",
+}
+OPEN = {"/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
+
+
+def test_every_fixed_route_is_there() -> None:
+    table = {f"{route.method} {route.template}" for route in routes(DEFAULT_LIMITS)}
+    assert table >= FIXED
+
+
+def test_only_health_and_documents_are_open_to_everybody() -> None:
+    assert {r.template for r in routes(DEFAULT_LIMITS) if r.scope is Scope.OPEN} == OPEN
+
+
+def test_every_route_is_documented_with_its_scope_and_its_query_form() -> None:
+    paths = openapi_document()["paths"]
+    for route in routes(DEFAULT_LIMITS):
+        operation = paths[route.template][route.method.lower()]
+        assert operation["x-sdstore-scope"] == route.scope
+        assert "application/problem+json" in operation["responses"]["default"]["content"]
+        if route.query_parameter is not None:
+            query_form = paths[route.query_template][route.method.lower()]
+            names = [p["name"] for p in query_form["parameters"] if p["in"] == "query"]
+            assert route.query_parameter in names
+
+
+def test_operations_have_names_of_their_own() -> None:
+    paths = openapi_document()["paths"]
+    names = [operation["operationId"] for item in paths.values() for operation in item.values()]
+    assert len(names) == len(set(names))
