@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recon.errors import RemoteProtocolError
-from recon.ranges import Range
+from recon.ranges import Range, RangeColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class InSync:
-    """The range is proved equal, by summary or by list."""
+    """These ranges are proved equal, by summary or by list; `count` elements in all."""
 
-    range: Range
+    ranges: RangeColumns
     count: int
 
 

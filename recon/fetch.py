@@ -6,23 +6,27 @@ checked by recomputing: an element counts only if its range and short id were as
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recon.codec import pack_counts, pack_ranges
+from recon.codec import pack_ranges
+from recon.columns import U8, U64, Mask, heads_of
 from recon.errors import RemoteProtocolError
 from recon.events import Need
-from recon.ranges import END, Bound, Range
+from recon.hashing import names_of_short_ids
+from recon.ranges import END, Bound, Range, RangeColumns
+from recon.varint import pack_counts
 from recon.view import View, short_ids
 from sdstore.wire.recon_pb2 import Fetch
 
 Batch = list[Need]
+_RESUME_BYTES = 16
 
 
 class FetchQueue:
-    """Needs waiting to be fetched, in order. One batch per request; requests may overlap."""
+    """Needs waiting to be fetched, about in order. One batch per request; requests may overlap."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -37,33 +41,46 @@ class FetchQueue:
 
     def next_batch(self, ids_max: int) -> Batch:
         """Needs for one request, about `ids_max` elements together; empty when nothing waits."""
-        batch: list[Need] = []
+        taken: list[Need] = []
         room = ids_max
         while self._waiting and room > 0:
-            need = self._waiting.popleft()
-            if need.short_ids is not None and len(need.short_ids) > room:
-                rest = Need(need.range, need.short_ids[room:], need.count - room)
+            need, rest = _cut(self._waiting.popleft(), room)
+            if rest is not None:
                 self._waiting.appendleft(rest)
-                need = Need(need.range, need.short_ids[:room], room)
             room -= max(need.count, 1)
-            batch.append(need)
-            if self._waiting and self._waiting[0].range.lower < need.range.upper:
-                break  # ranges of one message do not overlap
+            taken.append(need)
+        return self._without_overlaps(sorted(taken, key=lambda need: need.range))
+
+    def _without_overlaps(self, needs: list[Need]) -> Batch:
+        """Ranges of one message do not overlap; what does goes back to the front."""
+        batch: Batch = []
+        for need in needs:
+            if batch and need.range.lower < batch[-1].range.upper:
+                self._waiting.appendleft(need)
+            else:
+                batch.append(need)
         return batch
 
-    def accept(
-        self, batch: Batch, orders: NDArray[np.uint64], ids: NDArray[np.uint8]
-    ) -> NDArray[np.bool_]:
+    def accept(self, batch: Batch, orders: U64, ids: U8) -> Mask:
         """Which of the arrived elements were asked for in `batch`: bool[n]."""
-        shorts = short_ids(self._view, orders, ids)
-        rows = zip(orders.tolist(), ids, shorts, strict=True)
-        return np.array(
-            [_asked(batch, order, raw.tobytes(), short) for order, raw, short in rows], dtype=bool
-        )
+        if not len(orders):
+            return np.zeros(0, dtype=bool)
+        names = names_of_short_ids(short_ids(self._view, orders, ids)).tolist()
+        keys = zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True)
+        lowers = [need.range.lower for need in batch]
+        wanted = [_names(need) for need in batch]
+        asked = np.zeros(len(orders), dtype=bool)
+        for place, (key, name) in enumerate(zip(keys, names, strict=True)):
+            at = bisect_right(lowers, key) - 1
+            if at >= 0:
+                upper, some = batch[at].range.upper, wanted[at]
+                inside = key < upper or upper == END
+                asked[place] = inside and (some is None or name in some)
+        return asked
 
     def resume(self, batch: Batch, raw: bytes) -> None:
         """Put back what a truncated response did not reach (its `resume` field)."""
-        if len(raw) != 16:
+        if len(raw) != _RESUME_BYTES:
             raise RemoteProtocolError("malformed", "a resume bound has 16 bytes")
         bound = Bound(int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big"))
         if not batch or bound <= batch[0].range.lower:
@@ -76,16 +93,28 @@ class FetchQueue:
 
 def pack_fetch(batch: Batch) -> Fetch:
     """The fetch message of a batch."""
+    runs, bounds = pack_ranges(RangeColumns.of(*(need.range for need in batch)))
     ids = [need.short_ids for need in batch]
+    counts = [0 if rows is None else len(rows) for rows in ids]
     return Fetch(
-        bounds=pack_ranges([need.range for need in batch]),
-        counts=pack_counts([0 if rows is None else len(rows) for rows in ids]),
+        runs=runs,
+        bounds=bounds,
+        counts=pack_counts(np.array(counts, np.int64)),
         short_ids=b"".join(rows.tobytes() for rows in ids if rows is not None),
     )
 
 
-def _asked(batch: Batch, order: int, raw_id: bytes, short: NDArray[np.uint8]) -> bool:
-    for need in batch:
-        if need.range.contains(order, raw_id):
-            return need.short_ids is None or bool((need.short_ids == short).all(axis=1).any())
-    return False
+def _cut(need: Need, room: int) -> tuple[Need, Need | None]:
+    names = need.short_ids
+    if names is None or len(names) <= room:
+        return need, None
+    return (
+        Need(need.range, names[:room], room),
+        Need(need.range, names[room:], len(names) - room),
+    )
+
+
+def _names(need: Need) -> frozenset[int] | None:
+    if need.short_ids is None:
+        return None
+    return frozenset(names_of_short_ids(need.short_ids).tolist())

@@ -1,62 +1,190 @@
-"""The set of elements, and views of it.
+"""The set of elements: insertion without duplicates, sorted runs, views.
 
-Thread rule: one thread inserts (`insert`), any thread may call `len` and take or refresh views.
-A batch becomes visible as a whole, by one reference assignment; a view belongs to the thread that
-uses it.
+The base holds columns and an order, no sums: summaries belong to a session's view. Small inserts
+wait in a set until there are enough for a run, so that a single insert costs microseconds.
+
+Thread rule: one thread inserts; one other thread may call `len` and make, refresh and use views.
+Everything a reader sees hangs on one reference (`state`), replaced at the end of an insert, so a
+batch becomes visible as a whole.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recon.columns import U8, U32, U64, Mask, heads_of
 from recon.errors import LocalProtocolError
 from recon.limits import ID_BYTES
+from recon.postings import Postings
 from recon.ranges import OrderWindow
+from recon.runs import NO_SUMS, Run, element_sequence, push_run
 from recon.session import SessionKey
+from recon.store import Columns, ElementStore, Snapshot
 from recon.view import View
 
-Element = tuple[int, bytes]
+PENDING_MAX = 256  # elements that wait unsorted; a run of fewer costs more than it saves
+
+
+class IndexState(NamedTuple):
+    """What readers see: the columns, and runs over the rows below `sorted_count`."""
+
+    snapshot: Snapshot
+    runs: tuple[Run, ...]
+    sorted_count: int
 
 
 class RangeIndex:
     """Elements (order, id) with the caller's group number, grow-only."""
 
     def __init__(self) -> None:
-        self._known: set[Element] = set()
-        self._log: list[tuple[Element, int]] = []
+        self._start(None, ())
+
+    def _start(self, base: Columns | None, runs: tuple[Run, ...]) -> None:
+        self._store = ElementStore(base)
+        self._pending: set[tuple[int, bytes]] = set()
+        self.postings = Postings()
+        self.state = IndexState(self._store.snapshot, runs, self._store.snapshot.size)
+
+    @classmethod
+    def from_sorted(cls, orders: U64, ids: U8, groups: U32) -> RangeIndex:
+        """An index over columns that are sorted by (order, id) and without duplicates.
+
+        The columns are kept, not copied: they must not be written afterwards (they may be a memory
+        map). Raises `LocalProtocolError` when they are not sorted.
+        """
+        _check_columns(orders, ids, groups)
+        if not _strictly_ascending(orders, ids):
+            raise LocalProtocolError("columns must ascend by (order, id) without duplicates")
+        index = cls()
+        run = Run(orders, None, NO_SUMS, NO_SUMS)
+        index._start(Columns(orders, ids, groups), (run,) if len(orders) else ())
+        return index
 
     def __len__(self) -> int:
-        return len(self._log)
-
-    @property
-    def log(self) -> list[tuple[Element, int]]:
-        """Elements with their groups, in order of insertion."""
-        return self._log
-
-    def insert(
-        self, orders: NDArray[np.uint64], ids: NDArray[np.uint8], groups: NDArray[np.uint32]
-    ) -> int:
-        """Add elements: orders u64[n], ids u8[n, 32], groups u32[n]. Returns how many were new."""
-        if ids.shape != (len(orders), ID_BYTES) or len(groups) != len(orders):
-            raise LocalProtocolError("orders [n], ids [n, 32] and groups [n] go together")
-        before = len(self._log)
-        for order, raw, group in zip(orders.tolist(), ids, groups.tolist(), strict=True):
-            element = (order, raw.tobytes())
-            if element not in self._known:
-                self._known.add(element)
-                self._log.append((element, group))
-        return len(self._log) - before
+        return self.state.snapshot.size
 
     def view(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> View:
         """The elements of `groups` (None: all) in `window`, hashed under `key`; grows with the set."""
-        wanted = None if groups is None else frozenset(groups)
-        return View(self, key, wanted, window)
+        return View(self, key, None if groups is None else frozenset(groups), window)
+
+    def insert(self, orders: U64, ids: U8, groups: U32) -> int:
+        """Add elements: orders u64[n], ids u8[n, 32], groups u32[n]. Returns how many were new.
+
+        An element that is already there keeps its group.
+        """
+        _check_columns(orders, ids, groups)
+        if len(orders) + len(self._pending) <= PENDING_MAX:
+            return self._insert_few(orders, ids, groups)
+        self._sort_pending()
+        return self._insert_many(orders, np.ascontiguousarray(ids), groups)
+
+    def _insert_few(self, orders: U64, ids: U8, groups: U32) -> int:
+        new = []
+        for place, order in enumerate(orders.tolist()):
+            element = (order, ids[place].tobytes())
+            if element not in self._pending and not self._in_runs(*element):
+                self._pending.add(element)
+                new.append(place)
+        if len(new) == len(orders):
+            self._store.append(Columns(orders, ids, groups))
+        elif new:
+            self._store.append(Columns(orders[new], ids[new], groups[new]))
+        self.state = self.state._replace(snapshot=self._store.snapshot)
+        return len(new)
+
+    def _in_runs(self, order: int, element_id: bytes) -> bool:
+        wanted = np.uint64(order)
+        for run in self.state.runs:
+            place = int(run.orders.searchsorted(wanted))
+            if place < len(run) and run.orders[place] == wanted:
+                raw = np.frombuffer(element_id, dtype=np.uint8).reshape(1, ID_BYTES)
+                if self._stored(run, np.array([wanted]), raw, heads_of(raw))[0]:
+                    return True
+        return False
+
+    def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
+        heads = heads_of(ids)
+        sequence = element_sequence(orders, heads)
+        orders, ids, groups = orders[sequence], ids[sequence], groups[sequence]
+        heads = heads[sequence]
+        new = ~_repeats(orders, heads, ids)
+        for run in self.state.runs:
+            new &= ~self._stored(run, orders, ids, heads)
+        if not new.all():
+            orders, ids, groups = orders[new], ids[new], groups[new]
+        if len(orders):
+            first = self._store.append(Columns(orders, ids, groups))
+            self._add_run(orders, np.arange(first, first + len(orders), dtype=np.uint32))
+        return len(orders)
+
+    def _stored(self, run: Run, orders: U64, ids: U8, heads: U64) -> Mask:
+        """Which elements a run holds, bool[n]."""
+        snapshot = self._store.snapshot
+        places = run.lower_bounds(snapshot, orders, heads)
+        found = np.zeros(len(orders), dtype=bool)
+        candidates = np.flatnonzero(places < len(run))
+        while len(candidates):
+            at = places[candidates]
+            stored = snapshot.take(run.rows_at(at))
+            found[candidates] = (stored.ids == ids[candidates]).all(axis=1)
+            found[candidates] &= stored.orders == orders[candidates]
+            # Elements that agree in order and head stand side by side in any order: look on.
+            more = (stored.orders == orders[candidates]) & ~found[candidates]
+            more &= heads_of(stored.ids) == heads[candidates]
+            more &= at + 1 < len(run)
+            candidates = candidates[more]
+            places[candidates] += 1
+        return found
+
+    def _sort_pending(self) -> None:
+        snapshot, _, start = self.state
+        if start == snapshot.size:
+            return
+        news = snapshot.slice(start, snapshot.size)
+        sequence = element_sequence(news.orders, heads_of(news.ids))
+        self._pending = set()
+        self._add_run(news.orders[sequence], (sequence + start).astype(np.uint32))
+
+    def _add_run(self, orders: U64, rows: U32) -> None:
+        snapshot = self._store.snapshot
+        run = Run(orders, rows, NO_SUMS, NO_SUMS)
+        runs = push_run(snapshot, self.state.runs, run, summed=False)
+        self.state = IndexState(snapshot, runs, snapshot.size)
 
 
-def position(elements: list[Element], order: int, head: int) -> int:
-    """Where the first element at or above the bound stands."""
-    return bisect_left(elements, (order, head.to_bytes(8, "big")))
+def _check_columns(orders: U64, ids: U8, groups: U32) -> None:
+    shapes_fit = ids.shape == (len(orders), ID_BYTES) and groups.shape == orders.shape
+    types_fit = orders.dtype == np.uint64 and ids.dtype == np.uint8 and groups.dtype == np.uint32
+    if not (shapes_fit and types_fit):
+        raise LocalProtocolError("orders u64[n], ids u8[n, 32] and groups u32[n] go together")
+
+
+def _strictly_ascending(orders: U64, ids: U8) -> bool:
+    if not bool((orders[1:] >= orders[:-1]).all()):
+        return False
+    ties = np.flatnonzero(orders[1:] == orders[:-1])
+    words = ids.view(">u8")
+    undecided = ties
+    for word in range(ID_BYTES // 8):
+        first, second = words[undecided, word], words[undecided + 1, word]
+        if (first > second).any():
+            return False
+        undecided = undecided[first == second]
+    return len(undecided) == 0
+
+
+def _repeats(orders: U64, heads: U64, ids: U8) -> Mask:
+    """Which sorted elements stand there already further left, bool[n]."""
+    repeats = np.zeros(len(orders), dtype=bool)
+    close = (orders[1:] == orders[:-1]) & (heads[1:] == heads[:-1])
+    if close.any():
+        involved = np.flatnonzero(np.append(close, False) | np.append(False, close))
+        seen: set[tuple[int, bytes]] = set()
+        for place in involved.tolist():
+            element = (int(orders[place]), ids[place].tobytes())
+            repeats[place] = element in seen
+            seen.add(element)
+    return repeats

@@ -8,45 +8,48 @@ the peer's fault, and all of it is paid from a budget, so a session ends whateve
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from recon.codec import chunks, pack_counts, pack_ranges, unpack_counts, unpack_ranges
+from recon.budget import Budget
+from recon.codec import Asks, pack_asks
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault, Have, InSync, Need
+from recon.events import Busy, Done, Event, Expired, Fault
+from recon.learning import Asked, Learning
 from recon.limits import (
     DEFAULT_LIMITS,
+    FRAME_BYTES_MIN,
+    FRAME_RESERVE_BYTES,
+    LIST_COUNT_MAX,
+    PARTS_MAX,
+    PHASE_MAX,
     PROTOCOL_VERSION,
     SHORT_ID_BYTES,
     SUMMARY_HASH_BYTES,
     Limits,
 )
-from recon.progress import Part, Progress, RangeState, measure
-from recon.ranges import WHOLE, Range
-from recon.responder import COUNT, EQUAL, LIST, SPLIT
-from recon.session import SessionHeader, interest_hash
-from recon.view import View, columns
+from recon.opening import opening_ranges
+from recon.progress import Progress, RangeState, Stretch, measure
+from recon.session import SessionHeader
+from recon.view import View
+from recon.worklist import Work
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse, Session
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+
+_ASK_BYTES_MAX = 24  # a range in a request, at most about: bound with head, count, hash
+_ANSWER_BYTES = 8  # a part in an answer, about
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to try for. One default setting serves all sizes."""
 
-    parts: int = 16
-    list_max: int = 16
-    ranges_per_request: int = 4096
-
-
-class _Work(NamedTuple):
-    range: Range
-    depth: int
-    size: int  # the larger side's, as far as known
+    parts: int = 16  # of a split in the first answer; later ones are planned
+    list_max: int = 16  # a range of that many elements is listed instead of split
+    ranges_per_request: int = 1 << 16
 
 
 class OutgoingRequest(NamedTuple):
@@ -73,16 +76,26 @@ class Initiator:
         self._header = header
         self._options = options or Options()
         self._limits = limits
-        self._seed = seed
-        self._recent = recent
-        self._waiting: deque[_Work] = deque([_Work(WHOLE, 0, len(view))])
-        self._in_flight: dict[int, tuple[list[_Work], int]] = {}
-        self._settled: list[Part] = []
+        _check_settings(self._options, limits)
+        self._rng = np.random.default_rng(seed)
+        self._parts = self._options.parts
+        room = limits.response_bytes_max // SHORT_ID_BYTES
+        self._list_cap = min(LIST_COUNT_MAX, room - FRAME_RESERVE_BYTES) // 2
+        self._waiting = self._opening(recent)
+        self._in_flight: dict[int, Asked] = {}
+        self._settled: list[Stretch] = []
+        self._budget = Budget(limits)
         self._send_interest = False
-        self._requests = 0
-        self._bytes = 0
-        self._credit = 0
         self._over = False
+
+    def _opening(self, recent: int) -> Work:
+        ranges = opening_ranges(self._view, self._phase(), recent)
+        zeros = np.zeros(len(ranges), np.int64)
+        counts = self._view.counts(self._view.locate(ranges))
+        return Work(ranges, zeros.astype(bool), zeros, counts)
+
+    def _phase(self) -> int:
+        return int(self._rng.integers(0, PHASE_MAX + 1))
 
     @property
     def done(self) -> bool:
@@ -92,53 +105,57 @@ class Initiator:
     @property
     def progress(self) -> Progress:
         """How far the session is."""
-        return measure(self._parts())
+        return measure(self._stretches())
 
-    def _parts(self) -> Iterator[Part]:
+    def _stretches(self) -> Iterator[Stretch]:
         yield from self._settled
-        flying = (work for works, _ in self._in_flight.values() for work in works)
-        for work in (*self._waiting, *flying):
-            yield work.range, work.size, RangeState.SYNCING
+        for work in (self._waiting, *(flying.work for flying in self._in_flight.values())):
+            yield Stretch(work.ranges, work.sizes, RangeState.SYNCING)
 
     def credit(self, content_bytes: int) -> None:
         """Content that really arrived (or was taken by the peer): the budget grows with it."""
-        self._credit += content_bytes
+        self._budget.credit(content_bytes)
 
     def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""
-        if self._over or not self._waiting or len(self._in_flight) >= self._limits.in_flight_max:
+        del elapsed_s  # the time is judged when the answer comes, where a fault can be told
+        if self._over or not len(self._waiting):
             return None
-        self._check_time(elapsed_s)
-        count = min(self._options.ranges_per_request, len(self._waiting))
-        works = sorted(self._waiting.popleft() for _ in range(count))
-        message = self._message(works)
-        self._requests += 1
-        size = message.ByteSize()
-        self._bytes += size
-        self._in_flight[self._requests] = (works, size)
-        return OutgoingRequest(self._requests, message)
+        if len(self._in_flight) >= self._limits.in_flight_max:
+            return None
+        count = self._batch_length()
+        work, self._waiting = (
+            self._waiting.take(slice(count)),
+            self._waiting.take(slice(count, None)),
+        )
+        flying = Asked(work, self._parts, self._phase())
+        message = self._message(flying)
+        self._budget.requests += 1
+        self._budget.bytes += message.ByteSize()
+        self._in_flight[self._budget.requests] = flying
+        return OutgoingRequest(self._budget.requests, message)
 
-    def _message(self, works: list[_Work]) -> ReconRequest:
-        summaries = [self._view.summary(work.range) for work in works]
-        session = Session(
-            initiator_nonce=self._header.initiator_nonce,
-            responder_nonce=self._header.responder_nonce,
-        )
-        if self._send_interest:
-            session.interest_bytes = self._header.interest
-        else:
-            session.interest_hash = interest_hash(self._header.interest)
-        ranges = Ranges(
-            parts=self._options.parts,
-            list_max=self._options.list_max,
-            bounds=pack_ranges([work.range for work in works]),
-            counts=pack_counts([count for _, count in summaries]),
-            hashes=b"".join(digest for digest, _ in summaries),
-        )
+    def _batch_length(self) -> int:
+        """How many waiting ranges fit one request, and their answers one response, about."""
+        work = self._waiting
+        parts = np.where(work.sizes <= self._options.list_max, 1, self._parts)
+        answers = np.where(work.listed, work.sizes * SHORT_ID_BYTES, parts * _ANSWER_BYTES)
+        fits = int(np.searchsorted(np.cumsum(answers), self._limits.response_bytes_max))
+        room = (self._limits.request_bytes_max - FRAME_BYTES_MIN // 4) // _ASK_BYTES_MAX
+        return max(1, min(fits, room, self._options.ranges_per_request))
+
+    def _message(self, flying: Asked) -> ReconRequest:
+        work = flying.work
+        hashes, counts = np.zeros((len(work), SUMMARY_HASH_BYTES), np.uint8), work.sizes * 0
+        compared = np.flatnonzero(~work.listed)
+        if len(compared):
+            where = self._view.locate(work.ranges.take(compared))
+            hashes[compared], counts[compared] = self._view.summaries(where)
+        asks = Asks(work.ranges, work.listed, counts, hashes)
         return ReconRequest(
             version=PROTOCOL_VERSION,
-            session=session,
-            ranges=ranges,
+            session=self._header.message(in_full=self._send_interest),
+            ranges=pack_asks(asks, flying.parts, self._options.list_max, flying.phase),
             response_bytes_max=self._limits.response_bytes_max,
         )
 
@@ -146,129 +163,55 @@ class Initiator:
         self, request_id: int, response: ReconResponse, elapsed_s: float = 0.0
     ) -> list[Event]:
         """Events of one answer. After `Fault`, `Expired`, `Busy` or `Done` the session is over."""
-        if request_id not in self._in_flight:
-            raise LocalProtocolError(f"no request {request_id} is in flight")
-        works, _ = self._in_flight.pop(request_id)
-        self._bytes += response.ByteSize()
+        flying = self._landed(request_id)
+        self._budget.bytes += response.ByteSize()
         try:
-            events = self._take(works, response)
-            self._check_time(elapsed_s)
-            self._check_budget()
+            events = self._take(flying, response)
+            self._budget.check(len(self._view), elapsed_s)
         except RemoteProtocolError as error:
             self._over = True
             return [Fault(error)]
-        if not (self._over or self._waiting or self._in_flight):
+        if not (self._over or len(self._waiting) or self._in_flight):
             self._over = True
-            events.append(Done(self._requests, self._bytes))
+            events.append(Done(self._budget.requests, self._budget.bytes))
         return events
+
+    def _landed(self, request_id: int) -> Asked:
+        if request_id not in self._in_flight:
+            raise LocalProtocolError(f"no request {request_id} is in flight")
+        return self._in_flight.pop(request_id)
 
     def lost(self, request_id: int) -> None:
         """The request got no answer (connection broke): its ranges wait again."""
-        works, _ = self._in_flight.pop(request_id)
-        self._waiting.extendleft(reversed(works))
+        self._wait(self._landed(request_id).work)
 
-    def _take(self, works: list[_Work], response: ReconResponse) -> list[Event]:
+    def _wait(self, *work: Work) -> None:
+        self._waiting = Work.concatenate([self._waiting, *work])
+
+    def _take(self, flying: Asked, response: ReconResponse) -> list[Event]:
         status = response.status
         if status == recon_pb2.OK:
-            return self._answers(works, response.answers)
+            learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap)
+            learned = learning.from_answers(response.answers, self._phase())
+            self._settled += learned.settled
+            self._parts = learned.peer_parts or self._parts
+            self._list_cap = min(self._list_cap, learned.list_cap)
+            self._wait(learned.work)
+            return learned.events
         if status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
             self._send_interest = True
-            self._waiting.extendleft(reversed(works))
+            self._wait(flying.work)
             return []
+        self._over = True
         if status == recon_pb2.NONCE_EXPIRED:
-            self._over = True
             return [Expired(response.responder_nonce)]
         if status in {recon_pb2.BUSY, recon_pb2.REFUSED}:
-            self._over = True
             return [Busy(response.retry_after_s, status == recon_pb2.REFUSED)]
-        raise RemoteProtocolError("status", recon_pb2.Status.Name(status))
+        raise RemoteProtocolError("status", str(status))
 
-    def _answers(self, works: list[_Work], answers: Answers) -> list[Event]:
-        kinds = list(answers.kinds)
-        counts = unpack_counts(answers.counts, len(kinds))
-        if not 0 < len(kinds) <= len(works) or len(kinds) != answers.answered:
-            raise RemoteProtocolError("no_progress", f"{len(kinds)} answers of {len(works)}")
-        parts = iter(unpack_ranges(answers.bounds))
-        part_counts = iter(unpack_counts(answers.part_counts))
-        hashes = iter(chunks(answers.hashes, SUMMARY_HASH_BYTES))
-        ids = iter(chunks(answers.short_ids, SHORT_ID_BYTES))
-        events: list[Event] = []
-        try:
-            for work, kind, count in zip(works, kinds, counts, strict=False):
-                if kind == EQUAL:
-                    events += self._equal(work.range)
-                elif kind == COUNT:
-                    events += self._lack(work.range, count)
-                elif kind == LIST:
-                    events += self._list(work.range, {next(ids) for _ in range(count)})
-                elif kind == SPLIT:
-                    rows = [(next(parts), next(part_counts), next(hashes)) for _ in range(count)]
-                    events += self._split(work, rows)
-                else:
-                    raise RemoteProtocolError("malformed", f"answer kind {kind}")
-        except (StopIteration, RuntimeError) as error:
-            raise RemoteProtocolError("malformed", "columns too short") from error
-        self._waiting.extendleft(reversed(works[len(kinds) :]))
-        return events
 
-    def _equal(self, span: Range) -> list[Event]:
-        count = self._view.summary(span)[1]
-        self._settled.append((span, count, RangeState.IN_SYNC))
-        return [InSync(span, count)]
-
-    def _lack(self, span: Range, count: int) -> list[Event]:
-        self._settled.append((span, count, RangeState.DONT_HAVE))
-        return [Need(span, None, count)]
-
-    def _list(self, span: Range, theirs: set[bytes]) -> list[Event]:
-        elements = self._view.slice(span)
-        ours = {self._view.short_id(element): element for element in elements}
-        events: list[Event] = []
-        have = [element for short, element in ours.items() if short not in theirs]
-        need = sorted(theirs - ours.keys())
-        if have:
-            events.append(Have(*columns(have)))
-        if need:
-            table = np.frombuffer(b"".join(need), dtype=np.uint8).reshape(-1, SHORT_ID_BYTES)
-            events.append(Need(span, table, len(need)))
-        if not events:
-            events.append(InSync(span, len(elements)))
-        state = RangeState.DONT_HAVE if need else RangeState.IN_SYNC
-        self._settled.append((span, max(len(elements), len(theirs)), state))
-        return events
-
-    def _split(self, work: _Work, rows: list[tuple[Range, int, bytes]]) -> list[Event]:
-        if len(rows) < 2 or work.depth >= self._limits.depth_max:
-            raise RemoteProtocolError("split", "too few parts or too deep")
-        edge = work.range.lower
-        for part, count, _ in rows:
-            if part.lower != edge or count == 0:
-                raise RemoteProtocolError("split", "parts must tile the range and be non-empty")
-            edge = part.upper
-        if edge != work.range.upper:
-            raise RemoteProtocolError("split", "parts must tile the range")
-        return [e for part, count, digest in rows for e in self._part(work, part, count, digest)]
-
-    def _part(self, work: _Work, part: Range, count: int, digest: bytes) -> list[Event]:
-        ours, our_count = self._view.summary(part)
-        if our_count == 0:
-            return self._lack(part, count)
-        if (ours, our_count) == (digest, count):
-            return self._equal(part)
-        self._waiting.append(_Work(part, work.depth + 1, max(count, our_count)))
-        return []
-
-    def _check_budget(self) -> None:
-        limits = self._limits
-        allowed = limits.bytes_base + limits.bytes_per_element * len(self._view)
-        allowed += limits.bytes_per_credit * self._credit
-        if self._bytes > allowed:
-            raise RemoteProtocolError("budget_bytes", f"{self._bytes} of {allowed}")
-        if self._requests > limits.requests_max:
-            raise RemoteProtocolError("budget_requests", str(self._requests))
-
-    def _check_time(self, elapsed_s: float) -> None:
-        allowed = self._limits.seconds_base
-        allowed += self._limits.seconds_per_credit_mib * self._credit / (1 << 20)
-        if elapsed_s > allowed:
-            raise RemoteProtocolError("budget_seconds", f"{elapsed_s:.0f} of {allowed:.0f}")
+def _check_settings(options: Options, limits: Limits) -> None:
+    if not 2 <= options.parts <= PARTS_MAX or options.ranges_per_request < 1:
+        raise LocalProtocolError("parts or ranges per request out of range")
+    if min(limits.request_bytes_max, limits.response_bytes_max) < FRAME_BYTES_MIN:
+        raise LocalProtocolError(f"frames have at least {FRAME_BYTES_MIN} bytes")

@@ -14,6 +14,8 @@ SUMMARY_HASH_BYTES = 6  # keyed, so only chance can hit: 2^-48 per different ran
 PARTS_MAX = 64  # parts of one split: the smallest frame must hold one split
 LIST_COUNT_MAX = 4096  # short ids in one answer: 24 kB, fits beside others in a 60 kB frame
 FRAME_BYTES_MIN = 4096  # one split or one list with its overhead always fits
+PHASE_MAX = 128  # cuts move by up to a quarter of a part either way; 64 is the middle
+FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
 
 
@@ -23,7 +25,7 @@ class Limits:
 
     request_bytes_max: int = 8 << 20  # the receiver refuses longer requests before parsing
     response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
-    ranges_max: int = 1 << 17  # per request: one search each, 0.1 s at most
+    ranges_max: int = 1 << 16  # per request: one search each, 0.05 s; list ranges have 16-bit names
     fetch_ids_max: int = 1 << 16  # short ids resolved per request
     depth_max: int = 64  # splits above a range; 10^6 honest elements need 7
     requests_max: int = 1 << 16  # per session

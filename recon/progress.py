@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from recon.ranges import Range
+import numpy as np
+
+from recon.columns import I64
+from recon.ranges import RangeColumns
 
 SEGMENTS_MAX = 512  # a bar is drawn a few hundred characters or pixels wide
 
@@ -17,6 +21,9 @@ class RangeState(Enum):
     IN_SYNC = "in sync"
     SYNCING = "syncing"
     DONT_HAVE = "don't have"
+
+
+_STATES = tuple(RangeState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +49,44 @@ class Progress:
         return 100.0 * self.elements[RangeState.IN_SYNC] / total if total else 100.0
 
 
-Part = tuple[Range, int, RangeState]
+class Stretch(NamedTuple):
+    """Ranges with their element counts i64[n] and one state."""
+
+    ranges: RangeColumns
+    counts: I64
+    state: RangeState
 
 
-def measure(parts: Iterable[Part]) -> Progress:
-    """Progress over disjoint ranges with their element counts and states, in any order."""
-    elements = dict.fromkeys(RangeState, 0)
-    key_space = dict.fromkeys(RangeState, 0.0)
-    ordered = sorted(parts, key=lambda part: part[0].lower)
-    for span, count, state in ordered:
-        elements[state] += count
-        key_space[state] += (span.upper.order - span.lower.order) / 2**64
-    return Progress(elements, key_space, _segments(ordered, sum(elements.values())))
+def measure(stretches: Iterable[Stretch]) -> Progress:
+    """Progress over disjoint ranges, in any order."""
+    pieces = [stretch for stretch in stretches if len(stretch.counts)]
+    if not pieces:
+        return Progress(dict.fromkeys(_STATES, 0), dict.fromkeys(_STATES, 0.0), ())
+    ranges = RangeColumns.concatenate([piece.ranges for piece in pieces])
+    counts = np.concatenate([piece.counts for piece in pieces])
+    lengths = [len(piece.counts) for piece in pieces]
+    states = np.repeat([_STATES.index(piece.state) for piece in pieces], lengths)
+    widths = ranges.upper_orders.astype(np.float64) - ranges.lower_orders.astype(np.float64)
+    elements = np.bincount(states, counts, minlength=len(_STATES))
+    space = np.bincount(states, widths / 2.0**64, minlength=len(_STATES))
+    sequence = np.lexsort((ranges.lower_heads, ranges.lower_orders))
+    return Progress(
+        {state: int(elements[place]) for place, state in enumerate(_STATES)},
+        {state: float(space[place]) for place, state in enumerate(_STATES)},
+        _segments(counts[sequence], states[sequence]),
+    )
 
 
-def _segments(ordered: list[Part], total: int) -> tuple[Segment, ...]:
-    merged: list[tuple[int, RangeState]] = []
-    for _, count, state in ordered:
-        if merged and merged[-1][1] is state:
-            merged[-1] = (merged[-1][0] + count, state)
-        else:
-            merged.append((count, state))
-    return tuple(Segment(count / max(total, 1), state) for count, state in merged[:SEGMENTS_MAX])
+def _segments(counts: I64, states: I64) -> tuple[Segment, ...]:
+    """Neighbours in one state join; if there are too many, the narrowest join their neighbours."""
+    ends = np.cumsum(counts)
+    total = max(int(ends[-1]), 1)
+    lasts = np.flatnonzero(np.append(states[1:] != states[:-1], True))
+    if len(lasts) > SEGMENTS_MAX:
+        grid = np.linspace(0, total, SEGMENTS_MAX + 1)[1:]
+        lasts = np.unique(np.minimum(np.searchsorted(ends, grid), len(ends) - 1))
+    shares = np.diff(ends[lasts], prepend=0) / total
+    return tuple(
+        Segment(float(share), _STATES[state])
+        for share, state in zip(shares, states[lasts].tolist(), strict=True)
+    )

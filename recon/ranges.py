@@ -9,8 +9,13 @@ upper end": no element lies at or above it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from recon.columns import I64, U64, Mask
 from recon.limits import ORDER_END
 
 
@@ -38,6 +43,59 @@ class Range(NamedTuple):
 
 
 WHOLE = Range(START, END)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeColumns:
+    """Many ranges as columns, all u64[n]: bounds of the lower and of the upper ends."""
+
+    lower_orders: U64
+    lower_heads: U64
+    upper_orders: U64
+    upper_heads: U64
+
+    def __len__(self) -> int:
+        return len(self.lower_orders)
+
+    def __getitem__(self, place: int) -> Range:
+        lower, upper = (
+            Bound(int(orders[place]), int(heads[place]))
+            for orders, heads in (
+                (self.lower_orders, self.lower_heads),
+                (self.upper_orders, self.upper_heads),
+            )
+        )
+        return Range(lower, upper)
+
+    def take(self, places: I64 | Mask | slice) -> RangeColumns:
+        """Some of them."""
+        return RangeColumns(*(column[places] for column in self.columns()))
+
+    def columns(self) -> tuple[U64, U64, U64, U64]:
+        """The four columns."""
+        return self.lower_orders, self.lower_heads, self.upper_orders, self.upper_heads
+
+    @classmethod
+    def of(cls, *ranges: Range) -> RangeColumns:
+        """Columns of single ranges."""
+        rows = np.array([(*lower, *upper) for lower, upper in ranges], dtype=np.uint64)
+        return cls(*rows.reshape(-1, 4).T)
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[RangeColumns]) -> RangeColumns:
+        """One after the other."""
+        return cls(*map(np.concatenate, zip(*(p.columns() for p in pieces), strict=True)))
+
+    @classmethod
+    def tiling(cls, orders: U64, heads: U64) -> RangeColumns:
+        """Neighbouring ranges between n + 1 edges."""
+        return cls(orders[:-1], heads[:-1], orders[1:], heads[1:])
+
+    def touches_next(self) -> Mask:
+        """bool[n - 1]: whether a range ends where the next one begins."""
+        touches: Mask = self.upper_orders[:-1] == self.lower_orders[1:]
+        touches &= self.upper_heads[:-1] == self.lower_heads[1:]
+        return touches
 
 
 class OrderWindow(NamedTuple):

@@ -3,33 +3,67 @@
 The table (we: the initiator; they: the responder), by (hash, count), count deciding emptiness:
 equal: in sync. We 0, they n: we lack the range, fetch it. We n, they 0: send it. Both and
 different: split, or a list of short ids where the range is small.
+
+When the reply would pass the frame limit, a prefix of the ranges is answered; the rest stays on the
+initiator's work list, so nothing that was narrowed down is lost.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import pairwise
-
 import numpy as np
-from numpy.typing import NDArray
 
-from recon.codec import chunks, pack_counts, pack_ranges, unpack_counts, unpack_ranges
+from recon.codec import (
+    COUNT,
+    EQUAL,
+    LIST,
+    SPLIT,
+    Asks,
+    Parts,
+    Reply,
+    pack_reply,
+    part_sizes,
+    table,
+    unpack_asks,
+    unpack_ranges,
+)
+from recon.columns import I64, U8, U64
+from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
+from recon.hashing import short_ids_of
 from recon.limits import (
     DEFAULT_LIMITS,
     FRAME_BYTES_MIN,
+    FRAME_RESERVE_BYTES,
     LIST_COUNT_MAX,
     PARTS_MAX,
+    PHASE_MAX,
     PROTOCOL_VERSION,
     SHORT_ID_BYTES,
     SUMMARY_HASH_BYTES,
     Limits,
 )
-from recon.ranges import Bound, Range
-from recon.view import View, columns
-from sdstore.wire.recon_pb2 import UNSUPPORTED_VERSION, Answers, Fetch, ReconRequest, ReconResponse
+from recon.ranges import Range, RangeColumns
+from recon.varint import unpack_counts
+from recon.view import Places, View
+from sdstore.wire.recon_pb2 import (
+    UNSUPPORTED_VERSION,
+    Answers,
+    Fetch,
+    Ranges,
+    ReconRequest,
+    ReconResponse,
+)
 
-EQUAL, SPLIT, LIST, COUNT = range(4)
+_ANSWER_BYTES = 3  # kind and count of an answer, about
+_PART_BYTES = SUMMARY_HASH_BYTES + 2  # hash and bound of a part, about
+_SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
+_NO_PARTS = Parts(
+    np.empty(0, np.int64),
+    np.empty(0, np.uint64),
+    np.empty(0, np.uint64),
+    np.empty(0, np.int64),
+    np.empty((0, SUMMARY_HASH_BYTES), np.uint8),
+)
 
 
 def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) -> ReconResponse:
@@ -40,117 +74,112 @@ def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) 
     """
     if request.version != PROTOCOL_VERSION:
         return ReconResponse(status=UNSUPPORTED_VERSION, version=PROTOCOL_VERSION)
-    ask = request.ranges
-    ranges = unpack_ranges(ask.bounds)
-    if len(ranges) > limits.ranges_max:
-        raise RemoteProtocolError("too_many_ranges", str(len(ranges)))
-    counts = unpack_counts(ask.counts, len(ranges))
-    hashes = chunks(ask.hashes, SUMMARY_HASH_BYTES)
-    if len(hashes) != len(ranges) or not 2 <= ask.parts <= PARTS_MAX:
-        raise RemoteProtocolError("malformed", "hashes or parts")
+    room = _room(request, limits)
+    asks = _read(request.ranges, limits)
+    if not len(asks.ranges):
+        return ReconResponse(version=PROTOCOL_VERSION)
+    where = view.locate(asks.ranges)
+    kinds, counts = _decide(view, asks, where, request.ranges, room)
+    answers = _Answering(view, asks, where, request.ranges)
+    prefix = _first_guess(kinds, counts, request.ranges.parts, room)
+    while True:
+        message = answers.of_prefix(kinds[:prefix], counts[:prefix])
+        size = message.ByteSize()
+        if size <= room or prefix == 1:
+            return ReconResponse(version=PROTOCOL_VERSION, answers=message)
+        prefix = max(1, int(prefix * room / size * _SHRINK))
+
+
+def _room(request: ReconRequest, limits: Limits) -> int:
     room = limits.response_bytes_max
     if request.response_bytes_max:
         room = min(room, request.response_bytes_max)
     if room < FRAME_BYTES_MIN:
         raise RemoteProtocolError("frame_too_small", f"{room} bytes")
-    answers = _Answers(view, ask.parts, min(ask.list_max, LIST_COUNT_MAX), room - 256)
-    for span, count, digest in zip(ranges, counts, hashes, strict=True):
-        if not answers.add(span, count, digest):
-            break
-    return ReconResponse(version=PROTOCOL_VERSION, answers=answers.message())
+    return room - FRAME_RESERVE_BYTES
 
 
-class _Answers:
-    def __init__(self, view: View, parts: int, list_max: int, room: int) -> None:
+def _read(ask: Ranges, limits: Limits) -> Asks:
+    if not ask.bounds and not ask.runs:
+        return unpack_asks(Ranges(), limits.ranges_max)
+    if not 2 <= ask.parts <= PARTS_MAX or ask.phase > PHASE_MAX:
+        raise RemoteProtocolError("malformed", "parts or phase out of range")
+    return unpack_asks(ask, limits.ranges_max)
+
+
+def _decide(view: View, asks: Asks, where: Places, ask: Ranges, room: int) -> tuple[U8, I64]:
+    """The kind of each answer and our count of each range."""
+    hashes, counts = view.summaries(where)
+    longest = min(LIST_COUNT_MAX, room // SHORT_ID_BYTES - FRAME_RESERVE_BYTES)
+    list_max = np.where(asks.listed, longest, min(ask.list_max, longest))
+    kinds = np.where(counts <= np.maximum(list_max, 3), LIST, SPLIT).astype(np.uint8)
+    same = (hashes == asks.hashes).all(axis=1) & (counts == asks.counts)
+    compared = ~asks.listed
+    kinds[compared & (asks.counts == 0)] = COUNT
+    kinds[compared & same] = EQUAL
+    return kinds, counts
+
+
+def _first_guess(kinds: U8, counts: I64, parts: int, room: int) -> int:
+    costs = np.full(len(kinds), 1.0)
+    costs[kinds != EQUAL] = _ANSWER_BYTES
+    split = kinds == SPLIT
+    costs[split] += part_sizes(counts[split], parts) * _PART_BYTES
+    listed = kinds == LIST
+    costs[listed] += counts[listed] * SHORT_ID_BYTES
+    return max(1, int(np.searchsorted(np.cumsum(costs), room, side="right")))
+
+
+class _Answering:
+    def __init__(self, view: View, asks: Asks, where: Places, ask: Ranges) -> None:
         self._view = view
-        self._parts = parts
-        self._list_max = list_max
-        self._room = room
-        self._kinds: list[int] = []
-        self._counts: list[int] = []
-        self._part_counts: list[int] = []
-        self._bounds: list[Range] = []
-        self._hashes: list[bytes] = []
-        self._short_ids: list[bytes] = []
+        self._asks = asks
+        self._where = where
+        self._ask = ask
 
-    def add(self, span: Range, count: int, digest: bytes) -> bool:
-        ours, our_count = self._view.summary(span)
-        if (ours, our_count) == (digest, count):
-            return self._put(EQUAL, 0, 1)
-        if count == 0:
-            return self._put(COUNT, our_count, 5)
-        cuts = [] if our_count <= self._list_max else self._cuts(span)
-        if not cuts:
-            if not self._put(LIST, our_count, 5 + our_count * SHORT_ID_BYTES):
-                return False
-            self._short_ids += [self._view.short_id(e) for e in self._view.slice(span)]
-            return True
-        if not self._put(SPLIT, len(cuts), 5 + len(cuts) * 42):
-            return False
-        for part in cuts:
-            part_hash, part_count = self._view.summary(part)
-            self._bounds.append(part)
-            self._hashes.append(part_hash)
-            self._part_counts.append(part_count)
-        return True
+    def of_prefix(self, kinds: U8, counts: I64) -> Answers:
+        prefix = slice(len(kinds))
+        ranges, where = self._asks.ranges.take(prefix), self._where.take(prefix)
+        kinds, parts, implied = self._split(kinds.copy(), ranges, where)
+        told = np.where(kinds == EQUAL, 0, counts)
+        _, lanes, _ = self._view.members(where.take(kinds == LIST))
+        return pack_reply(Reply(kinds, told, parts, short_ids_of(lanes)), ranges, implied=implied)
 
-    def _cuts(self, span: Range) -> list[Range]:
-        elements = self._view.slice(span)
-        marks = [len(elements) * i // self._parts for i in range(1, self._parts)]
-        bounds = [Bound(o, int.from_bytes(i[:8], "big")) for o, i in (elements[m] for m in marks)]
-        inner = sorted({b for b in bounds if b > span.lower})
-        edges = [span.lower, *inner, span.upper]
-        parts = [Range(a, b) for a, b in pairwise(edges)]
-        return parts if all(self._view.summary(p)[1] for p in parts) and inner else []
-
-    def _put(self, kind: int, count: int, size: int) -> bool:
-        if size > self._room and self._kinds:
-            return False
-        self._room -= size
-        self._kinds.append(kind)
-        self._counts.append(count)
-        return True
-
-    def message(self) -> Answers:
-        return Answers(
-            answered=len(self._kinds),
-            kinds=bytes(self._kinds),
-            counts=pack_counts(self._counts),
-            part_counts=pack_counts(self._part_counts),
-            bounds=pack_ranges(self._bounds),
-            hashes=b"".join(self._hashes),
-            short_ids=b"".join(self._short_ids),
+    def _split(self, kinds: U8, ranges: RangeColumns, where: Places) -> tuple[U8, Parts, bool]:
+        split = np.flatnonzero(kinds == SPLIT)
+        if not len(split):
+            return kinds, _NO_PARTS, True
+        cuts = choose_cuts(self._view, where.take(split), self._ask.parts, self._ask.phase)
+        possible = cuts_of_each(cuts, len(split)) > 0
+        kinds[split[~possible]] = LIST  # cannot be separated, so it is listed at any length
+        split, implied = split[possible], cuts.places is not None
+        cuts = take_cuts(cuts, possible)
+        parts = summarise_parts(
+            self._view, ranges.take(split), where.take(split), cuts, exact=implied
         )
+        return kinds, parts, implied
 
 
-def resolve_short_ids(
-    view: View, span: Range, wanted: NDArray[np.uint8] | None
-) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+def resolve_short_ids(view: View, span: Range, wanted: U8 | None) -> tuple[U64, U8]:
     """The elements of a range that bear one of the short ids u8[k, 6]; None: all of the range.
 
     Returns orders u64[n] and ids u8[n, 32], sorted.
     """
-    elements = view.slice(span)
     if wanted is None:
-        return columns(elements)
-    by_short = defaultdict(list)
-    for element in elements:
-        by_short[view.short_id(element)].append(element)
-    found = {e for row in wanted for e in by_short.get(row.tobytes(), [])}
-    return columns(sorted(found))
+        return view.elements(span)
+    return view.elements_named(span, wanted)
 
 
-def read_fetch(
-    fetch: Fetch, limits: Limits = DEFAULT_LIMITS
-) -> list[tuple[Range, NDArray[np.uint8] | None]]:
+def read_fetch(fetch: Fetch, limits: Limits = DEFAULT_LIMITS) -> list[tuple[Range, U8 | None]]:
     """The ranges and short ids u8[k, 6] (None: the whole range) that a request wants to fetch."""
-    ranges = unpack_ranges(fetch.bounds)
-    counts = unpack_counts(fetch.counts, len(ranges))
-    if len(fetch.short_ids) != sum(counts) * SHORT_ID_BYTES or sum(counts) > limits.fetch_ids_max:
-        raise RemoteProtocolError("malformed", "short ids do not fit the counts")
-    table = np.frombuffer(fetch.short_ids, dtype=np.uint8).reshape(-1, SHORT_ID_BYTES)
-    starts = np.cumsum([0, *counts]).tolist()
+    ranges = unpack_ranges(fetch.runs, fetch.bounds, limits.ranges_max)
+    raw = np.frombuffer(fetch.counts, np.uint8)
+    counts, taken = unpack_counts(raw, len(ranges))
+    if taken != len(raw) or int(counts.sum()) > limits.fetch_ids_max:
+        raise RemoteProtocolError("malformed", "counts of short ids")
+    names = table(fetch.short_ids, SHORT_ID_BYTES, int(counts.sum()))
+    stops = np.cumsum(counts).tolist()
     return [
-        (span, table[start : start + count] if count else None)
-        for span, count, start in zip(ranges, counts, starts, strict=False)
+        (ranges[place], names[stop - count : stop] if count else None)
+        for place, (count, stop) in enumerate(zip(counts.tolist(), stops, strict=True))
     ]

@@ -15,6 +15,7 @@ import blake3
 
 from recon.errors import LocalProtocolError
 from recon.limits import INTEREST_HASH_BYTES, NONCE_BYTES, SESSION_KEY_BYTES
+from sdstore.wire.recon_pb2 import Session
 
 _KEY_CONTEXT = "sdstore recon v1 session key"
 _NONCE_CONTEXT = "sdstore recon v1 responder nonce"
@@ -38,6 +39,17 @@ class SessionHeader:
     initiator_nonce: bytes
     responder_nonce: bytes
     interest: bytes
+
+    def message(self, *, in_full: bool = False) -> Session:
+        """The `session` field of a request, with the interest's hash or (in full) its bytes."""
+        session = Session(
+            initiator_nonce=self.initiator_nonce, responder_nonce=self.responder_nonce
+        )
+        if in_full:
+            session.interest_bytes = self.interest
+        else:
+            session.interest_hash = interest_hash(self.interest)
+        return session
 
     def key(self) -> SessionKey:
         """The session key of this header."""

@@ -1,26 +1,51 @@
-"""A view: one interest's elements under one session key."""
+"""A view: one interest's elements under one session key, with prefix sums.
+
+A summary of a range is two searches and a subtraction per run. The view shares nothing with other
+sessions but the columns of the index, and takes in what was inserted when asked to (`refresh`);
+single new elements wait in a small unsorted tail, so that following a trickle stays cheap.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import blake3
 import numpy as np
-from numpy.typing import NDArray
 
-from recon.limits import SHORT_ID_BYTES, SUMMARY_HASH_BYTES
-from recon.ranges import END, Bound, OrderWindow, Range
+from recon.columns import I64, U8, U32, U64, Mask, heads_of, spread
+from recon.hashing import (
+    ElementHasher,
+    names_of,
+    names_of_short_ids,
+    short_ids_of,
+    summary_hashes,
+)
+from recon.ranges import END, START, OrderWindow, Range, RangeColumns
+from recon.runs import EMPTY_RUN, Run, element_sequence, merge_runs, prefix_sums, push_run
 from recon.session import SessionKey
 
 if TYPE_CHECKING:
-    from recon.index import RangeIndex
+    from recon.index import IndexState, RangeIndex
 
-Element = tuple[int, bytes]
+_BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
+TAIL_MAX = 128  # new elements that wait unsorted; more become a run
+WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where m ranges lie: for each run, first places i64[m] and end places i64[m]."""
+
+    starts: tuple[I64, ...]
+    stops: tuple[I64, ...]
+
+    def take(self, which: I64 | Mask | slice) -> Places:
+        """Some of the ranges."""
+        return Places(tuple(s[which] for s in self.starts), tuple(s[which] for s in self.stops))
 
 
 class View:
-    """Sorted elements with summaries of ranges. Call `refresh` to take in what was inserted."""
+    """Elements of an interest, hashed under a session key. Belongs to one thread."""
 
     def __init__(
         self,
@@ -30,65 +55,238 @@ class View:
         window: OrderWindow,
     ) -> None:
         self._index = index
-        self._key = key.raw * 2
+        self._hasher = ElementHasher(key)
         self._groups = groups
+        self._wanted = None if groups is None else np.array(sorted(groups), dtype=np.uint32)
         self._window = window
-        self._seen = 0
-        self._elements: list[Element] = []
+        self._tail = np.empty((4, TAIL_MAX), dtype=np.uint64)  # orders, rows, low, high
+        self._tail_count = 0
+        state = index.state
+        self._snapshot = state.snapshot
+        self._seen = state.sorted_count
+        self._runs = self._first_runs(state)
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._elements)
+        return sum(len(run) for run in self._runs) + self._tail_count
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The sorted runs, the tail among them."""
+        self._settle_tail()
+        return self._runs or (EMPTY_RUN,)
+
+    # Building and growing
+
+    def _first_runs(self, state: IndexState) -> tuple[Run, ...]:
+        if self._groups is not None:
+            rows = self._index.postings.rows_of(state.snapshot, self._groups, state.sorted_count)
+            if len(rows) * WIDE_SHARE < state.sorted_count:
+                return self._run_of_rows(rows)
+        runs = (self._keyed(*self._chosen(run)) for run in state.runs)
+        return tuple(run for run in runs if len(run))
+
+    def _run_of_rows(self, rows: U32) -> tuple[Run, ...]:
+        columns = self._snapshot.take(rows)
+        wanted = self._in_window(columns.orders)
+        orders, rows = columns.orders[wanted], rows[wanted]
+        if not len(rows):
+            return ()
+        sequence = element_sequence(orders, heads_of(columns.ids[wanted]))
+        return (self._keyed(orders[sequence], rows[sequence]),)
+
+    def _chosen(self, run: Run) -> tuple[U64, U32 | None]:
+        lower, upper = self._window
+        start = int(np.searchsorted(run.orders, np.uint64(lower)))
+        stop = len(run) if upper is None else int(np.searchsorted(run.orders, np.uint64(upper)))
+        orders = run.orders[start:stop]
+        if self._wanted is None:
+            whole = run.rows is None and start == 0
+            return orders, None if whole else run.rows_between(start, stop)
+        rows = run.rows_between(start, stop)
+        mine = np.isin(self._snapshot.take(rows).groups, self._wanted)
+        return orders[mine], rows[mine]
+
+    def _keyed(self, orders: U64, rows: U32 | None) -> Run:
+        """A run with its sums: one pass over the ids, in element order."""
+        count = len(orders)
+        low, high = np.empty(count + 1, np.uint64), np.empty(count + 1, np.uint64)
+        low[0] = high[0] = 0
+        for start in range(0, count, _BUILD_CHUNK):
+            stop = min(start + _BUILD_CHUNK, count)
+            if rows is None:
+                ids = self._snapshot.slice(start, stop).ids
+            else:
+                ids = self._snapshot.ids_of(rows[start:stop])
+            span = slice(start + 1, stop + 1)
+            self._hasher.hash_into(orders[start:stop], ids, low[span], high[span])
+        np.cumsum(low, out=low)
+        np.cumsum(high, out=high)
+        return Run(orders, rows, low, high)
+
+    def _in_window(self, orders: U64) -> Mask:
+        lower, upper = self._window
+        wanted = orders >= np.uint64(lower)
+        return wanted if upper is None else wanted & (orders < np.uint64(upper))
 
     def refresh(self) -> int:
         """Take in what was inserted since the last call; returns how many elements came."""
-        news = self._index.log[self._seen :]
-        before = len(self._elements)
-        self._seen += len(news)
-        for element, group in news:
-            if self._wants(element[0], group):
-                insort(self._elements, element)
-        return len(self._elements) - before
+        self._snapshot, _, _ = self._index.state
+        seen, self._seen = self._seen, self._snapshot.size
+        if seen >= self._seen:
+            return 0
+        news = self._snapshot.slice(seen, self._seen)
+        rows = np.arange(seen, self._seen, dtype=np.uint32)
+        if self._groups is not None or self._window != (0, None):
+            mine = self._in_window(news.orders)
+            if self._wanted is not None:
+                mine &= np.isin(news.groups, self._wanted)
+            news, rows = news.take(mine), rows[mine]
+        if len(rows) + self._tail_count <= TAIL_MAX:
+            self._add_to_tail(news.orders, news.ids, rows)
+        else:
+            self._settle_tail()
+            sequence = element_sequence(news.orders, heads_of(news.ids))
+            self._push(self._keyed(news.orders[sequence], rows[sequence]))
+        return len(rows)
 
-    def _wants(self, order: int, group: int) -> bool:
-        lower, upper = self._window
-        in_window = lower <= order and (upper is None or order < upper)
-        return in_window and (self._groups is None or group in self._groups)
+    def _add_to_tail(self, orders: U64, ids: U8, rows: U32) -> None:
+        start, stop = self._tail_count, self._tail_count + len(rows)
+        tail = self._tail[:, start:stop]
+        tail[0], tail[1] = orders, rows
+        self._hasher.hash_into(orders, ids, tail[2], tail[3])
+        self._tail_count = stop
 
-    def elements(self, span: Range) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    def _settle_tail(self) -> None:
+        count, self._tail_count = self._tail_count, 0
+        if not count:
+            return
+        orders, low, high = (self._tail[lane, :count] for lane in (0, 2, 3))
+        rows = self._tail[1, :count].astype(np.uint32)
+        sequence = element_sequence(orders, heads_of(self._snapshot.ids_of(rows)))
+        low, high = prefix_sums(low[sequence]), prefix_sums(high[sequence])
+        self._push(Run(orders[sequence], rows[sequence], low, high))
+
+    def _push(self, run: Run) -> None:
+        if len(run):
+            self._runs = push_run(self._snapshot, self._runs, run, summed=True)
+
+    def consolidate(self) -> Run:
+        """Merge all runs into one, so that every later question costs least; returns it."""
+        runs = self.runs
+        while len(runs) > 1:
+            merged = merge_runs(self._snapshot, runs[-2], runs[-1], summed=True)
+            runs = (*runs[:-2], merged)
+        self._runs = runs
+        return runs[0]
+
+    # Questions about many ranges
+
+    def locate(self, ranges: RangeColumns) -> Places:
+        """Where ranges lie. Neighbours that touch share a search."""
+        count = len(ranges)
+        ends = np.ones(count, dtype=bool)
+        ends[:-1] = ~ranges.touches_next()
+        orders = np.concatenate((ranges.lower_orders, ranges.upper_orders[ends]))
+        heads = np.concatenate((ranges.lower_heads, ranges.upper_heads[ends]))
+        found = [run.lower_bounds(self._snapshot, orders, heads) for run in self.runs]
+        stops = []
+        for places in found:
+            stop = np.empty(count, np.int64)
+            stop[:-1] = places[1:count]
+            stop[ends] = places[count:]
+            stops.append(stop)
+        return Places(tuple(places[:count] for places in found), tuple(stops))
+
+    def counts(self, places: Places) -> I64:
+        """Elements in each range, i64[m]."""
+        pairs = zip(places.starts, places.stops, strict=True)
+        counts: I64 = np.sum([stop - start for start, stop in pairs], axis=0)
+        return counts
+
+    def summaries(self, places: Places) -> tuple[U8, I64]:
+        """Hashes u8[m, 6] and counts i64[m] of the ranges."""
+        counts = self.counts(places)
+        low, high = np.zeros(len(counts), np.uint64), np.zeros(len(counts), np.uint64)
+        for run, start, stop in zip(self.runs, places.starts, places.stops, strict=True):
+            low += run.low[stop] - run.low[start]
+            high += run.high[stop] - run.high[start]
+        return summary_hashes(low, high, counts), counts
+
+    def members(self, places: Places) -> tuple[I64, U64, U32]:
+        """Elements of the ranges: owner range i64[k] ascending, hash lane u64[k], row u32[k]."""
+        owners, lanes, rows = [], [], []
+        for run, start, stop in zip(self.runs, places.starts, places.stops, strict=True):
+            owner, within = spread(stop - start)
+            at = start[owner] + within
+            owners.append(owner)
+            lanes.append(run.low[at + 1] - run.low[at])
+            rows.append(run.rows_at(at))
+        if len(owners) == 1:
+            return owners[0], lanes[0], rows[0]
+        owner = np.concatenate(owners) if owners else np.empty(0, np.int64)
+        sequence = np.argsort(owner, kind="stable")
+        lane = np.concatenate(lanes) if lanes else np.empty(0, np.uint64)
+        row = np.concatenate(rows) if rows else np.empty(0, np.uint32)
+        return owner[sequence], lane[sequence], row[sequence]
+
+    def columns_of(self, rows: U32) -> tuple[U64, U8]:
+        """orders u64[n] and ids u8[n, 32] of rows."""
+        columns = self._snapshot.take(rows)
+        return columns.orders, columns.ids
+
+    def places_of_newest_rows(self, count: int) -> I64:
+        """Places, in the one run of a consolidated view, of what was inserted last."""
+        run = self.consolidate()
+        oldest = self._seen - count
+        if run.rows is None:
+            return np.arange(max(oldest, 0), len(run))
+        return np.flatnonzero(run.rows >= oldest)
+
+    def heads_of_places(self, run: Run, places: I64) -> U64:
+        """Heads of elements of one run."""
+        return run.heads_at(self._snapshot, places)
+
+    # Questions about one range
+
+    def elements(self, span: Range) -> tuple[U64, U8]:
         """orders u64[n] and ids u8[n, 32] of a range, sorted."""
-        return columns(self.slice(span))
+        _, _, rows = self.members(self.locate(RangeColumns.of(span)))
+        orders, ids = self.columns_of(rows)
+        if len(self.runs) > 1:
+            sequence = element_sequence(orders, heads_of(ids))
+            orders, ids = orders[sequence], ids[sequence]
+        return orders, ids
 
-    def slice(self, span: Range) -> list[Element]:
-        """The elements of a range."""
-        return self._elements[self._position(span.lower) : self._position(span.upper)]
-
-    def _position(self, bound: Bound) -> int:
-        if bound == END:
-            return len(self._elements)
-        return bisect_left(self._elements, (bound.order, bound.head.to_bytes(8, "big")))
+    def elements_named(self, span: Range, wanted: U8) -> tuple[U64, U8]:
+        """Those elements of a range that bear one of the short ids u8[k, 6], sorted."""
+        _, lanes, rows = self.members(self.locate(RangeColumns.of(span)))
+        orders, ids = self.columns_of(rows[np.isin(names_of(lanes), names_of_short_ids(wanted))])
+        sequence = element_sequence(orders, heads_of(ids))
+        return orders[sequence], ids[sequence]
 
     def summary(self, span: Range) -> tuple[bytes, int]:
         """(hash, count) of a range."""
-        elements = self.slice(span)
-        raw = b"".join(order.to_bytes(8, "big") + raw_id for order, raw_id in elements)
-        return blake3.blake3(raw, key=self._key).digest(length=SUMMARY_HASH_BYTES), len(elements)
+        if span == (START, END):
+            return self._summary_of_all()
+        hashes, counts = self.summaries(self.locate(RangeColumns.of(span)))
+        return hashes[0].tobytes(), int(counts[0])
 
-    def short_id(self, element: Element) -> bytes:
-        """The short id of one element in this session."""
-        raw = element[0].to_bytes(8, "big") + element[1]
-        return blake3.blake3(b"id" + raw, key=self._key).digest(length=SHORT_ID_BYTES)
+    def _summary_of_all(self) -> tuple[bytes, int]:
+        tail = self._tail[:, : self._tail_count]
+        low, high = tail[2].sum(keepdims=True), tail[3].sum(keepdims=True)
+        for run in self._runs:
+            low += run.low[-1:]
+            high += run.high[-1:]
+        count = len(self)
+        return summary_hashes(low, high, np.array([count])).tobytes(), count
+
+    def short_ids(self, orders: U64, ids: U8) -> U8:
+        """Short ids u8[n, 6] of any elements under this view's key."""
+        low, _ = self._hasher.lanes(orders, np.ascontiguousarray(ids))
+        return short_ids_of(low)
 
 
-def columns(elements: list[Element]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Elements as columns."""
-    orders = np.array([order for order, _ in elements], dtype=np.uint64)
-    ids = np.frombuffer(b"".join(raw for _, raw in elements), dtype=np.uint8)
-    return orders, ids.reshape(-1, 32)
-
-
-def short_ids(view: View, orders: NDArray[np.uint64], ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def short_ids(view: View, orders: U64, ids: U8) -> U8:
     """Short ids u8[n, 6] of any elements under the view's key (to check what arrived)."""
-    pairs = zip(orders.tolist(), ids, strict=True)
-    raw = b"".join(view.short_id((order, row.tobytes())) for order, row in pairs)
-    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, SHORT_ID_BYTES)
+    return view.short_ids(orders, ids)

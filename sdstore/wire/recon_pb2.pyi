@@ -60,7 +60,7 @@ class Session(_message.Message):
     def __init__(self, initiator_nonce: _Optional[bytes] = ..., responder_nonce: _Optional[bytes] = ..., interest_hash: _Optional[bytes] = ..., interest_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Ranges(_message.Message):
-    __slots__ = ("parts", "list_max", "runs", "bounds", "asks", "counts", "hashes")
+    __slots__ = ("parts", "list_max", "runs", "bounds", "asks", "counts", "hashes", "phase")
     PARTS_FIELD_NUMBER: _ClassVar[int]
     LIST_MAX_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Ranges(_message.Message):
     ASKS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     parts: int
     list_max: int
     runs: bytes
@@ -75,7 +76,8 @@ class Ranges(_message.Message):
     asks: bytes
     counts: bytes
     hashes: bytes
-    def __init__(self, parts: _Optional[int] = ..., list_max: _Optional[int] = ..., runs: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., asks: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    phase: int
+    def __init__(self, parts: _Optional[int] = ..., list_max: _Optional[int] = ..., runs: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., asks: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("runs", "bounds", "counts", "short_ids")
@@ -135,11 +137,10 @@ class ReconRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ...) -> None: ...
 
 class Answers(_message.Message):
-    __slots__ = ("answered", "kinds", "counts", "phase", "part_counts", "bounds", "hashes", "short_ids")
+    __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
     PART_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -147,12 +148,11 @@ class Answers(_message.Message):
     answered: int
     kinds: bytes
     counts: bytes
-    phase: int
     part_counts: bytes
     bounds: bytes
     hashes: bytes
     short_ids: bytes
-    def __init__(self, answered: _Optional[int] = ..., kinds: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., phase: _Optional[int] = ..., part_counts: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., short_ids: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, answered: _Optional[int] = ..., kinds: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., part_counts: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., short_ids: _Optional[bytes] = ...) -> None: ...
 
 class ReconResponse(_message.Message):
     __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s")

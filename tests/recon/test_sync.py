@@ -2,69 +2,169 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.events import Done, Have, Need
-from recon.index import RangeIndex
+from recon.events import Have, Need
 from recon.initiator import Initiator, Options
+from recon.limits import DEFAULT_LIMITS
 from recon.ranges import ALL_ORDERS
-from recon.responder import resolve_short_ids, respond
-from recon.session import SessionHeader
-
-Element = tuple[int, bytes]
-HEADER = SessionHeader(b"i" * 16, b"r" * 16, b"")
-ELEMENTS = st.sets(
-    st.tuples(
-        st.integers(0, 40) | st.integers(2**64 - 2, 2**64 - 1), st.binary(min_size=32, max_size=32)
-    ),
-    max_size=120,
+from tests.support.recon_talk import (
+    HEADER,
+    Element,
+    collect,
+    converse,
+    honest,
+    index_of,
+    insert,
+    reconcile,
+    view_of,
 )
 
-
-def index_of(elements: set[Element]) -> RangeIndex:
-    index = RangeIndex()
-    rows = sorted(elements)
-    ids = np.frombuffer(b"".join(e for _, e in rows), dtype=np.uint8).reshape(-1, 32)
-    orders = np.array([o for o, _ in rows], dtype=np.uint64)
-    index.insert(orders, ids, np.zeros(len(rows), dtype=np.uint32))
-    return index
-
-
-def identify(
-    ours: set[Element], theirs: set[Element], options: Options
-) -> tuple[set[Element], set[Element]]:
-    """What the initiator has, and needs, in the end."""
-    mine, yours = (index_of(s).view(HEADER.key(), None, ALL_ORDERS) for s in (ours, theirs))
-    initiator = Initiator(mine, HEADER, options=options)
-    have: set[Element] = set()
-    need: set[Element] = set()
-    done = False
-    while (request := initiator.next_request()) is not None:
-        for event in initiator.receive(request.request_id, respond(yours, request.message)):
-            done = isinstance(event, Done)
-            if isinstance(event, Have):
-                have |= set(zip(event.orders.tolist(), map(bytes, event.ids), strict=True))
-            if isinstance(event, Need):
-                orders, ids = resolve_short_ids(yours, event.range, event.short_ids)
-                need |= set(zip(orders.tolist(), map(bytes, ids), strict=True))
-    assert done
-    assert initiator.done
-    return have, need
+IDS = st.binary(min_size=32, max_size=32) | st.integers(0, 40).map(lambda n: n.to_bytes(32, "big"))
+ORDERS = st.integers(0, 6) | st.integers(0, 2**64 - 1) | st.sampled_from([2**64 - 1, 2**63])
+ELEMENTS = st.sets(st.tuples(ORDERS, IDS), max_size=60)
+OPTIONS = st.builds(
+    Options, st.integers(2, 64), st.integers(0, 40), st.integers(1, 9) | st.just(1 << 16)
+)
+LIMITS = st.builds(
+    lambda frame, flying: replace(
+        DEFAULT_LIMITS, request_bytes_max=frame, response_bytes_max=frame, in_flight_max=flying
+    ),
+    st.sampled_from([4096, 8 << 20]),
+    st.integers(1, 8),
+)
+BATCHES = st.sampled_from([7, 300, 1 << 20])
 
 
 @settings(deadline=None, max_examples=150)
-@given(ELEMENTS, ELEMENTS, ELEMENTS, st.integers(2, 20), st.integers(1, 20), st.integers(1, 8))
+@given(
+    ELEMENTS, ELEMENTS, ELEMENTS, OPTIONS, LIMITS, BATCHES, st.integers(0, 99), st.integers(0, 70)
+)
 def test_a_session_finds_exactly_the_two_differences(
     common: set[Element],
     ours: set[Element],
     theirs: set[Element],
-    parts: int,
-    list_max: int,
+    options: Options,
+    limits: object,
     batch: int,
+    seed: int,
+    recent: int,
 ) -> None:
     mine, yours = common | ours, common | theirs
-    have, need = identify(mine, yours, Options(parts, list_max, batch))
-    assert have == mine - yours
-    assert need == yours - mine
+    out = reconcile(
+        mine, yours, options=options, limits=limits, batch=batch, seed=seed, recent=recent
+    )
+    assert out.done
+    assert out.have == mine - yours
+    assert out.need == yours - mine
+
+
+def crowd(seed: int, count: int, orders_max: int, head_bytes: int = 32) -> list[Element]:
+    """Many elements; few distinct orders make ties, few head bytes make inseparable ones."""
+    rng = np.random.default_rng(seed)
+    orders = rng.integers(0, orders_max, count, dtype=np.uint64).tolist()
+    ids = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+    ids[:, head_bytes:-8] = 0
+    return list(zip(orders, map(bytes, ids), strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    orders_max=st.sampled_from([1, 50, 5000, 2**64 - 1]),
+    head_bytes=st.sampled_from([1, 2, 32]),
+    batch=st.sampled_from([300, 1 << 20]),
+    differing=st.sampled_from([0, 1, 10, 400, 2000]),
+    frame=st.sampled_from([4096, 8 << 20]),
+)
+def test_larger_sets_with_ties_and_several_runs_end_right(
+    seed: int, orders_max: int, head_bytes: int, batch: int, differing: int, frame: int
+) -> None:
+    everything = crowd(seed, 2000, orders_max, head_bytes)
+    ours, theirs = set(everything[differing // 2 :]), set(everything)
+    theirs -= set(everything[len(everything) - differing // 2 :])
+    limits = replace(DEFAULT_LIMITS, request_bytes_max=frame, response_bytes_max=frame)
+    out = reconcile(ours, theirs, batch=batch, limits=limits, seed=seed)
+    assert (out.have, out.need) == (ours - theirs, theirs - ours)
+    # Only elements that cannot be separated may force an answer past its frame.
+    assert out.longest <= frame or head_bytes < 32
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), rounds=st.lists(st.integers(0, 60), max_size=6))
+def test_what_both_held_at_the_start_ends_equal_though_both_grow_meanwhile(
+    seed: int, rounds: list[int]
+) -> None:
+    everything = crowd(seed, 1500, 800)
+    ours, theirs, later = set(everything[:1000]), set(everything[200:1200]), everything[1200:]
+    mine, yours = index_of(ours), index_of(theirs)
+    my_view = mine.view(HEADER.key(), None, ALL_ORDERS)
+    your_view = yours.view(HEADER.key(), None, ALL_ORDERS)
+
+    def grow() -> None:
+        count = rounds.pop() if rounds else 0
+        for index in (mine, yours):
+            insert(index, [later.pop() for _ in range(min(count, len(later)))])
+        my_view.refresh()
+
+    limits = replace(DEFAULT_LIMITS, request_bytes_max=4096, response_bytes_max=4096)
+    out = converse(Initiator(my_view, HEADER, limits=limits), honest(your_view), between=grow)
+    collect(out, my_view, your_view)
+    assert out.done
+    assert ours - theirs <= out.have
+    assert theirs - ours <= out.need
+    assert not out.have & theirs
+    assert not out.need & ours
+
+
+def test_a_lost_answer_is_asked_for_again() -> None:
+    everything = crowd(1, 3000, 3000)
+    mine, yours = view_of(everything[:2900]), view_of(everything[100:])
+    initiator = Initiator(mine, HEADER)
+    request = initiator.next_request()
+    assert request is not None
+    initiator.lost(request.request_id)
+    out = converse(initiator, honest(yours))
+    collect(out, mine, yours)
+    assert len(out.have) == len(out.need) == 100
+
+
+def test_an_empty_side_costs_one_round_trip() -> None:
+    everything = set(crowd(2, 5000, 5000))
+    for ours, theirs in ((set(), everything), (everything, set()), (set(), set())):
+        out = reconcile(ours, theirs)
+        assert out.rounds == 1
+        assert out.bytes < 400
+        assert (out.have, out.need) == (ours, theirs)
+
+
+def test_progress_rises_to_everything_in_sync_or_lacking() -> None:
+    everything = crowd(3, 4000, 4000)
+    mine, yours = view_of(everything[:3900]), view_of(everything[100:])
+    initiator = Initiator(mine, HEADER)
+    assert initiator.progress.percent_in_sync == 0
+    shares = []
+    converse(initiator, honest(yours), between=lambda: shares.append(initiator.progress))
+    percents = [progress.percent_in_sync for progress in shares]
+    assert percents == sorted(percents)
+    assert percents[-1] > 50
+    for progress in shares:
+        assert abs(sum(s.share for s in progress.segments) - 1) < 1e-9
+        assert abs(sum(progress.key_space.values()) - 1) < 1e-6
+
+
+def test_recent_arrivals_with_old_clocks_are_found_in_the_first_answer() -> None:
+    everything = sorted(crowd(4, 20_000, 2**40))
+    late = everything[5000:5010]
+    base = [e for e in everything if e not in set(late)]
+    index = index_of(base)
+    insert(index, late)
+    mine = index.view(HEADER.key(), None, ALL_ORDERS)
+    out = converse(Initiator(mine, HEADER, recent=10), honest(view_of(base)))
+    assert out.rounds == 1
+    assert sum(len(e.ids) for e in out.events if isinstance(e, Have)) == 10
+    assert not any(isinstance(e, Need) for e in out.events)

@@ -1,0 +1,34 @@
+"""Names of the column types, and the few vector operations that everything shares."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+ZERO = np.uint64(0)
+
+
+def heads_of(ids: U8) -> U64:
+    """The first 8 bytes of ids u8[n, 32] as big-endian numbers, u64[n]."""
+    return ids.view(">u8")[:, 0].astype(np.uint64)
+
+
+def bit_lengths(values: U64) -> I64:
+    """Bits needed to write each number; 0 for 0."""
+    # Clearing every bit below a set one keeps the float conversion from rounding up a power of two.
+    exact = (values & ~(values >> np.uint64(1))).astype(np.float64)
+    return np.frexp(exact)[1].astype(np.int64)
+
+
+def spread(counts: I64) -> tuple[I64, I64]:
+    """For groups of the given sizes laid end to end: each slot's group, and place in its group."""
+    total = int(counts.sum())
+    starts = np.cumsum(counts) - counts
+    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return owner, np.arange(total, dtype=np.int64) - starts[owner]

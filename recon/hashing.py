@@ -1,0 +1,104 @@
+"""Session-keyed element hashes, whole columns at a time.
+
+An unkeyed sum or XOR over many ids can be made to collide by anybody who can publish. So each
+session hashes every element with its own key: AES-128 CBC-MAC over the two blocks of the id, with
+the order value XORed into the second block, which makes it part of what is hashed at the cost of
+one XOR. (Two elements with one hash input would need ids that agree in their first 16 bytes.) CBC
+over a column is two ECB calls with an XOR between; chunks stay inside the processor's cache.
+A range's hash is the sum of its elements' 128 bits in two 64-bit lanes, mixed with the count.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from recon.columns import I64, U8, U64
+from recon.limits import SHORT_ID_BYTES, SUMMARY_HASH_BYTES
+from recon.session import SessionKey
+
+_CHUNK = 4096  # elements; two buffers of 64 KiB live in the second-level cache
+_BLOCK_BYTES = 16
+_MIX_LOW = np.uint64(0x9E3779B97F4A7C15)
+_MIX_HIGH = np.uint64(0xC2B2AE3D27D4EB4F)
+_MIX_COUNT = np.uint64(0x165667B19E3779F9)
+_HALF = np.uint64(32)
+_NAME_MASK = np.uint64(2 ** (8 * SHORT_ID_BYTES) - 1)
+
+
+class ElementHasher:
+    """Hashes of elements under one session key. One instance serves one thread."""
+
+    def __init__(self, key: SessionKey) -> None:
+        # ECB is the block function itself here, the building block of the CBC-MAC above.
+        self._encrypt = Cipher(algorithms.AES(key.raw), modes.ECB()).encryptor()  # noqa: S305
+        self._left = np.empty((_CHUNK + 1, 2), dtype="<u8")
+        self._right = np.empty((_CHUNK + 1, 2), dtype="<u8")
+        self._left_bytes = memoryview(self._left.data).cast("B")
+        self._right_bytes = memoryview(self._right.data).cast("B")
+
+    def hash_into(self, orders: U64, ids: U8, low: U64, high: U64) -> None:
+        """Write the two lanes of each element's hash: orders u64[n], ids u8[n, 32], lanes u64[n]."""
+        words = ids.view("<u8")
+        for start in range(0, len(orders), _CHUNK):
+            stop = min(start + _CHUNK, len(orders))
+            lanes = self._hash_chunk(orders[start:stop], words[start:stop])
+            low[start:stop] = lanes[:, 0]
+            high[start:stop] = lanes[:, 1]
+
+    def _hash_chunk(self, orders: U64, words: U64) -> U64:
+        count = len(orders)
+        size = count * _BLOCK_BYTES
+        left, right = self._left[:count], self._right[:count]
+        left[...] = words[:, :2]
+        self._encrypt.update_into(self._left_bytes[:size], self._right_bytes)
+        right ^= words[:, 2:]
+        right[:, 0] ^= orders
+        self._encrypt.update_into(self._right_bytes[:size], self._left_bytes)
+        return left
+
+    def lanes(self, orders: U64, ids: U8) -> tuple[U64, U64]:
+        """Both lanes as new columns u64[n]."""
+        low, high = np.empty(len(orders), np.uint64), np.empty(len(orders), np.uint64)
+        self.hash_into(orders, ids, low, high)
+        return low, high
+
+
+def summary_hashes(low: U64, high: U64, counts: I64) -> U8:
+    """Range hashes u8[n, 6] of lane sums u64[n] and counts.
+
+    The mix is not linear, so what goes over the wire is no longer a sum that could be combined.
+    """
+    mixed = (low ^ (low >> _HALF)) * _MIX_LOW
+    mixed ^= (high ^ (high >> _HALF)) * _MIX_HIGH
+    mixed += counts.astype(np.uint64) * _MIX_COUNT
+    mixed ^= mixed >> _HALF
+    mixed *= _MIX_HIGH
+    mixed ^= mixed >> _HALF
+    return _low_bytes(mixed, SUMMARY_HASH_BYTES)
+
+
+def short_ids_of(low: U64) -> U8:
+    """Short ids u8[n, 6]: the lowest bytes of the hash."""
+    return _low_bytes(low, SHORT_ID_BYTES)
+
+
+def names_of(low: U64) -> U64:
+    """Short ids as numbers, u64[n] below 2^48."""
+    return low & _NAME_MASK
+
+
+def names_of_short_ids(short_ids: U8) -> U64:
+    """The numbers of short ids u8[n, 6]."""
+    padded = np.zeros((len(short_ids), 8), np.uint8)
+    padded[:, :SHORT_ID_BYTES] = short_ids
+    return padded.view("<u8")[:, 0].astype(np.uint64)
+
+
+def short_ids_of_names(names: U64) -> U8:
+    """The inverse of `names_of_short_ids`."""
+    return _low_bytes(names, SHORT_ID_BYTES)
+
+
+def _low_bytes(values: U64, size: int) -> U8:
+    return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size])

@@ -1,0 +1,182 @@
+"""What an answer teaches the initiator: settled ranges, events, and what to ask next.
+
+The seed's table, row by row: equal: in sync. They hold nothing: all of ours there is sent. We hold
+nothing: the whole range is fetched. Both and different: ask on, as `plan` advises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, tile, unpack_reply
+from recon.columns import I64, U32, Mask
+from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
+from recon.errors import RemoteProtocolError
+from recon.events import Event, Have, InSync, Need
+from recon.limits import LIST_COUNT_MAX
+from recon.matching import match_lists
+from recon.plan import F64, SMALL_COUNT, Plan, choose, differences
+from recon.progress import RangeState, Stretch
+from recon.ranges import RangeColumns
+from recon.view import Places, View
+from recon.worklist import Work, join_lists
+from sdstore.wire.recon_pb2 import Answers
+
+
+class Asked(NamedTuple):
+    """A request in flight: its ranges, and the parts and phase that splits were wanted with."""
+
+    work: Work
+    parts: int
+    phase: int
+
+
+@dataclass(slots=True)
+class Learned:
+    """Outcome of one answer. `peer_parts`: what to ask the responder for next, 0: no opinion.
+
+    `list_cap`: the longest list to ask for; it falls when a list was refused by a split.
+    """
+
+    work: Work
+    settled: list[Stretch] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    peer_parts: int = 0
+    list_cap: int = 0
+
+
+class Learning:
+    """Reads one answer to what was asked."""
+
+    def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
+        self._view = view
+        self._work = asked.work
+        self._parts = asked.parts
+        self._phase = asked.phase
+        self._depth_max = depth_max
+        self._out = Learned(Work.none(), list_cap=list_cap)
+
+    def from_answers(self, answers: Answers, phase: int) -> Learned:
+        """Everything the answers tell; raises `RemoteProtocolError` when they are at fault."""
+        ranges = self._work.ranges
+        reply = unpack_reply(answers, ranges, self._parts, self._phase)
+        answered = len(reply.kinds)
+        listed = self._work.listed[:answered]
+        if (listed & ((reply.kinds == EQUAL) | (reply.kinds == COUNT))).any():
+            raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
+        where = self._view.locate(ranges.take(slice(answered)))
+        self._equal(ranges.take(slice(answered)), where, reply.kinds == EQUAL)
+        self._lacking(ranges.take(slice(answered)), where, reply)
+        self._listed(ranges.take(slice(answered)), where, reply)
+        rest = self._work.take(slice(answered, None))
+        self._out.work = Work.concatenate([rest, self._split(reply, phase)])
+        return self._out
+
+    def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
+        if len(counts):
+            self._out.settled.append(Stretch(ranges, counts, state))
+            if state is RangeState.IN_SYNC:
+                self._out.events.append(InSync(ranges, int(counts.sum())))
+
+    def _equal(self, ranges: RangeColumns, where: Places, equal: Mask) -> None:
+        counts = self._view.counts(where.take(equal))
+        self._settle(ranges.take(equal), counts, RangeState.IN_SYNC)
+
+    def _have(self, rows: U32) -> None:
+        if len(rows):
+            self._out.events.append(Have(*self._view.columns_of(rows)))
+
+    def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
+        """Ranges of which we hold nothing: fetched without naming their elements."""
+        for place, count in enumerate(counts.tolist()):
+            self._out.events.append(Need(ranges[place], None, count))
+        self._settle(ranges, counts, RangeState.DONT_HAVE)
+
+    def _lacking(self, ranges: RangeColumns, where: Places, reply: Reply) -> None:
+        """Answers with a count alone: we said that we hold nothing there."""
+        told = np.flatnonzero(reply.kinds == COUNT)
+        # What we took in since we asked is known to the peer or will be found next time.
+        some = reply.counts[told] > 0
+        self._need_whole(ranges.take(told[some]), reply.counts[told[some]])
+        none = told[~some]
+        _, _, rows = self._view.members(where.take(none))
+        self._have(rows)
+        self._settle(ranges.take(none), self._view.counts(where.take(none)), RangeState.IN_SYNC)
+
+    def _listed(self, ranges: RangeColumns, where: Places, reply: Reply) -> None:
+        lists = np.flatnonzero(reply.kinds == LIST)
+        if not len(lists):
+            return
+        ranges, counts = ranges.take(lists), reply.counts[lists]
+        found = match_lists(self._view, where.take(lists), counts, reply.short_ids)
+        self._have(found.have_rows)
+        owners, firsts = np.unique(found.need_owner, return_index=True)
+        stops = np.append(firsts, len(found.need_owner))[1:].tolist()
+        for owner, first, stop in zip(owners.tolist(), firsts.tolist(), stops, strict=True):
+            need = Need(ranges[owner], found.need_short_ids[first:stop], stop - first)
+            self._out.events.append(need)
+        lacking = np.zeros(len(lists), bool)
+        lacking[owners] = True
+        sizes = np.maximum(counts, found.counts)
+        self._settle(ranges.take(lacking), sizes[lacking], RangeState.DONT_HAVE)
+        self._settle(ranges.take(found.equal), sizes[found.equal], RangeState.IN_SYNC)
+        sent = ~(lacking | found.equal)
+        if sent.any():  # nothing to fetch there; what we send makes it equal
+            self._out.settled.append(Stretch(ranges.take(sent), sizes[sent], RangeState.IN_SYNC))
+
+    def _split(self, reply: Reply, phase: int) -> Work:
+        parents = np.flatnonzero(reply.kinds == SPLIT)
+        if not len(parents):
+            return Work.none()
+        depths = self._work.depths[parents] + 1
+        if int(depths.max()) > self._depth_max:
+            raise RemoteProtocolError("depth", f"more than {self._depth_max} splits deep")
+        refused = reply.counts[parents[self._work.listed[parents]]]
+        cap = min(self._out.list_cap, int(refused.min(initial=LIST_COUNT_MAX)) // 2)
+        self._out.list_cap = max(cap, SMALL_COUNT)
+        owner, ranges = tile(self._work.ranges.take(parents), reply.parts)
+        where = self._view.locate(ranges)
+        hashes, counts = self._view.summaries(where)
+        equal = (hashes == reply.parts.hashes).all(axis=1) & (counts == reply.parts.counts)
+        self._settle(ranges.take(equal), counts[equal], RangeState.IN_SYNC)
+        lacking = ~equal & (counts == 0)
+        self._need_whole(ranges.take(lacking), reply.parts.counts[lacking])
+        differs = ~equal
+        expected = differences(owner, reply.parts.sizes, counts, reply.parts.counts, differs)
+        open_ = differs & ~lacking
+        sizes = np.maximum(counts, reply.parts.counts)[open_]
+        work = Work(ranges.take(open_), np.zeros(len(sizes), bool), depths[owner[open_]], sizes)
+        return self._planned(work, where.take(open_), expected[~lacking[differs]], phase)
+
+    def _planned(self, work: Work, where: Places, expected: F64, phase: int) -> Work:
+        if not len(work):
+            return work
+        plan = choose(work.sizes, expected)
+        self._out.peer_parts = plan.peer_parts
+        pieces = self._cut(work, where, plan, phase)
+        return join_lists(Work.concatenate(pieces), self._out.list_cap)
+
+    def _cut(self, work: Work, where: Places, plan: Plan, phase: int) -> list[Work]:
+        """Cut ranges on our side before asking on: no round trip is spent on that."""
+        own_parts = np.where(plan.listed, -(-work.sizes // self._out.list_cap), plan.own_parts)
+        work = Work(work.ranges, plan.listed, work.depths, work.sizes)
+        many = np.flatnonzero(own_parts > 1)
+        if not len(many):
+            return [work]
+        cuts = choose_cuts(self._view, where.take(many), own_parts[many], phase)
+        possible = cuts_of_each(cuts, len(many)) > 0
+        cuts = take_cuts(cuts, possible)
+        many = many[possible]
+        some, places = work.take(many), where.take(many)
+        parts = summarise_parts(self._view, some.ranges, places, cuts, exact=True)
+        owner, ranges = tile(some.ranges, parts)
+        share = np.maximum(parts.counts, some.sizes[owner] // parts.sizes[owner])
+        whole = np.ones(len(work), bool)
+        whole[many] = False
+        return [
+            work.take(whole),
+            Work(ranges, some.listed[owner], some.depths[owner] + 1, share),
+        ]

@@ -1,0 +1,58 @@
+"""The first message of a session: skewed towards what is likely to be new.
+
+Differences between nodes that meet often lie at the newest end, or among what one of them received
+since they last met. So the newest elements are cut finely, in parts that grow by a factor, the
+stretches where recent arrivals lie get parts of their own, and the old rest a few equal ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recon.columns import I64
+from recon.cuts import bounds_at
+from recon.ranges import END, START, RangeColumns
+from recon.view import View
+
+NEWEST_COUNT = 16  # the newest part: a list of that length fits the first answer
+GROWTH = 8  # each older part is so many times larger
+OLD_PARTS = 8  # equal parts of what is older than that
+RECENT_CLUSTERS_MAX = 4  # stretches of recent arrivals with cuts of their own
+RECENT_SHARE = 4  # recent arrivals that make up more than 1/4 of the set are not recent
+
+
+def opening_ranges(view: View, phase: int, recent: int) -> RangeColumns:
+    """Ranges of the first message; they tile the whole space. The view becomes one run."""
+    run = view.consolidate()
+    places = np.unique(np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
+    places = places[(places > 0) & (places < len(run))]
+    orders, heads, possible = bounds_at(view, run, places)
+    if possible is not None:
+        orders, heads = orders[possible], heads[possible]
+    edges = (
+        np.concatenate(([np.uint64(low)], inner, [np.uint64(high)]))
+        for low, inner, high in zip(START, (orders, heads), END, strict=True)
+    )
+    return RangeColumns.tiling(*edges)
+
+
+def _skewed(count: int, phase: int) -> I64:
+    ages = []
+    age = NEWEST_COUNT
+    while age * GROWTH <= count:
+        ages.append(age)
+        age *= GROWTH
+    oldest = count - (ages[-1] if ages else 0)
+    steps = np.arange(1, OLD_PARTS) * 256 + phase - 64
+    return np.concatenate((oldest * steps // (256 * OLD_PARTS), count - np.array(ages, np.int64)))
+
+
+def _recent(view: View, recent: int) -> I64:
+    if not 0 < recent * RECENT_SHARE <= len(view):
+        return np.empty(0, np.int64)
+    places = view.places_of_newest_rows(recent)
+    gaps = np.diff(places)
+    widest = np.sort(np.argsort(gaps)[-(RECENT_CLUSTERS_MAX - 1) :])
+    firsts = np.concatenate((places[:1], places[widest + 1]))
+    lasts = np.concatenate((places[widest], places[-1:]))
+    return np.concatenate((firsts, lasts + 1))

@@ -1,0 +1,132 @@
+"""Sorted runs: permutations of the store's rows in element order (order, head).
+
+Elements that agree in order and head may stand in any order among themselves: no bound separates
+them (see `ranges`). A run is immutable; adding means a new small run, and neighbours of similar
+size are merged (LSM), so that an element is moved a few times and a query looks at few runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from recon.columns import I64, U32, U64, Mask, heads_of
+from recon.ranges import END
+from recon.store import Snapshot
+
+Column = TypeVar("Column", U64, U32)
+
+MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """orders u64[n] ascending; rows u32[n] in the store, None when row i stands at place i.
+
+    With a session key, `low` and `high` are prefix sums u64[n + 1] of the element hashes.
+    """
+
+    orders: U64
+    rows: U32 | None
+    low: U64
+    high: U64
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    def rows_at(self, places: I64) -> U32:
+        """Row numbers of places."""
+        return places.astype(np.uint32) if self.rows is None else self.rows[places]
+
+    def rows_between(self, start: int, stop: int) -> U32:
+        """Row numbers of a stretch."""
+        if self.rows is None:
+            return np.arange(start, stop, dtype=np.uint32)
+        return self.rows[start:stop]
+
+    def heads_at(self, snapshot: Snapshot, places: I64) -> U64:
+        """Heads of places."""
+        return heads_of(snapshot.ids_of(self.rows_at(places)))
+
+    def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
+        """First place at or above each bound (order, head); the highest bound stands after all."""
+        left = np.searchsorted(self.orders, orders, side="left")
+        inside = np.flatnonzero(heads)
+        if len(inside):
+            left[inside] = self._within_ties(snapshot, orders[inside], heads[inside], left[inside])
+        return left
+
+    def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
+        high = np.searchsorted(self.orders, orders, side="right")
+        low = low.copy()
+        while len(open_ := np.flatnonzero(low < high)):
+            middle = (low[open_] + high[open_]) >> 1
+            below = self.heads_at(snapshot, middle) < heads[open_]
+            low[open_[below]] = middle[below] + 1
+            high[open_[~below]] = middle[~below]
+        low[(orders == END.order) & (heads == END.head)] = len(self)
+        return low
+
+
+def element_sequence(orders: U64, heads: U64) -> I64:
+    """The permutation that sorts by (order, head)."""
+    sequence = np.argsort(orders, kind="stable")
+    ascending = orders[sequence]
+    if (ascending[1:] == ascending[:-1]).any():
+        sequence = np.lexsort((heads, orders))
+    return sequence
+
+
+NO_SUMS = np.zeros(1, np.uint64)
+EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
+
+
+def merge_runs(snapshot: Snapshot, elder: Run, younger: Run, *, summed: bool) -> Run:
+    """One run of two. Costs a pass over the elder."""
+    heads = younger.heads_at(snapshot, np.arange(len(younger)))
+    places = elder.lower_bounds(snapshot, younger.orders, heads)
+    target = places + np.arange(len(younger))
+    from_elder = np.ones(len(elder) + len(younger), dtype=bool)
+    from_elder[target] = False
+    return Run(
+        _interleave(elder.orders, younger.orders, from_elder, target),
+        _interleave(
+            elder.rows_between(0, len(elder)),
+            younger.rows_between(0, len(younger)),
+            from_elder,
+            target,
+        ),
+        _merge_sums(elder.low, younger.low, from_elder, target) if summed else NO_SUMS,
+        _merge_sums(elder.high, younger.high, from_elder, target) if summed else NO_SUMS,
+    )
+
+
+def _interleave(elder: Column, younger: Column, from_elder: Mask, target: I64) -> Column:
+    merged = np.empty(len(from_elder), dtype=elder.dtype)
+    merged[from_elder] = elder
+    merged[target] = younger
+    return merged
+
+
+def _merge_sums(elder: U64, younger: U64, from_elder: Mask, target: I64) -> U64:
+    return prefix_sums(_interleave(np.diff(elder), np.diff(younger), from_elder, target))
+
+
+def prefix_sums(values: U64) -> U64:
+    """Sums mod 2^64 of the first 0 … n values, u64[n + 1]."""
+    sums = np.empty(len(values) + 1, np.uint64)
+    sums[0] = 0
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def push_run(
+    snapshot: Snapshot, runs: tuple[Run, ...], new: Run, *, summed: bool
+) -> tuple[Run, ...]:
+    """Add a run, merging while the elder is not much larger."""
+    while runs and len(runs[-1]) < MERGE_RATIO * len(new):
+        new = merge_runs(snapshot, runs[-1], new, summed=summed)
+        runs = runs[:-1]
+    return (*runs, new)
