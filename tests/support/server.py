@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 
 import httpx
+import uvloop
 
 from app.http.application import create_app
 from app.http.auth import Authorizer
@@ -76,7 +77,10 @@ class _Server:
         self._server: NodeServer | None = None
 
     def run(self, listener: socket.socket) -> None:
-        asyncio.run(self._serve(listener))
+        # The loop that nodes run on. asyncio's own would leave Nagle's algorithm on for a socket
+        # that it did not make: 40 ms for every answer.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
         async with Node.open(self._settings, self._limits) as node:

@@ -1,0 +1,245 @@
+"""Both clients against a node on a real socket."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdstore.client import (
+    AsyncStoreClient,
+    Options,
+    PublishItem,
+    Retry,
+    StoreClient,
+    StoreError,
+    WakuEnvelope,
+)
+from sdstore.client.batching import Batcher
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message
+from sdstore.sds.waku import waku_message_hash
+from tests.support.sds_vectors import valid_frames
+from tests.support.server import RunningNode, running_node
+from tests.support.store_clients import EitherClient
+
+# The longest ID the node takes is 1 KiB, the longest channel 256 bytes.
+ODD_IDS = ["/a/b", "..", ".", "%", "%2F", "a b+c&d=e?#", "x/ancestors", "идент→", "ü" * 512]
+ODD_CHANNELS = ["", "0", "/myapp/1/chat/proto", "..", "%", "a b+c&d=e?#", "ü" * 128]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[StoreClient, AsyncStoreClient])
+def client(request: pytest.FixtureRequest, node: RunningNode) -> Iterator[EitherClient]:
+    with EitherClient(request.param(node.url)) as either:
+        yield either
+
+
+@pytest.fixture
+def channel_id(request: pytest.FixtureRequest) -> str:
+    """A channel of this test's own."""
+    return f"channel of {request.node.name}"[:256]
+
+
+def message(message_id: str, channel_id: str, lamport: int = 7, **fields: Any) -> Message:
+    return Message(message_id, channel_id, lamport_timestamp=lamport, content=b"x", **fields)
+
+
+@pytest.mark.parametrize(
+    ("message_id", "channel"),
+    [*((odd, "0") for odd in ODD_IDS), *(("id", odd) for odd in ODD_CHANNELS)],
+)
+def test_ids_and_channels_of_any_content_are_published_and_found(
+    client: EitherClient, message_id: str, channel: str
+) -> None:
+    sent = message(message_id, channel)
+    assert client.publish(encode(sent)).outcome in {"stored", "duplicate"}
+    assert client.get(message_id, channel).message == sent
+    assert client.channel(channel).channel_id == channel
+    assert message_id in {found.message.message_id for found in client.messages(channel)}
+
+
+def test_publishing_again_is_a_duplicate(client: EitherClient, channel_id: str) -> None:
+    frame = encode(message("id", channel_id))
+    digest = entry_digest(message("id", channel_id))
+    outcomes = [client.publish(frame) for _ in range(2)]
+    assert [outcome.outcome for outcome in outcomes] == ["stored", "duplicate"]
+    assert {outcome.digest for outcome in outcomes} == {digest}
+    assert client.get_entry(digest).frame == frame
+
+
+def test_recorded_frames_of_all_dialects_come_back_byte_for_byte(client: EitherClient) -> None:
+    outcomes = client.publish_batch(valid_frames(), Batcher(items_max=7))
+    assert len(outcomes) == len(valid_frames())
+    digests = {outcome.digest for outcome in outcomes if outcome.digest}
+    frames = {client.get_entry(digest).frame for digest in digests}
+    assert len(digests) > 20
+    assert frames <= set(valid_frames())
+
+
+def test_a_bad_frame_of_a_batch_carries_the_nodes_code(
+    client: EitherClient, channel_id: str
+) -> None:
+    bad, good = client.publish_batch([b"\xff", encode(message("good", channel_id))])
+    assert (bad.outcome, bad.error.code, bad.error.status) == ("refused", "malformed_frame", 422)
+    assert (good.outcome, good.error) == ("stored", None)
+
+
+def test_sync_messages_are_relayed(client: EitherClient, channel_id: str) -> None:
+    frame = encode(Message("sync-1", channel_id, lamport_timestamp=1))
+    outcome = client.publish(frame)
+    assert (outcome.outcome, outcome.digest) == ("relayed", None)
+
+
+def test_hints_of_the_publisher_and_of_the_envelope_lead_to_the_message(
+    client: EitherClient, channel_id: str
+) -> None:
+    first, second = (encode(message(name, channel_id)) for name in ("first", "second"))
+    hint = channel_id.encode()[-30:]
+    client.publish(first, [hint, b"two"])
+    envelope = WakuEnvelope("/waku/2/rs", "/app/1/chat/proto", 1_763_000_000_000_000_000, b"m")
+    list(client.publish_batch([PublishItem(second, waku=envelope)]))
+    [found] = client.hint(hint).messages
+    assert found.message.message_id == "first"
+    waku_hash = waku_message_hash(
+        envelope.pubsub_topic, second, envelope.content_topic, b"m", envelope.timestamp_ns
+    )
+    [found] = client.hint(waku_hash).messages
+    assert (found.frame, waku_hash in found.retrieval_hints) == (second, True)
+
+
+def test_a_lookup_answers_ids_and_hints(client: EitherClient, channel_id: str) -> None:
+    hint = f"h {channel_id}".encode()[-30:]
+    client.publish(encode(message("here", channel_id)), [hint])
+    result = client.lookup(["here", hint, "nowhere", b"nothing"], channel_id)
+    assert {match.key for match in result.found} == {"here", hint}
+    assert {match.message.message.message_id for match in result.found} == {"here"}
+    assert set(result.missing) == {"nowhere", b"nothing"}
+    present = client.lookup(["here"], channel_id, presence_only=True).found
+    assert [(match.key, match.message) for match in present] == [("here", None)]
+
+
+def test_a_channel_is_read_whole_in_both_directions(client: EitherClient, channel_id: str) -> None:
+    sent = [message(f"m{number}", channel_id, number) for number in range(-3, 20)]
+    list(client.publish_batch(map(encode, reversed(sent))))
+    log = client.messages(channel_id, page_size=5)
+    assert [found.message for found in log] == sent
+    newest_first = client.messages(channel_id, direction="desc", page_size=5)
+    assert [found.message for found in newest_first] == sent[::-1]
+    arrival = client.messages(channel_id, order="arrival", page_size=5)
+    assert [found.message for found in arrival] == sent[::-1]
+    window = client.messages(channel_id, from_lamport=-1, to_lamport=3)
+    assert {-1, 0, 1, 2} <= {found.message.lamport_timestamp for found in window}
+    about = client.channel(channel_id)
+    assert (about.count, about.lamport_first, about.lamport_last) == (23, -3, 19)
+    assert len(about.root or b"") == 32
+    assert channel_id in {channel.channel_id for channel in client.channels()}
+
+
+def test_a_follower_of_the_feed_resumes_behind_the_last_page(
+    client: EitherClient, channel_id: str
+) -> None:
+    client.publish(encode(message("before", channel_id)))
+    page = client.feed(limit=1)
+    after = page.next
+    while page.messages:
+        page = client.feed(after)
+        after = page.next or after
+    client.publish(encode(message("after", channel_id)))
+    assert [found.message.message_id for found in client.feed(after).messages] == ["after"]
+
+
+def test_gaps_are_what_histories_name_and_the_node_lacks(
+    client: EitherClient, channel_id: str
+) -> None:
+    history = (HistoryEntry("lost", b"look here"), HistoryEntry("here"))
+    client.publish(encode(message("here", channel_id)))
+    client.publish(encode(message("late", channel_id, causal_history=history)))
+    [gap] = client.gaps(channel_id)
+    assert (gap.message_id, gap.retrieval_hints) == ("lost", (b"look here",))
+
+
+def test_variants_of_one_id_are_told_apart_by_digest(client: EitherClient, channel_id: str) -> None:
+    one, other = message("same", channel_id, 1), message("same", channel_id, 2)
+    list(client.publish_batch([encode(one), encode(other, Dialect.NIM)]))
+    assert client.get("same", channel_id).message == one
+    variant = client.get("same", channel_id, entry_digest(other))
+    assert (variant.message, variant.dialect) == (other, "nim")
+
+
+def test_what_is_not_there_is_not_found(client: EitherClient) -> None:
+    for ask in (
+        lambda: client.get("nowhere"),
+        lambda: client.get_entry(bytes(32)),
+        lambda: client.channel("no such channel"),
+        lambda: client.sync("no such sync"),
+        lambda: client.peer("no such peer"),
+    ):
+        with pytest.raises(StoreError) as refused:
+            ask()
+        assert (refused.value.code, refused.value.status) == ("not_found", 404)
+        assert refused.value.problem["type"].endswith("not_found")
+
+
+def test_the_node_says_who_it_is_and_whom_it_knows(client: EitherClient) -> None:
+    about = client.info()
+    assert about.node_id
+    assert about.limits["frame_bytes_max"] == 1024 * 1024
+    assert client.peers() == []
+    assert client.syncs() == []
+
+
+def test_a_frame_that_is_too_large_is_refused_with_its_code(
+    client: EitherClient, channel_id: str
+) -> None:
+    frame = encode(Message("big", channel_id, lamport_timestamp=1, content=bytes(1024 * 1024)))
+    with pytest.raises(StoreError) as refused:
+        client.publish(frame)
+    assert (refused.value.code, refused.value.status) == ("frame_too_large", 413)
+
+
+def test_a_request_that_is_no_reconciliation_is_refused(client: EitherClient) -> None:
+    with pytest.raises(StoreError) as refused:
+        client.recon(b"\xff\xff")
+    assert refused.value.code == "invalid_recon_request"
+
+
+def test_two_nodes_are_made_equal_by_a_sync_that_a_client_asks_for(
+    node: RunningNode, tmp_path: Path, channel_id: str
+) -> None:
+    with (
+        running_node(tmp_path) as other,
+        StoreClient(node.url) as here,
+        StoreClient(other.url) as there,
+    ):
+        list(here.publish_batch(encode(message(f"h{n}", channel_id, n)) for n in range(50)))
+        list(there.publish_batch(encode(message(f"t{n}", channel_id, n)) for n in range(50)))
+        sync = there.start_sync(node.url, [channel_id])
+        deadline_s = time.monotonic() + 30
+        while sync.state == "running" and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+            sync = there.sync(sync.id)
+        assert sync.document["report"]["outcome"] == "in_sync"
+        ours = {found.digest for found in here.messages(channel_id)}
+        assert ours == {found.digest for found in there.messages(channel_id)}
+        assert len(ours) == 100
+        assert all(found.message.kind is Kind.CONTENT for found in there.messages(channel_id))
+
+
+@pytest.mark.parametrize("kind", [StoreClient, AsyncStoreClient])
+def test_a_node_that_is_not_there_is_unreachable(kind: type) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = Options(retry=Retry(attempts_max=2, backoff_s=0.001))
+    url = f"http://127.0.0.1:{port}"
+    with EitherClient(kind(url, options=options)) as client, pytest.raises(StoreError) as refused:
+        client.info()
+    assert (refused.value.code, refused.value.status) == ("unreachable", 0)
