@@ -31,7 +31,7 @@ from recon.limits import (
     SUMMARY_HASH_BYTES,
     Limits,
 )
-from recon.opening import opening_ranges
+from recon.opening import opening_work
 from recon.progress import Progress, RangeState, Stretch, measure
 from recon.session import SessionHeader
 from recon.view import View
@@ -81,18 +81,12 @@ class Initiator:
         self._parts = self._options.parts
         room = limits.response_bytes_max // SHORT_ID_BYTES
         self._list_cap = min(LIST_COUNT_MAX, room - FRAME_RESERVE_BYTES) // 2
-        self._waiting = self._opening(recent)
+        self._waiting = opening_work(view, self._phase(), recent)
         self._in_flight: dict[int, Asked] = {}
         self._settled: list[Stretch] = []
         self._budget = Budget(limits)
         self._send_interest = False
         self._over = False
-
-    def _opening(self, recent: int) -> Work:
-        ranges = opening_ranges(self._view, self._phase(), recent)
-        zeros = np.zeros(len(ranges), np.int64)
-        counts = self._view.counts(self._view.locate(ranges))
-        return Work(ranges, zeros.astype(bool), zeros, counts)
 
     def _phase(self) -> int:
         return int(self._rng.integers(0, PHASE_MAX + 1))
@@ -128,8 +122,9 @@ class Initiator:
             self._waiting.take(slice(count)),
             self._waiting.take(slice(count, None)),
         )
-        flying = Asked(work, self._parts, self._phase())
-        message = self._message(flying)
+        asks = self._asks(work)
+        flying = Asked(work, asks.counts, self._parts, self._phase())
+        message = self._message(flying, asks)
         self._budget.requests += 1
         self._budget.bytes += message.ByteSize()
         self._in_flight[self._budget.requests] = flying
@@ -144,14 +139,15 @@ class Initiator:
         room = (self._limits.request_bytes_max - FRAME_BYTES_MIN // 4) // _ASK_BYTES_MAX
         return max(1, min(fits, room, self._options.ranges_per_request))
 
-    def _message(self, flying: Asked) -> ReconRequest:
-        work = flying.work
+    def _asks(self, work: Work) -> Asks:
         hashes, counts = np.zeros((len(work), SUMMARY_HASH_BYTES), np.uint8), work.sizes * 0
         compared = np.flatnonzero(~work.listed)
         if len(compared):
             where = self._view.locate(work.ranges.take(compared))
             hashes[compared], counts[compared] = self._view.summaries(where)
-        asks = Asks(work.ranges, work.listed, counts, hashes)
+        return Asks(work.ranges, work.listed, counts, hashes)
+
+    def _message(self, flying: Asked, asks: Asks) -> ReconRequest:
         return ReconRequest(
             version=PROTOCOL_VERSION,
             session=self._header.message(in_full=self._send_interest),

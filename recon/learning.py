@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, tile, unpack_reply
-from recon.columns import I64, U32, Mask
+from recon.columns import I64, U32
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
 from recon.events import Event, Have, InSync, Need
@@ -27,9 +27,10 @@ from sdstore.wire.recon_pb2 import Answers
 
 
 class Asked(NamedTuple):
-    """A request in flight: its ranges, and the parts and phase that splits were wanted with."""
+    """A request in flight: its ranges, our counts then, and the parts and phase that splits were wanted with."""
 
     work: Work
+    counts: I64
     parts: int
     phase: int
 
@@ -54,6 +55,7 @@ class Learning:
     def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
         self._view = view
         self._work = asked.work
+        self._counts = asked.counts
         self._parts = asked.parts
         self._phase = asked.phase
         self._depth_max = depth_max
@@ -67,10 +69,10 @@ class Learning:
         listed = self._work.listed[:answered]
         if (listed & ((reply.kinds == EQUAL) | (reply.kinds == COUNT))).any():
             raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
-        where = self._view.locate(ranges.take(slice(answered)))
-        self._equal(ranges.take(slice(answered)), where, reply.kinds == EQUAL)
-        self._lacking(ranges.take(slice(answered)), where, reply)
-        self._listed(ranges.take(slice(answered)), where, reply)
+        equal = np.flatnonzero(reply.kinds == EQUAL)
+        self._settle(ranges.take(equal), self._counts[equal], RangeState.IN_SYNC)
+        self._lacking(reply)
+        self._listed(reply)
         rest = self._work.take(slice(answered, None))
         self._out.work = Work.concatenate([rest, self._split(reply, phase)])
         return self._out
@@ -80,10 +82,6 @@ class Learning:
             self._out.settled.append(Stretch(ranges, counts, state))
             if state is RangeState.IN_SYNC:
                 self._out.events.append(InSync(ranges, int(counts.sum())))
-
-    def _equal(self, ranges: RangeColumns, where: Places, equal: Mask) -> None:
-        counts = self._view.counts(where.take(equal))
-        self._settle(ranges.take(equal), counts, RangeState.IN_SYNC)
 
     def _have(self, rows: U32) -> None:
         if len(rows):
@@ -95,23 +93,27 @@ class Learning:
             self._out.events.append(Need(ranges[place], None, count))
         self._settle(ranges, counts, RangeState.DONT_HAVE)
 
-    def _lacking(self, ranges: RangeColumns, where: Places, reply: Reply) -> None:
+    def _lacking(self, reply: Reply) -> None:
         """Answers with a count alone: we said that we hold nothing there."""
         told = np.flatnonzero(reply.kinds == COUNT)
+        if not len(told):
+            return
+        ranges = self._work.ranges
         # What we took in since we asked is known to the peer or will be found next time.
         some = reply.counts[told] > 0
         self._need_whole(ranges.take(told[some]), reply.counts[told[some]])
         none = told[~some]
-        _, _, rows = self._view.members(where.take(none))
+        where = self._view.locate(ranges.take(none))
+        _, _, rows = self._view.members(where)
         self._have(rows)
-        self._settle(ranges.take(none), self._view.counts(where.take(none)), RangeState.IN_SYNC)
+        self._settle(ranges.take(none), self._view.counts(where), RangeState.IN_SYNC)
 
-    def _listed(self, ranges: RangeColumns, where: Places, reply: Reply) -> None:
+    def _listed(self, reply: Reply) -> None:
         lists = np.flatnonzero(reply.kinds == LIST)
         if not len(lists):
             return
-        ranges, counts = ranges.take(lists), reply.counts[lists]
-        found = match_lists(self._view, where.take(lists), counts, reply.short_ids)
+        ranges, counts = self._work.ranges.take(lists), reply.counts[lists]
+        found = match_lists(self._view, self._view.locate(ranges), counts, reply.short_ids)
         self._have(found.have_rows)
         owners, firsts = np.unique(found.need_owner, return_index=True)
         stops = np.append(firsts, len(found.need_owner))[1:].tolist()

@@ -12,28 +12,42 @@ import numpy as np
 from recon.columns import I64
 from recon.cuts import bounds_at
 from recon.ranges import END, START, RangeColumns
+from recon.runs import Run
 from recon.view import View
+from recon.worklist import Work
 
 NEWEST_COUNT = 16  # the newest part: a list of that length fits the first answer
 GROWTH = 8  # each older part is so many times larger
 OLD_PARTS = 8  # equal parts of what is older than that
 RECENT_CLUSTERS_MAX = 4  # stretches of recent arrivals with cuts of their own
+UNTIE_STEPS = 4  # most ties are pairs
 RECENT_SHARE = 4  # recent arrivals that make up more than 1/4 of the set are not recent
 
 
-def opening_ranges(view: View, phase: int, recent: int) -> RangeColumns:
+def opening_work(view: View, phase: int, recent: int) -> Work:
     """Ranges of the first message; they tile the whole space. The view becomes one run."""
     run = view.consolidate()
-    places = np.unique(np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
-    places = places[(places > 0) & (places < len(run))]
+    places = _untied(run, np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
+    places = np.unique(places[(places > 0) & (places < len(run))])
     orders, heads, possible = bounds_at(view, run, places)
     if possible is not None:
-        orders, heads = orders[possible], heads[possible]
+        places, orders, heads = places[possible], orders[possible], heads[possible]
     edges = (
         np.concatenate(([np.uint64(low)], inner, [np.uint64(high)]))
         for low, inner, high in zip(START, (orders, heads), END, strict=True)
     )
-    return RangeColumns.tiling(*edges)
+    sizes = np.diff(places, prepend=0, append=len(run))
+    zeros = np.zeros(len(sizes), np.int64)
+    return Work(RangeColumns.tiling(*edges), zeros.astype(bool), zeros, sizes)
+
+
+def _untied(run: Run, places: I64) -> I64:
+    """Places moved past ties where a few steps suffice: such cuts need no bytes of an id."""
+    places = np.clip(places, 1, max(len(run) - 1, 1))
+    for _ in range(UNTIE_STEPS if len(run) > 1 else 0):
+        tied = run.orders[places - 1] == run.orders[places]
+        places = np.minimum(places + tied, len(run) - 1)
+    return places
 
 
 def _skewed(count: int, phase: int) -> I64:
