@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
-from pyspark.sql import functions as f
 
 from pipeline.columns import CHANNELS
 from pipeline.manifest import FileRecord
-from pipeline.roots import roots_by
+from pipeline.roots import summaries
 from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
@@ -24,11 +23,7 @@ if TYPE_CHECKING:
 
 def channel_summaries(entries: DataFrame) -> DataFrame:
     """The columns of `CHANNELS` for every channel in `entries`."""
-    bounds = entries.groupBy("channel_id").agg(
-        f.min("lamport_timestamp").alias("lamport_first"),
-        f.max("lamport_timestamp").alias("lamport_last"),
-    )
-    return roots_by(entries, ["channel_id"]).join(bounds, "channel_id").select(*CHANNELS.names)
+    return summaries(entries, ["channel_id"]).select(*CHANNELS.names)
 
 
 def write_channels(entries: DataFrame, folder: Path) -> FileRecord:

@@ -32,7 +32,7 @@ _BATCH_ROWS = 4_096
 _BATCH_BYTES = 16 * 1024 * 1024
 _DIGEST_ROWS = 16_384
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
-_CHANNELS_PER_QUERY = 500
+_KEYS_PER_QUERY = 500
 
 
 class DatabaseError(ValueError):
@@ -142,6 +142,20 @@ class Database(ABC):
         )
         return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
 
+    def known_digests(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those of `digests` whose entries are here."""
+        known: set[bytes] = set()
+        for start in range(0, len(digests), _KEYS_PER_QUERY):
+            portion = digests[start : start + _KEYS_PER_QUERY]
+            marks = ", ".join([self._mark] * len(portion))
+            # The index holds the first 8 bytes of each digest.
+            found = self._all(
+                f"SELECT digest FROM messages WHERE substr(digest, 1, 8) IN ({marks})",
+                [digest[:8] for digest in portion],
+            )
+            known.update(bytes(row[0]) for row in found)
+        return known.intersection(digests)
+
     def entry_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
         """`scan` cut into parts of about `size` entries, each with its count."""
         where, parameters = self._entry_condition(scan)
@@ -207,8 +221,8 @@ class Database(ABC):
 
     def _channel_numbers(self, channel_ids: Sequence[str]) -> list[int]:
         numbers: list[int] = []
-        for start in range(0, len(channel_ids), _CHANNELS_PER_QUERY):
-            portion = channel_ids[start : start + _CHANNELS_PER_QUERY]
+        for start in range(0, len(channel_ids), _KEYS_PER_QUERY):
+            portion = channel_ids[start : start + _KEYS_PER_QUERY]
             marks = ", ".join([self._mark] * len(portion))
             found = self._all(
                 f"SELECT channel_no FROM channels WHERE channel_id IN ({marks})", portion

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Item = TypeVar("_Item")
 _POLL_S = 0.2  # what still looks like movement; asking Spark costs a millisecond
 
 
@@ -35,14 +36,21 @@ def step(spark: SparkSession, title: str) -> Iterator[None]:
         context.setLocalProperty("spark.job.description", "")
 
 
+def items(title: str, sequence: Sequence[_Item]) -> Iterator[_Item]:
+    """The items of `sequence`, with a bar that shows how many are done."""
+    with _bar() as bar:
+        yield from bar.track(sequence, description=title)
+
+
 def _bar() -> Progress:
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tasks"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     )
 
 

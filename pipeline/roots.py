@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from blake3 import blake3
+from numpy.typing import NDArray
+
+from pipeline.scan import INT64_MAX, INT64_MIN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,14 +23,14 @@ DIGEST_BYTES = 32
 EMPTY_ROOT = blake3(b"").digest()
 
 
-def root(digests: np.ndarray[Any, np.dtype[Any]]) -> bytes:
+def root(digests: NDArray[np.uint8]) -> bytes:
     """The root of `digests`, an (n, 32) array of bytes in any order."""
     # As fixed strings numpy compares them like memcmp; padding NULs cannot confuse equal lengths.
     in_order = np.sort(np.ascontiguousarray(digests, np.uint8).view(f"S{DIGEST_BYTES}").ravel())
     return blake3(in_order.tobytes()).digest()
 
 
-def digest_array(column: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, np.dtype[Any]]:
+def digest_array(column: pa.Array | pa.ChunkedArray) -> NDArray[np.uint8]:
     """A binary column of 32-byte values as an (n, 32) array; ValueError for other lengths."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -41,56 +45,90 @@ def digest_array(column: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, np.dtype
     return np.frombuffer(values, np.uint8)[start:stop].reshape(-1, DIGEST_BYTES)
 
 
-def roots_by(frame: DataFrame, keys: Sequence[str], digest: str = "digest") -> DataFrame:
-    """(keys…, count, root) of every group of `frame`.
+def summaries(entries: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """(keys…, count, root, lamport_first, lamport_last) of every group of `entries`.
 
     Groups are sorted by Spark, which spills to disk, and hashed as they stream by: memory does not
     grow with a group. `keys` are columns without nulls.
     """
-    schema = ", ".join(
-        [f"`{key}` {frame.schema[key].dataType.simpleString()}" for key in keys]
-        + ["count bigint", "root binary"]
-    )
+    columns = [f"`{key}` {entries.schema[key].dataType.simpleString()}" for key in keys]
+    columns += ["count bigint", "root binary", "lamport_first bigint", "lamport_last bigint"]
     return (
-        frame.select(*keys, frame[digest].alias("digest"))
+        entries.select(*keys, "lamport_timestamp", "digest")
         .repartition(*keys)
         .sortWithinPartitions(*keys, "digest")
-        .mapInArrow(partial(_stream_roots, tuple(keys)), schema)
+        .mapInArrow(partial(_stream_groups, tuple(keys)), ", ".join(columns))
     )
 
 
-def root_of(frame: DataFrame, digest: str = "digest") -> tuple[int, bytes]:
+def root_of(frame: DataFrame, element: str = "digest") -> tuple[int, bytes]:
     """(count, root) of all rows, sorted by the whole cluster and hashed by one task."""
     rows = (
-        frame.select(frame[digest].alias("digest"))
-        .sort("digest")
+        frame.select(frame[element].alias("element"))
+        .sort("element")
         .coalesce(1)
-        .mapInArrow(partial(_stream_roots, ()), "count bigint, root binary")
+        .mapInArrow(_stream_root, "count bigint, root binary")
         .collect()
     )
     return (int(rows[0]["count"]), bytes(rows[0]["root"])) if rows else (0, EMPTY_ROOT)
 
 
-def _stream_roots(
+def _stream_root(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    count, hasher = 0, blake3()
+    for batch in batches:
+        hasher.update(digest_array(batch.column("element")).tobytes())
+        count += batch.num_rows
+    yield pa.RecordBatch.from_pydict({"count": [count], "root": [hasher.digest()]})
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group that is being read."""
+
+    key: tuple[Any, ...]
+    count: int = 0
+    lamport_first: int = INT64_MAX
+    lamport_last: int = INT64_MIN
+    hasher: Any = field(default_factory=blake3)
+
+    def take(self, digests: NDArray[np.uint8], lamports: NDArray[np.int64]) -> None:
+        self.hasher.update(digests.tobytes())
+        self.count += len(digests)
+        self.lamport_first = min(self.lamport_first, int(lamports.min()))
+        self.lamport_last = max(self.lamport_last, int(lamports.max()))
+
+    def row(self) -> tuple[Any, ...]:
+        bounds = self.lamport_first, self.lamport_last
+        return (*self.key, self.count, self.hasher.digest(), *bounds)
+
+
+def _stream_groups(
     keys: tuple[str, ...], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """One row per run of equal keys; the rows come sorted by keys, then by digest."""
-    current: tuple[Any, ...] | None = None
-    count, hasher = 0, blake3()
+    group: _Group | None = None
+    schema = pa.schema([])
     for batch in batches:
-        done = []
+        schema = _summary_schema(batch.schema, keys)
+        done: list[tuple[Any, ...]] = []
         digests = digest_array(batch.column("digest"))
+        lamports = batch.column("lamport_timestamp").to_numpy()
         for start, stop in _runs([batch.column(key) for key in keys], batch.num_rows):
             key = tuple(batch.column(name)[start].as_py() for name in keys)
-            if key != current:
-                if current is not None:
-                    done.append((*current, count, hasher.digest()))
-                current, count, hasher = key, 0, blake3()
-            hasher.update(digests[start:stop].tobytes())
-            count += stop - start
-        yield from _as_batch(keys, batch, done)
-    if current is not None:
-        yield from _as_batch(keys, batch, [(*current, count, hasher.digest())])
+            if group is None or key != group.key:
+                done += [] if group is None else [group.row()]
+                group = _Group(key)
+            group.take(digests[start:stop], lamports[start:stop])
+        if done:
+            yield _as_batch(done, schema)
+    if group is not None:
+        yield _as_batch([group.row()], schema)
+
+
+def _summary_schema(rows: pa.Schema, keys: Sequence[str]) -> pa.Schema:
+    numbers = ("count", pa.int64()), ("root", pa.binary())
+    bounds = ("lamport_first", pa.int64()), ("lamport_last", pa.int64())
+    return pa.schema([*(rows.field(key) for key in keys), *numbers, *bounds])
 
 
 def _runs(columns: Sequence[pa.Array], rows_count: int) -> Iterator[tuple[int, int]]:
@@ -104,14 +142,7 @@ def _runs(columns: Sequence[pa.Array], rows_count: int) -> Iterator[tuple[int, i
     yield from pairwise(bounds)
 
 
-def _as_batch(
-    keys: tuple[str, ...], like: pa.RecordBatch, rows: list[tuple[Any, ...]]
-) -> Iterator[pa.RecordBatch]:
-    if not rows:
-        return
-    types = [like.schema.field(key).type for key in keys] + [pa.int64(), pa.binary()]
-    arrays = [
-        pa.array(column, type_)
-        for column, type_ in zip(zip(*rows, strict=True), types, strict=True)
-    ]
-    yield pa.RecordBatch.from_arrays(arrays, [*keys, "count", "root"])
+def _as_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(each, type_) for each, type_ in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,21 +17,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read_entries(spark: SparkSession, snapshot: Path) -> DataFrame:
-    """The columns of `ENTRIES`, and `day`, the UTC day of arrival, which prunes folders."""
+def read_entries(
+    spark: SparkSession, snapshot: Path, files: Sequence[str] | None = None
+) -> DataFrame:
+    """The columns of `ENTRIES`, and `day`, the UTC day of arrival, which prunes folders.
+
+    `files` are paths as in the manifest, by default all.
+    """
     day = StructField("day", DateType(), nullable=False)
-    columns = StructType([*from_arrow_schema(ENTRIES).fields, day])
-    return _read(spark, snapshot / ENTRIES_FOLDER, columns)
+    columns = StructType([*_columns(ENTRIES).fields, day])
+    folder = snapshot.absolute() / ENTRIES_FOLDER
+    if files is None:
+        return _read(spark, [folder] if folder.exists() else [], columns, folder)
+    return _read(spark, [snapshot.absolute() / each for each in files], columns, folder)
 
 
 def read_claims(spark: SparkSession, snapshot: Path) -> DataFrame:
     """The columns of `CLAIMS`."""
-    return _read(spark, snapshot / CLAIMS_FOLDER, _columns(CLAIMS))
+    folder = snapshot.absolute() / CLAIMS_FOLDER
+    return _read(spark, [folder] if folder.exists() else [], _columns(CLAIMS), folder)
 
 
 def read_channels(spark: SparkSession, snapshot: Path) -> DataFrame:
     """The columns of `CHANNELS`, sorted by channel ID."""
-    return _read(spark, snapshot / CHANNELS_FILE, _columns(CHANNELS))
+    path = snapshot.absolute() / CHANNELS_FILE
+    return _read(spark, [path], _columns(CHANNELS), path.parent)
 
 
 def _columns(schema: pa.Schema) -> StructType:
@@ -38,7 +49,8 @@ def _columns(schema: pa.Schema) -> StructType:
     return columns
 
 
-def _read(spark: SparkSession, path: Path, columns: StructType) -> DataFrame:
-    if not path.exists():  # a table without rows has no files
+def _read(spark: SparkSession, paths: Sequence[Path], columns: StructType, base: Path) -> DataFrame:
+    if not paths:  # a table without rows has no files
         return spark.createDataFrame([], columns)
-    return spark.read.schema(columns).parquet(str(path.absolute()))
+    reader = spark.read.schema(columns).option("basePath", str(base))
+    return reader.parquet(*map(str, paths))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
+from pyspark.sql import functions as f
 
 from pipeline import manifest as manifests
 from pipeline.channels import channel_summaries
@@ -24,7 +25,7 @@ from pipeline.snapshot import read_channels, read_claims, read_entries
 from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _CHANNEL_FINDINGS_MAX = 1_000
 
@@ -90,12 +91,18 @@ def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator
             found = Summary.of(root_of(table, element))
             if found != expected:
                 yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
-        computed = channel_summaries(entries).select(*CHANNELS.names)
-        stored = read_channels(spark, snapshot)
-        different = computed.exceptAll(stored).union(stored.exceptAll(computed))
-        for row in different.select("channel_id").distinct().take(_CHANNEL_FINDINGS_MAX):
-            detail = f"the row of channel {row[0]!r} is not what its entries give"
+        computed = _keyed(channel_summaries(entries), "computed")
+        stored = _keyed(read_channels(spark, snapshot), "stored")
+        different = computed.join(stored, "channel_id", "full_outer").where(
+            ~f.col("computed").eqNullSafe(f.col("stored"))
+        )
+        for row in different.take(_CHANNEL_FINDINGS_MAX):
+            detail = f"the row of channel {row['channel_id']!r} is not what its entries give"
             yield Finding(Fault.ROOT_DIFFERS, CHANNELS_FILE, detail)
         for row in claims.join(entries, "digest", "left_anti").take(_CHANNEL_FINDINGS_MAX):
             detail = f"claim {row['claim_no']} leads to no entry of this snapshot"
             yield Finding(Fault.CLAIM_WITHOUT_ENTRY, "claims", detail)
+
+
+def _keyed(channels: DataFrame, name: str) -> DataFrame:
+    return channels.select("channel_id", f.struct(*CHANNELS.names).alias(name))

@@ -1,0 +1,140 @@
+"""`snapshot diff`: what each of two sides lacks, by ranges first and by rows only where they differ.
+
+Two snapshots first cancel the files whose (count, root) both have. What is left is cut into Lamport
+ranges of each channel, compared by (count, root), and only rows of ranges that differ are joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as f
+
+from pipeline import manifest as manifests
+from pipeline.progress import step
+from pipeline.roots import summaries
+from pipeline.snapshot import read_entries
+from pipeline.source import FORMAT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGES_PER_CHANNEL = 64  # the rows that are joined are at least 1/64 of a channel that differs
+_KEYS = ("channel_id", "lamport_timestamp", "message_id", "digest")
+_RANGE = ("channel_id", "range")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeDifference:
+    """A range of a channel in which the sides differ: its Lamport bounds and their counts."""
+
+    channel_id: str
+    lamport_first: int
+    lamport_last: int
+    left_count: int
+    right_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The ranges that differ, and the entries (channel, Lamport, ID, digest) of one side alone."""
+
+    ranges: tuple[RangeDifference, ...]
+    left_only: DataFrame
+    right_only: DataFrame
+
+
+def diff(spark: SparkSession, left: Path | str, right: Path | str) -> Difference:
+    """Compare two sides, each a snapshot's folder or a database URL.
+
+    Raises ManifestError or DatabaseError for a side that is neither.
+    """
+    with step(spark, "Compare ranges"):
+        one, other = _with_ranges(*_sides(spark, left, right))
+        ranges = _different(one, other).persist()
+        rows = ranges.sort("channel_id", "lamport_first").collect()
+        one, other = (side.join(ranges.select(*_RANGE), [*_RANGE]) for side in (one, other))
+    return Difference(
+        ranges=tuple(RangeDifference(*(row[name] for name in _REPORTED)) for row in rows),
+        left_only=one.join(other, "digest", "left_anti").select(*_KEYS),
+        right_only=other.join(one, "digest", "left_anti").select(*_KEYS),
+    )
+
+
+_REPORTED = ("channel_id", "lamport_first", "lamport_last", "left_count", "right_count")
+
+
+def _sides(spark: SparkSession, left: Path | str, right: Path | str) -> tuple[DataFrame, DataFrame]:
+    if isinstance(left, Path) and isinstance(right, Path):
+        return _without_common_files(spark, left, right)
+    return _side(spark, left), _side(spark, right)
+
+
+def _side(spark: SparkSession, side: Path | str) -> DataFrame:
+    if isinstance(side, Path):
+        manifests.load(side)
+        return read_entries(spark, side).select(*_KEYS)
+    source = spark.read.format(FORMAT).option("url", side).option("frames", "false")
+    return source.load().select(*_KEYS)
+
+
+def _without_common_files(
+    spark: SparkSession, left: Path, right: Path
+) -> tuple[DataFrame, DataFrame]:
+    """Equal sets on both sides change nothing: digests are unique within a snapshot."""
+    ranges = [manifests.load(side).entry_ranges for side in (left, right)]
+    known = [{(each.count, each.root) for each in side} for side in ranges]
+    common = known[0] & known[1]
+    one, other = (
+        read_entries(
+            spark,
+            side,
+            [each.file.path for each in of_side if (each.count, each.root) not in common],
+        ).select(*_KEYS)
+        for side, of_side in zip((left, right), ranges, strict=True)
+    )
+    return one, other
+
+
+def _different(one: DataFrame, other: DataFrame) -> DataFrame:
+    """(channel, range, Lamport bounds, counts) of the ranges that are not the same on both sides."""
+    left = _prefixed(summaries(one, _RANGE), "left")
+    right = _prefixed(summaries(other, _RANGE), "right")
+    return (
+        left.join(right, [*_RANGE], "full_outer")
+        .where(~f.col("left_root").eqNullSafe(f.col("right_root")))
+        .select(
+            *_RANGE,
+            f.least("left_lamport_first", "right_lamport_first").alias("lamport_first"),
+            f.greatest("left_lamport_last", "right_lamport_last").alias("lamport_last"),
+            f.coalesce("left_count", f.lit(0)).alias("left_count"),
+            f.coalesce("right_count", f.lit(0)).alias("right_count"),
+        )
+    )
+
+
+def _prefixed(frame: DataFrame, prefix: str) -> DataFrame:
+    names = [name for name in frame.columns if name not in _RANGE]
+    return frame.withColumnsRenamed({name: f"{prefix}_{name}" for name in names})
+
+
+def _with_ranges(one: DataFrame, other: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Number the rows of each channel by Lamport ranges that hold about equally many of both."""
+    fractions = [number / RANGES_PER_CHANNEL for number in range(1, RANGES_PER_CHANNEL)]
+    cuts = (
+        one.union(other)
+        .groupBy("channel_id")
+        .agg(f.percentile_approx("lamport_timestamp", fractions).alias("cuts"))
+    )
+    number = f.size(f.filter("cuts", lambda cut: cut < f.col("lamport_timestamp")))
+    numbered = [
+        side.join(cuts, "channel_id")
+        .withColumn("range", number)
+        .drop("cuts")
+        .persist(StorageLevel.DISK_ONLY)
+        for side in (one, other)
+    ]
+    return numbered[0], numbered[1]

@@ -1,0 +1,60 @@
+"""`snapshot list` and `snapshot prune`: the snapshots in a folder, and where each comes from.
+
+Every snapshot is whole in itself, because files that it has in common with its parent are links to
+the same bytes. So any of a chain can be restored, and removing one takes nothing from another.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import manifest as manifests
+from pipeline.manifest import Manifest, ManifestError
+
+_PRUNED = ".pruned"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A folder with a manifest; `manifest` is None and `fault` says why where it is damaged."""
+
+    folder: Path
+    manifest: Manifest | None
+    fault: str | None = None
+
+
+def list_snapshots(folder: Path) -> list[Listed]:
+    """The snapshots in `folder`, the oldest first, damaged ones in front."""
+    candidates = [each.parent for each in folder.glob(f"*/{manifests.FILE_NAME}")]
+    visible = [each for each in candidates if not each.name.startswith(".")]
+    return sorted(map(_listed, visible), key=_age)
+
+
+def _listed(folder: Path) -> Listed:
+    try:
+        return Listed(folder, manifests.load(folder))
+    except ManifestError as error:
+        return Listed(folder, None, str(error))
+
+
+def _age(listed: Listed) -> tuple[str, str]:
+    created_at = "" if listed.manifest is None else listed.manifest.created_at
+    return created_at, listed.folder.name
+
+
+def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
+    """Remove all but the newest `keep_count` snapshots in `folder`; those that went.
+
+    Damaged ones are neither counted nor removed: somebody has to look at them. A snapshot loses its
+    name before its files, so a killed prune leaves none that is only half there.
+    """
+    for left_over in folder.glob(f".*{_PRUNED}"):
+        shutil.rmtree(left_over)
+    whole = [each.folder for each in list_snapshots(folder) if each.manifest is not None]
+    doomed = whole[: max(len(whole) - keep_count, 0)]
+    for each in doomed:
+        hidden = each.rename(each.with_name(f".{each.name}{_PRUNED}"))
+        shutil.rmtree(hidden)
+    return doomed

@@ -1,0 +1,186 @@
+"""`snapshot restore`: bring a snapshot's entries and hint claims into a store, under its own rules.
+
+Every frame passes the same checks as at any other door. Rows go in the arrival order of the store
+that exported them, so the first-seen variant of an ID stays the first. What the store holds already
+is passed over, so a restore that was killed is simply started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from app.entries import NewEntry
+from app.errors import Problem
+from app.ingest.prepare import prepare
+from app.ingest.records import Publication
+from app.limits import DEFAULT_LIMITS, Limits
+from app.store.records import WriteResult
+from app.store.store import Store
+from pipeline import manifest as manifests
+from pipeline.database import Database, open_database
+from pipeline.findings import Fault
+from pipeline.progress import items
+from pipeline.snapshot import read_claims, read_entries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_GROUP_ROWS = 4_096
+_GROUP_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore did. `refused` counts rows by the code of their refusal."""
+
+    rows_count: int = 0
+    written_count: int = 0
+    claims_count: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row to bring in: a frame, the digest it must have, and the hints that lead to it."""
+
+    digest: bytes
+    frame: bytes
+    hints: tuple[bytes, ...]
+
+
+def restore_snapshot(
+    spark: SparkSession, snapshot: Path, url: str, limits: Limits = DEFAULT_LIMITS
+) -> Restored:
+    """Bring the snapshot in folder `snapshot` into the store at `url`, making it if need be.
+
+    Raises ManifestError, and the `StoreError`s of `app.store.faults` (a running node holds its
+    SQLite file). Verify the snapshot before: here a damaged row is refused, a damaged file raises.
+    """
+    snapshot = snapshot.absolute()
+    manifest = manifests.load(snapshot)
+    hints = _Hints(_hints_by_seq(spark, snapshot))
+    restored = Restored()
+    with asyncio.Runner() as runner, ThreadPoolExecutor(1, "sdstore-writer") as writer:
+        store = runner.run(Store.open(url, limits))
+        try:
+            writer.submit(store.begin_writing).result()
+            sink = _Sink(store, writer, limits, restored)
+            for each in items("Restore", manifest.entry_ranges):
+                with open_database(url) as database:
+                    for row in _rows_to_write(snapshot / each.file.path, database, hints, restored):
+                        sink.take(row)
+            sink.flush()
+        finally:
+            runner.run(store.close())
+    return restored
+
+
+def _hints_by_seq(spark: SparkSession, snapshot: Path) -> Iterator[tuple[int, bytes]]:
+    """(seq, hint) of every claim, in the order of the entries they lead to."""
+    entries = read_entries(spark, snapshot).select("seq", "digest")
+    claims = read_claims(spark, snapshot).select("digest", "claim_no", "hint")
+    joined = claims.join(entries, "digest").sort("seq", "claim_no").select("seq", "hint")
+    for row in joined.toLocalIterator(prefetchPartitions=True):
+        yield row["seq"], bytes(row["hint"])
+
+
+class _Hints:
+    """The hints of entries that are asked for in ascending order; each is read once."""
+
+    def __init__(self, pairs: Iterator[tuple[int, bytes]]) -> None:
+        self._pairs = pairs
+        self._next = next(pairs, None)
+
+    def of(self, seq: int) -> tuple[bytes, ...]:
+        """The hints of entry `seq`."""
+        found = []
+        while self._next is not None and self._next[0] <= seq:
+            if self._next[0] == seq:
+                found.append(self._next[1])
+            self._next = next(self._pairs, None)
+        return tuple(found)
+
+
+def _rows_to_write(
+    path: Path, database: Database, hints: _Hints, restored: Restored
+) -> Iterator[_Row]:
+    """The rows of one file that bring the store something, in arrival order."""
+    table = pq.read_table(path, columns=["seq", "digest", "frame"], partitioning=None)
+    table = table.sort_by("seq")
+    restored.rows_count += table.num_rows
+    known = database.known_digests(table["digest"].to_pylist())
+    for batch in table.to_batches(_GROUP_ROWS):
+        columns = (batch.column(name).to_pylist() for name in table.column_names)
+        for seq, digest, frame in zip(*columns, strict=True):
+            row_hints = hints.of(seq)
+            if frame is None:
+                restored.refused["retired"] += 1
+            elif row_hints or digest not in known:
+                yield _Row(digest, frame, row_hints)
+
+
+class _Sink:
+    """Prepares rows here while the writer's thread commits the group before."""
+
+    def __init__(
+        self, store: Store, writer: ThreadPoolExecutor, limits: Limits, restored: Restored
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._limits = limits
+        self._restored = restored
+        self._group: list[NewEntry] = []
+        self._group_bytes = 0
+        self._writing: Future[list[WriteResult]] | None = None
+
+    def take(self, row: _Row) -> None:
+        """Check a row; write its group once that is full."""
+        try:
+            self._group += _prepared(row, self._limits)
+        except Problem as problem:
+            self._restored.refused[problem.code] += 1
+        except _DigestDiffersError:
+            self._restored.refused[Fault.DIGEST_DIFFERS] += 1
+        self._group_bytes += len(row.frame)
+        if len(self._group) >= _GROUP_ROWS or self._group_bytes >= _GROUP_BYTES:
+            self._write()
+
+    def flush(self) -> None:
+        """Write what is left, and wait until all is on disk."""
+        self._write()
+        self._finish()
+
+    def _write(self) -> None:
+        self._finish()
+        if self._group:
+            self._writing = self._writer.submit(self._store.write_group, self._group, ())
+        self._group, self._group_bytes = [], 0
+
+    def _finish(self) -> None:
+        if self._writing is not None:
+            results = self._writing.result()
+            self._restored.written_count += sum(result.is_new for result in results)
+            self._restored.claims_count += sum(len(result.new_claims) for result in results)
+        self._writing = None
+
+
+class _DigestDiffersError(ValueError):
+    """A frame that is not the entry its row says."""
+
+
+def _prepared(row: _Row, limits: Limits) -> Iterator[NewEntry]:
+    """The row as one publication, or as several if it has more hints than one may carry."""
+    most = limits.hints_per_publish_max
+    for start in range(0, max(len(row.hints), 1), most):
+        entry = prepare(Publication(row.frame, row.hints[start : start + most]), limits)
+        if not isinstance(entry, NewEntry) or entry.digest != row.digest:
+            raise _DigestDiffersError
+        yield entry
