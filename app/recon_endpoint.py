@@ -29,6 +29,12 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
+RESUME_BYTES = 32
+"""Where a cut reply goes on."""
+
+ITEM_HINTS_BYTES_MAX = 16_384
+"""Hints and lengths around the frame of one item."""
+
 
 class ReconEndpoint:
     """Answers `ReconRequest`s. `secret`: at least 16 random bytes that all workers share."""
@@ -113,18 +119,21 @@ class ReconEndpoint:
         outcomes = await take_items(self._local, request.push)
         await self._index.catch_up()
         view = self._view(header, interest, caller_name)
-        room = self._room(request, reply_bytes_max)
-        response = wire.ReconResponse(version=PROTOCOL_VERSION)
-        if request.HasField("ranges"):
-            response = respond(view, request, replace(DEFAULT_LIMITS, response_bytes_max=room))
+        room = min(request.response_bytes_max or reply_bytes_max, reply_bytes_max)
+        response = self._compare(view, request, room)
         response.push_outcomes.extend(outcomes)
         await self._fill(response, view, request.fetch, room)
         self._budgets.replies.spend(caller_name, response.ByteSize())
         return response
 
-    def _room(self, request: wire.ReconRequest, reply_bytes_max: int) -> int:
-        wanted = request.response_bytes_max or reply_bytes_max
-        return max(FRAME_BYTES_MIN, min(wanted, reply_bytes_max))
+    def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
+        if not request.HasField("ranges"):
+            return wire.ReconResponse(version=PROTOCOL_VERSION)
+        if request.HasField("fetch"):
+            # The largest item always fits beside the answers.
+            room -= self._limits.frame_bytes_max + ITEM_HINTS_BYTES_MAX
+        bounded = replace(DEFAULT_LIMITS, response_bytes_max=max(FRAME_BYTES_MIN, room))
+        return respond(view, request, bounded)
 
     def _view(self, header: SessionHeader, interest: Interest, caller_name: str) -> View:
         key = header.key()
@@ -140,16 +149,15 @@ class ReconEndpoint:
             orders, ids = resolve_short_ids(view, span, short_ids)
             sent_count = 0
             while sent_count < len(ids):
-                room = bytes_max - response.ByteSize()
+                room = bytes_max - response.ByteSize() - RESUME_BYTES
                 loaded = await load_items(
                     self._local.store,
                     [row.tobytes() for row in ids[sent_count : sent_count + FETCH_CHUNK]],
                     bytes_max=room,
                     hints_max=self._local.limits.hints_per_publish_max,
                 )
-                # Every request makes progress, if only by one item that is larger than the room.
-                is_progress = response.items or response.answers.answered
-                if is_progress and sum(item.ByteSize() for item in loaded.items) > room:
+                # Every fetch makes progress, if only by one item that is larger than the room.
+                if response.items and sum(item.ByteSize() for item in loaded.items) > room:
                     _cut(response, int(orders[sent_count]), ids[sent_count].tobytes())
                     return
                 response.items.extend(loaded.items)

@@ -113,7 +113,7 @@ SERIAL = count()
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(plan=PLAN)
 def test_any_batching_by_any_way_gives_what_a_plain_oracle_gives(

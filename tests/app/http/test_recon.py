@@ -1,0 +1,302 @@
+"""POST /v1/recon over a real socket: the hand-shake, content in both directions, bounds, budgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from app.http.auth import Caller
+from app.limits import DEFAULT_LIMITS
+from recon.cache import ViewCache
+from recon.events import Need
+from recon.fetch import FetchQueue, pack_fetch
+from recon.index import RangeIndex
+from recon.interest import Interest
+from recon.limits import PROTOCOL_VERSION
+from recon.ranges import ALL_ORDERS, WHOLE
+from recon.session import SessionHeader, interest_hash
+from recon.view import View
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.digest import claim_id, entry_digest
+from sdstore.sds.model import Message
+from sdstore.wire import recon_pb2 as wire
+from tests.support.server import PROTOBUF, RunningNode, running_node
+
+EVERYTHING = Interest.make(everything=True).encode()
+NONCE = os.urandom(16)
+
+
+def ask(node: RunningNode, request: wire.ReconRequest) -> wire.ReconResponse:
+    answer = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
+    assert answer.status_code == 200, answer.text
+    return wire.ReconResponse.FromString(answer.content)
+
+
+def hand_shake(node: RunningNode, interest: bytes = EVERYTHING) -> SessionHeader:
+    session = wire.Session(initiator_nonce=NONCE, interest_bytes=interest)
+    response = ask(node, wire.ReconRequest(version=PROTOCOL_VERSION, session=session))
+    assert response.status == wire.NONCE_EXPIRED
+    return SessionHeader(NONCE, response.responder_nonce, interest)
+
+
+def request_in(header: SessionHeader, **fields: object) -> wire.ReconRequest:
+    session = wire.Session(
+        initiator_nonce=header.initiator_nonce,
+        responder_nonce=header.responder_nonce,
+        interest_bytes=header.interest,
+    )
+    return wire.ReconRequest(version=PROTOCOL_VERSION, session=session, **fields)  # type: ignore[arg-type]
+
+
+def empty_view(header: SessionHeader) -> View:
+    return ViewCache(RangeIndex()).get(header.key(), None, ALL_ORDERS)
+
+
+def fetch_all(node: RunningNode, header: SessionHeader) -> list[wire.ReconResponse]:
+    """Fetch everything the node has, as an initiator that has nothing would."""
+    queue = FetchQueue(empty_view(header))
+    queue.add(Need(WHOLE, None, 1_000))
+    responses = []
+    while batch := queue.next_batch(1_000):
+        response = ask(node, request_in(header, fetch=pack_fetch(batch)))
+        responses.append(response)
+        orders, ids = columns(response)
+        assert queue.accept(batch, orders, ids).all()
+        if response.truncated:
+            queue.resume(batch, response.resume)
+    return responses
+
+
+def columns(response: wire.ReconResponse) -> tuple[np.ndarray, np.ndarray]:
+    rows = sorted(elements(response))
+    ids = np.frombuffer(b"".join(raw for _, raw in rows), dtype=np.uint8).reshape(-1, 32)
+    return np.array([order for order, _ in rows], dtype=np.uint64), ids
+
+
+def elements(response: wire.ReconResponse) -> Iterator[tuple[int, bytes]]:
+    for item in response.items:
+        if item.HasField("entry"):
+            message, _ = decode(item.entry.frame)
+            assert message.lamport_timestamp is not None
+            yield message.lamport_timestamp + 2**63, entry_digest(message)
+
+
+def message(number: int, content: bytes = b"hi") -> Message:
+    return Message(f"m{number}", f"c{number % 3}", lamport_timestamp=number, content=content)
+
+
+def digests(responses: list[wire.ReconResponse]) -> set[bytes]:
+    return {raw for response in responses for _, raw in elements(response)}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RunningNode]:
+    with running_node(tmp_path) as running:
+        yield running
+
+
+def test_first_contact_brings_the_nonce_of_the_pair_and_a_forged_one_is_refused(
+    node: RunningNode,
+) -> None:
+    header = hand_shake(node)
+    assert len(header.responder_nonce) == 16
+    assert hand_shake(node).responder_nonce == header.responder_nonce
+    forged = SessionHeader(NONCE, os.urandom(16), EVERYTHING)
+    assert ask(node, request_in(forged)).status == wire.NONCE_EXPIRED
+    assert ask(node, request_in(header)).status == wire.OK
+
+
+def test_a_nonce_outlives_a_restart(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        header = hand_shake(node)
+    with running_node(tmp_path) as node:
+        assert ask(node, request_in(header)).status == wire.OK
+    secret = tmp_path / "node.secret"
+    assert (secret.stat().st_mode & 0o777, len(secret.read_bytes())) == (0o600, 32)
+
+
+def test_an_interest_is_known_by_its_hash_after_it_was_sent_once(node: RunningNode) -> None:
+    header = hand_shake(node)
+    by_hash = request_in(header)
+    by_hash.session.interest_hash = interest_hash(EVERYTHING)
+    assert ask(node, by_hash).status == wire.UNKNOWN_INTEREST
+    assert ask(node, request_in(header)).status == wire.OK
+    assert ask(node, by_hash).status == wire.OK
+
+
+def test_another_version_is_told_the_one_spoken(node: RunningNode) -> None:
+    response = ask(node, wire.ReconRequest(version=99))
+    assert (response.status, response.version) == (wire.UNSUPPORTED_VERSION, PROTOCOL_VERSION)
+
+
+def test_everything_can_be_fetched_with_its_hints(node: RunningNode) -> None:
+    messages = [message(n) for n in range(20)]
+    for each in messages:
+        node.http.post(
+            "/v1/messages",
+            content=encode(each),
+            headers={**PROTOBUF, "retrieval-hint": each.message_id.encode().hex()},
+        )
+    (response,) = fetch_all(node, hand_shake(node))
+    hints = {
+        item.entry.frame: list(item.entry.hints) for item in response.items if item.entry.frame
+    }
+    assert hints == {encode(each): [each.message_id.encode()] for each in messages}
+
+
+def test_an_interest_bounds_what_is_served(node: RunningNode) -> None:
+    for n in range(9):
+        node.publish(message(n))
+    interest = Interest.make(channels=frozenset({"c1"}), lamport_from=2, lamport_to=7).encode()
+    served = digests(fetch_all(node, hand_shake(node, interest)))
+    assert served == {entry_digest(message(n)) for n in (4,)}
+
+
+def test_a_small_reply_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_reply_bytes_max=5_000)
+    with running_node(tmp_path, limits) as node:
+        sizes = [10, 2_000, 20_000, 3_000, 10, 10, 1_500]
+        for n, size in enumerate(sizes):
+            node.publish(message(n, bytes(size)))
+        responses = fetch_all(node, hand_shake(node))
+    assert len(responses) > 2
+    assert all(r.ByteSize() < 5_500 or len(r.items) == 1 for r in responses)
+    assert digests(responses) == {
+        entry_digest(message(n, bytes(size))) for n, size in enumerate(sizes)
+    }
+
+
+def test_pushed_items_enter_by_the_door_and_have_outcomes_in_order(node: RunningNode) -> None:
+    node.publish(message(1))
+    here, fresh, absent = (entry_digest(message(n)) for n in (1, 2, 3))
+    entry, claim = wire.Item.Entry, wire.Item.Claim
+    push = [
+        wire.Item(claim=claim(digest=fresh, hint=b"\x02")),
+        wire.Item(entry=entry(frame=encode(message(1)))),
+        wire.Item(entry=entry(frame=encode(message(2)), hints=[b"\x01"])),
+        wire.Item(entry=entry(frame=b"\xff")),
+        wire.Item(claim=claim(digest=absent, hint=b"\x03")),
+        wire.Item(claim=claim(digest=here, hint=b"\x04")),
+    ]
+    response = ask(node, request_in(hand_shake(node), push=push))
+    assert list(response.push_outcomes) == [
+        wire.STORED,
+        wire.DUPLICATE,
+        wire.STORED,
+        wire.PUSH_REFUSED,
+        wire.NOT_EXAMINED,
+        wire.STORED,
+    ]
+    for hint, found in (("01", "m2"), ("02", "m2"), ("04", "m1")):
+        page = node.http.get(f"/v1/hints/{hint}").json()["messages"]
+        assert [m["message"]["message_id"] for m in page] == [found]
+
+
+def test_a_claim_alone_is_served_where_it_is_asked_for_alone(node: RunningNode) -> None:
+    node.publish(message(1))
+    node.http.post(
+        "/v1/messages",
+        content=encode(message(1)),
+        headers={**PROTOBUF, "retrieval-hint": "0a0b"},
+    )
+    header = hand_shake(node)
+    (response,) = fetch_all(node, header)
+    (item,) = [item for item in response.items if item.HasField("entry")]
+    assert list(item.entry.hints) == [b"\x0a\x0b"]
+    assert claim_id(entry_digest(message(1)), b"\x0a\x0b") not in digests([response])
+
+
+def test_replies_are_packed_for_who_can_unpack_them(node: RunningNode) -> None:
+    for n in range(50):
+        node.publish(message(n, bytes(100)))
+    header = hand_shake(node)
+    queue = FetchQueue(empty_view(header))
+    queue.add(Need(WHOLE, None, 1_000))
+    request = request_in(header, fetch=pack_fetch(queue.next_batch(1_000)))
+    raw = request.SerializeToString()
+    plain = node.http.post(
+        "/v1/recon", content=raw, headers={**PROTOBUF, "accept-encoding": "identity"}
+    )
+    headers = {**PROTOBUF, "accept-encoding": "zstd", "content-encoding": "zstd"}
+    with node.http.stream(
+        "POST", "/v1/recon", content=zstandard.compress(raw), headers=headers
+    ) as packed:
+        body = b"".join(packed.iter_raw())
+    assert packed.headers["content-encoding"] == "zstd"
+    assert "zstd" in packed.headers["accept-encoding"]
+    assert len(body) < len(plain.content) / 2
+    assert digests([wire.ReconResponse.FromString(zstandard.decompress(body))]) == digests(
+        [wire.ReconResponse.FromString(plain.content)]
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"initiator_nonce": b"short"},
+        {"interest_bytes": b"\xff"},
+        {"interest_bytes": wire.Interest(channels=["b", "a"]).SerializeToString()},
+    ],
+)
+def test_a_request_that_breaks_the_protocol_is_refused_with_its_fault(
+    node: RunningNode, change: Mapping[str, bytes]
+) -> None:
+    request = request_in(hand_shake(node))
+    for name, value in change.items():
+        setattr(request.session, name, value)
+    answer = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_recon_request")
+    assert answer.json()["fault"]
+
+
+def test_fresh_session_keys_in_a_loop_are_stopped_by_the_budget(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=100)
+    with running_node(tmp_path, limits) as node:
+        for n in range(30):
+            node.publish(message(n))
+        header = hand_shake(node)
+        codes = []
+        for _ in range(6):
+            fresh = SessionHeader(os.urandom(16), header.responder_nonce, EVERYTHING)
+            raw = request_in(fresh).SerializeToString()
+            codes.append(node.http.post("/v1/recon", content=raw, headers=PROTOBUF))
+        refused = codes[-1]
+        assert [answer.status_code for answer in codes] == [200] * 4 + [429] * 2
+        assert refused.json()["code"] == "recon_budget_spent"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
+class _Strangers:
+    def identify(self, _client_host: str, _headers: Mapping[bytes, bytes]) -> Caller:
+        return Caller("stranger", is_trusted=False)
+
+
+def test_a_stranger_gets_replies_in_proportion_to_requests(tmp_path: Path) -> None:
+    with running_node(tmp_path, authorizer=_Strangers()) as node:
+        for n in range(200):
+            node.publish(message(n, bytes(100)))
+        header = hand_shake(node)
+        queue = FetchQueue(empty_view(header))
+        queue.add(Need(WHOLE, None, 1_000))
+        request = request_in(header, fetch=pack_fetch(queue.next_batch(1_000)))
+        response = ask(node, request)
+        assert response.truncated
+        assert response.ByteSize() <= 16 * request.ByteSize() + 4_096
+
+
+def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
+    with running_node(tmp_path, channels=["b", "a"], channel_prefixes=["x/"]) as node:
+        json = node.http.get("/v1/recon/interests").json()
+        raw = node.http.get(
+            "/v1/recon/interests", headers={"accept": "application/x-protobuf"}
+        ).content
+    assert json["channels"] == ["a", "b"]
+    assert json["prefixes"] == ["x/"]
+    expected = Interest.make(channels=frozenset({"a", "b"}), prefixes=frozenset({"x/"}))
+    assert raw == expected.encode()
