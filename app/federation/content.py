@@ -7,7 +7,6 @@ has the entry already. Both sides of the protocol use these functions.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -89,24 +88,30 @@ async def take_items(local: LocalSide, items: Sequence[Item]) -> list[PushOutcom
     A claim whose entry is not here, and whatever the node has no room for now, is NOT_EXAMINED.
     Raises Problem where this node is at fault (disk full, database gone).
     """
-    return [_push_outcome(outcome) for outcome in await publish_items(local, items)]
+    outcomes = await publish_items(local, items)
+    return [_push_outcome(*each) for each in zip(items, outcomes, strict=True)]
 
 
 async def publish_items(local: LocalSide, items: Sequence[Item]) -> list[Outcome | Problem | None]:
-    """Entries first, then the claims on them; None for what names no entry that is here.
-
-    In slices, so that other callers of the door get their turn between them.
-    """
+    """Entries first, then the claims on them; None for a claim whose entry is not here."""
     outcomes: list[Outcome | Problem | None] = [None] * len(items)
-    ordered = sorted(range(len(items)), key=lambda position: items[position].HasField("claim"))
-    for start in range(0, len(items), _DOOR_ITEMS):
-        positions = ordered[start : start + _DOOR_ITEMS]
-        publications = await _publications(local, [items[each] for each in positions])
-        taken = iter(await local.door.publish_many([each for each in publications if each]))
-        for position, publication in zip(positions, publications, strict=True):
-            outcomes[position] = next(taken) if publication else None
-        await asyncio.sleep(0)
+    for kind in ("entry", "claim"):
+        positions = [at for at, item in enumerate(items) if item.HasField(kind)]
+        for start in range(0, len(positions), _DOOR_ITEMS):
+            await _publish_slice(local, items, positions[start : start + _DOOR_ITEMS], outcomes)
     return outcomes
+
+
+async def _publish_slice(
+    local: LocalSide,
+    items: Sequence[Item],
+    positions: Sequence[int],
+    outcomes: list[Outcome | Problem | None],
+) -> None:
+    publications = await _publications(local, [items[at] for at in positions])
+    taken = iter(await local.door.publish_many([each for each in publications if each]))
+    for at, publication in zip(positions, publications, strict=True):
+        outcomes[at] = next(taken) if publication else None
 
 
 async def _publications(local: LocalSide, items: Sequence[Item]) -> list[Publication | None]:
@@ -139,11 +144,13 @@ def is_refusal(outcome: Outcome | Problem) -> bool:
     return outcome.code is not Code.OVERLOADED
 
 
-def _push_outcome(outcome: Outcome | Problem | None) -> PushOutcome:
+def _push_outcome(item: Item, outcome: Outcome | Problem | None) -> PushOutcome:
     if outcome is None:
         return NOT_EXAMINED
     if is_refusal(outcome):
         return PUSH_REFUSED
     if isinstance(outcome, Problem):
         return NOT_EXAMINED
-    return STORED if outcome.kind is OutcomeKind.STORED else DUPLICATE
+    # Of a claim, the outcome tells that its entry was here, as it had to be.
+    is_new = outcome.kind is OutcomeKind.STORED or item.HasField("claim")
+    return STORED if is_new else DUPLICATE

@@ -118,7 +118,7 @@ class Moves:
         """Publish the claims that arrived before their entries; what has none by now is refused."""
         orphans, self._orphans = self._orphans, []
         arrived = await read_items(self._local.store, orphans)
-        await self._publish(arrived)
+        await self._publish(await self._without_known_claims(arrived))
         for item in arrived.orphans:
             self._refuse_orphan(item)
 
@@ -140,6 +140,7 @@ class Moves:
             elif outcome == recon_pb2.STORED:
                 self._credit(item.ByteSize())
                 self._count(item, "sent")
+                self._traffic.claims_sent += len(item.entry.hints)
         await self._postpone(postponed)
 
     async def _postpone(self, ids: list[bytes]) -> None:
@@ -159,21 +160,29 @@ class Moves:
         if not asked.all():
             detail = f"{int((~asked).sum())} of {len(asked)} served elements were not asked for"
             raise Problem(Code.PEER_MISBEHAVED, detail)
-        await self._publish(arrived)
+        await self._publish(await self._without_known_claims(arrived))
         self._orphans += arrived.orphans
         self._credit(arrived.content_bytes)
         self.served_count += arrived.elements_count
 
-    async def _publish(self, arrived: Arrived) -> None:
+    async def _without_known_claims(self, arrived: Arrived) -> list[tuple[Item, Element]]:
+        """A claim may come alone after it came inside its entry: no need to write it again."""
+        rows = list(zip(arrived.items, arrived.elements, strict=True))
+        claims = [element.element_id for item, element in rows if item.HasField("claim")]
+        known = {claim_id(*each) for each in await self._local.store.claims_by_element(claims)}
+        known.update(element.element_id for element in arrived.folded)
+        return [row for row in rows if row[1].element_id not in known]
+
+    async def _publish(self, waiting: list[tuple[Item, Element]]) -> None:
         """Through the door; while it is overloaded, again and again for a while."""
-        waiting = list(zip(arrived.items, arrived.elements, strict=True))
         for _ in range(PATIENCE_STEPS):
+            if not waiting:
+                return
             outcomes = await publish_items(self._local, [item for item, _ in waiting])
             rows = zip(waiting, outcomes, strict=True)
             waiting = [row for row, outcome in rows if not self._took(*row, outcome)]
-            if not waiting:
-                return
-            await asyncio.sleep(PATIENCE_STEP_S)
+            if waiting:
+                await asyncio.sleep(PATIENCE_STEP_S)
         raise Problem(Code.OVERLOADED, "this node's own ingest queue stays full")
 
     def _took(self, item: Item, element: Element, outcome: Outcome | Problem | None) -> bool:

@@ -1,0 +1,348 @@
+"""Whatever a peer does, the session ends with a report and nothing wrong is stored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import app.federation.moves as moves_module
+from app.errors import Code, Problem
+from app.federation.memory import PeerMemory
+from app.federation.report import SyncOutcome, SyncReport
+from app.federation.session import sync_with_peer
+from app.node import Node
+from recon.index import RangeIndex
+from recon.ranges import ALL_ORDERS
+from recon.responder import respond
+from recon.session import SessionHeader
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+from tests.support.federation import (
+    InProcessPeer,
+    Mangle,
+    holdings,
+    local_of,
+    message,
+    open_nodes,
+    publish,
+    run,
+)
+
+chance = random.Random(7)
+
+
+def serves_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    del response.items[:]
+    return response
+
+
+def serves_half(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    del response.items[: (len(response.items) + 1) // 2]
+    return response
+
+
+def serves_what_was_not_asked_for(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if response.items:
+        frame = encode(message(50, content=b"never asked for"))
+        response.items.append(Item(entry=Item.Entry(frame=frame)))
+    return response
+
+
+def serves_other_content(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.entry.frame = item.entry.frame.replace(b"content", b"forgery")
+    return response
+
+
+def serves_damaged_frames(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.entry.frame = item.entry.frame[:-3]
+    return response
+
+
+def serves_sync_messages(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.entry.frame = encode(Message("sync", "c", lamport_timestamp=1))
+    return response
+
+
+def serves_empty_items(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.Clear()
+    return response
+
+
+def claims_about_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    count = len(response.items)
+    del response.items[:]
+    for number in range(count):
+        response.items.append(Item(claim=Item.Claim(digest=bytes(32), hint=b"%d" % number)))
+    return response
+
+
+def cuts_without_progress(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if request.HasField("fetch"):
+        del response.items[:]
+        response.truncated = True
+        response.resume = bytes(15) + b"\x01"
+    return response
+
+
+def cuts_and_serves_again(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if request.HasField("fetch"):
+        del response.items[1:]
+        response.truncated = True
+        response.resume = bytes(8) + chance.randbytes(8)
+    return response
+
+
+def resumes_nowhere(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if request.HasField("fetch"):
+        response.truncated = True
+        response.resume = b"?"
+    return response
+
+
+def tells_no_outcomes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    del response.push_outcomes[:]
+    return response
+
+
+def tells_unknown_outcomes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    outcomes = [77] * len(response.push_outcomes)
+    raw = ReconResponse(version=1, answers=response.answers).SerializeToString()
+    return ReconResponse.FromString(raw + b"\x42" + bytes([len(outcomes), *outcomes]))
+
+
+def expires_for_ever(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+    nonce = chance.randbytes(16)
+    return ReconResponse(status=recon_pb2.NONCE_EXPIRED, version=1, responder_nonce=nonce)
+
+
+def gives_short_nonces(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+    return ReconResponse(status=recon_pb2.NONCE_EXPIRED, version=1, responder_nonce=b"short")
+
+
+def knows_no_interest(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if not request.session.responder_nonce:
+        return response
+    return ReconResponse(status=recon_pb2.UNKNOWN_INTEREST, version=1)
+
+
+def has_an_unknown_status(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+    return ReconResponse.FromString(b"\x08\x63")
+
+
+def speaks_another_version(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+    return ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=2)
+
+
+def cuts_columns(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    response.answers.hashes = response.answers.hashes[:-1]
+    response.answers.short_ids = response.answers.short_ids[:-1]
+    response.answers.counts = response.answers.counts[:-1]
+    return response
+
+
+def answers_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    response.answers.Clear()
+    return response
+
+
+def has_another_set_every_time(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    """Never equal, always something to split: the peer draws new elements for every request."""
+    if not request.HasField("ranges"):
+        return response
+    count = 3_000
+    index = RangeIndex()
+    index.insert(
+        np.array([chance.randrange(1 << 63, (1 << 63) + 200) for _ in range(count)], np.uint64),
+        np.frombuffer(chance.randbytes(32 * count), np.uint8).reshape(-1, 32),
+        np.zeros(count, np.uint32),
+    )
+    header = SessionHeader(
+        request.session.initiator_nonce,
+        request.session.responder_nonce,
+        b"",
+    )
+    return respond(index.view(header.key(), None, ALL_ORDERS), request)
+
+
+LIARS: list[Mangle] = [
+    serves_nothing,
+    serves_half,
+    serves_what_was_not_asked_for,
+    serves_other_content,
+    serves_damaged_frames,
+    serves_sync_messages,
+    serves_empty_items,
+    claims_about_nothing,
+    cuts_without_progress,
+    cuts_and_serves_again,
+    resumes_nowhere,
+    tells_no_outcomes,
+    expires_for_ever,
+    gives_short_nonces,
+    knows_no_interest,
+    has_an_unknown_status,
+    speaks_another_version,
+    cuts_columns,
+    answers_nothing,
+    has_another_set_every_time,
+]
+
+
+async def load(one: Node, two: Node) -> None:
+    """Interleaved, so that no range is empty on one side: all of such a range would be wanted."""
+    await publish(one, [message(n) for n in range(200) if n % 4 < 3])
+    await publish(two, [message(n) for n in range(200) if n % 4 > 1], {"m151": (b"hint",)})
+
+
+@pytest.mark.parametrize("liar", LIARS, ids=lambda each: each.__name__)
+def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await load(one, two)
+            honest = await holdings(one) | await holdings(two)
+            memory = PeerMemory()
+            report = await sync_with_peer(
+                local_of(one), InProcessPeer(two, liar), one.interest, memory=memory
+            )
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
+            assert report.detail
+            assert report.requests < 200
+            assert (await holdings(one)).keys() <= honest.keys()
+            healed = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            assert healed.outcome is SyncOutcome.IN_SYNC
+            assert (await holdings(one)).keys() == honest.keys()
+
+    run(scenario())
+
+
+def test_a_peer_that_is_busy_leaves_the_sync_unfinished(tmp_path: Path) -> None:
+    def busy(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+        return ReconResponse(status=recon_pb2.BUSY, version=1, retry_after_s=9)
+
+    report = _sync_with(tmp_path, busy)
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
+
+
+def test_a_peer_that_refuses_us_is_told_from_one_that_is_at_fault(tmp_path: Path) -> None:
+    def refuses(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+        return ReconResponse(status=recon_pb2.REFUSED, version=1)
+
+    report = _sync_with(tmp_path, refuses)
+    assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.FORBIDDEN)
+
+
+def test_a_peer_that_never_examines_what_it_is_sent_does_not_hold_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_module, "PATIENCE_STEP_S", 0.001)
+
+    def postpones(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        outcomes = [recon_pb2.NOT_EXAMINED] * len(response.push_outcomes)
+        response.push_outcomes[:] = outcomes
+        return response
+
+    report = _sync_with(tmp_path, postpones)
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
+
+
+def test_a_peer_that_dies_half_way_costs_only_the_rest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            for start in range(0, 40, 4):
+                await publish(
+                    two, [message(n, content=bytes([n]) * 900_000) for n in range(start, start + 4)]
+                )
+            peer = _Mortal(two, lives=6)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_UNREACHABLE)
+            kept = report.entries_received
+            assert 0 < kept < 40
+            rest = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            assert rest.outcome is SyncOutcome.IN_SYNC
+            assert kept + rest.entries_received == 40
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 40, b"<html>", b"\x08"], ids=["ff", "html", "cut"])
+def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (one,):
+            report = await sync_with_peer(local_of(one), _Garbage(one, garbage), one.interest)
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
+
+    run(scenario())
+
+
+def test_an_interest_that_is_garbage_is_a_fault_of_the_peer(tmp_path: Path) -> None:
+    class Peer(InProcessPeer):
+        async def interest(self) -> bytes:
+            return b"\xff\xff"
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (one,):
+            report = await sync_with_peer(local_of(one), Peer(one), one.interest)
+            assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
+
+    run(scenario())
+
+
+def test_bad_hints_beside_a_good_frame_do_not_cost_the_message(tmp_path: Path) -> None:
+    def adds_bad_hints(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        for item in response.items:
+            item.entry.hints.extend([b"", bytes(5_000), *(b"%d" % n for n in range(100))])
+        return response
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(two, [message(1)])
+            peer = InProcessPeer(two, adds_bad_hints)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert report.entries_received == 1
+            assert (await holdings(one)).keys() == (await holdings(two)).keys()
+
+    run(scenario())
+
+
+class _Mortal(InProcessPeer):
+    def __init__(self, node: Node, lives: int) -> None:
+        super().__init__(node)
+        self._lives = lives
+
+    async def recon(self, request: bytes) -> bytes:
+        self._lives -= 1
+        if self._lives < 0:
+            raise Problem(Code.PEER_UNREACHABLE, "the connection broke")
+        return await super().recon(request)
+
+
+class _Garbage(InProcessPeer):
+    def __init__(self, node: Node, garbage: bytes) -> None:
+        super().__init__(node)
+        self._garbage = garbage
+
+    async def recon(self, _request: bytes) -> bytes:
+        return self._garbage
+
+
+def _sync_with(
+    folder: Path, mangle: Callable[[ReconRequest, ReconResponse], ReconResponse]
+) -> SyncReport:
+    async def scenario() -> SyncReport:
+        async with open_nodes(folder, {}, {}) as (one, two):
+            await load(one, two)
+            peer = InProcessPeer(two, mangle)
+            return await sync_with_peer(local_of(one), peer, one.interest)
+
+    report: SyncReport = run(scenario())
+    return report

@@ -1,0 +1,235 @@
+"""Two stores are equal after one undisturbed sync, and answer the same hints."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.federation.memory import PeerMemory
+from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
+from app.federation.session import sync_with_peer
+from app.limits import DEFAULT_LIMITS
+from app.node import Node
+from sdstore.sds.model import HistoryEntry
+from tests.support.federation import (
+    InProcessPeer,
+    holdings,
+    local_of,
+    message,
+    open_nodes,
+    publish,
+    run,
+)
+
+CHANNELS = ("a", "ab", "b", "", "a/b")
+numbers = st.integers(0, 40)
+contents = st.dictionaries(st.tuples(st.sampled_from(CHANNELS), numbers), st.integers(0, 2))
+interests = st.fixed_dictionaries(
+    {},
+    optional={
+        "channels": st.lists(st.sampled_from(CHANNELS), max_size=3),
+        "channel_prefixes": st.lists(st.sampled_from(("a", "b", "ab")), max_size=2),
+    },
+)
+hints = st.dictionaries(numbers, st.lists(st.binary(min_size=1, max_size=8), max_size=3))
+
+
+async def sync(one: Node, two: Node, **options: Any) -> SyncReport:
+    return await sync_with_peer(local_of(one), InProcessPeer(two), one.interest, **options)
+
+
+async def load(node: Node, content: dict[Any, int], hints: dict[int, list[bytes]]) -> None:
+    """Messages by (channel, number); the variant number makes different ones under one ID."""
+    messages = [
+        message(number, channel, content=b"%d" % variant)
+        for (channel, number), variant in content.items()
+    ]
+    await publish(node, messages, {f"m{n}": tuple(found) for n, found in hints.items()})
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=False
+)
+@given(contents, contents, hints, hints, interests, interests)
+def test_both_hold_what_either_held_within_the_mutual_interest(
+    left: dict[Any, int],
+    right: dict[Any, int],
+    left_hints: dict[int, list[bytes]],
+    right_hints: dict[int, list[bytes]],
+    left_interest: dict[str, Any],
+    right_interest: dict[str, Any],
+) -> None:
+    async def scenario(folder: Path) -> None:
+        async with open_nodes(folder, left_interest, right_interest) as (one, two):
+            await load(one, left, left_hints)
+            await load(two, right, right_hints)
+            before = (await holdings(one), await holdings(two))
+            report = await sync(one, two)
+            assert report.outcome is SyncOutcome.IN_SYNC, report
+            mutual = one.interest.intersect(two.interest)
+            for node, held in zip((one, two), before, strict=True):
+                wanted = {k: v for k, v in held.items() if not mutual.matches(k[0])}
+                for side in before:
+                    for key, its_hints in side.items():
+                        if mutual.matches(key[0]):
+                            wanted[key] = wanted.get(key, frozenset()) | its_hints
+                assert await holdings(node) == wanted
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(scenario(Path(folder)))
+
+
+def test_a_second_sync_finds_nothing_and_costs_one_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, [message(n) for n in range(60)])
+            await publish(two, [message(n) for n in range(40, 100)])
+            memory = PeerMemory()
+            first = await sync(one, two, memory=memory)
+            assert (first.entries_received, first.entries_sent) == (40, 40)
+            assert (first.missing_here, first.missing_there) == (40, 40)
+            second = await sync(one, two, memory=memory)
+            assert second.outcome is SyncOutcome.IN_SYNC
+            assert (second.requests, second.rounds) == (1, 1)
+            assert (second.missing_here, second.missing_there, second.entries_received) == (0, 0, 0)
+
+    run(scenario())
+
+
+def test_a_dry_run_counts_and_moves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, [message(n) for n in range(30)])
+            await publish(two, [message(n) for n in range(20, 60)])
+            before = (await holdings(one), await holdings(two))
+            report = await sync(one, two, dry_run=True)
+            assert report.outcome is SyncOutcome.DIFFERENT
+            assert (report.missing_here, report.missing_there) == (30, 20)
+            assert (await holdings(one), await holdings(two)) == before
+
+    run(scenario())
+
+
+def test_a_hint_that_only_the_peer_knows_arrives_without_its_message_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, [message(1)])
+            await publish(two, [message(1)], {"m1": (b"theirs",)})
+            await publish(one, [message(2)], {"m2": (b"ours",)})
+            await publish(two, [message(2)])
+            report = await sync(one, two)
+            assert (report.claims_received, report.claims_sent) == (1, 1)
+            assert (report.entries_received, report.entries_sent) == (0, 0)
+            for node in (one, two):
+                assert [
+                    e.message_id for e in (await node.store.hint(b"theirs", None, 9)).entries
+                ] == ["m1"]
+                assert [
+                    e.message_id for e in (await node.store.hint(b"ours", None, 9)).entries
+                ] == ["m2"]
+
+    run(scenario())
+
+
+def test_hints_of_histories_lead_to_the_same_messages_on_both_sides(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            told = message(2, causal_history=(HistoryEntry("m1", b"a hint", ""),))
+            await publish(one, [message(1), told])
+            await sync(two, one)
+            for node in (one, two):
+                page = await node.store.hint(b"a hint", None, 9)
+                assert [entry.message_id for entry in page.entries] == ["m1"]
+
+    run(scenario())
+
+
+def test_interests_that_do_not_meet_are_in_sync_without_a_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {"channels": ["a"]}, {"channels": ["b"]}) as (one, two):
+            await publish(two, [message(1, "a"), message(2, "b")])
+            report = await sync(one, two)
+            assert report.outcome is SyncOutcome.IN_SYNC
+            assert (report.requests, await holdings(one)) == (0, {})
+
+    run(scenario())
+
+
+def test_what_local_policy_refuses_is_fetched_once_and_not_again(tmp_path: Path) -> None:
+    strict = replace(DEFAULT_LIMITS, frame_bytes_max=2_000)
+
+    async def scenario() -> None:
+        async with (
+            open_nodes(tmp_path / "a", {}, limits=strict) as (one,),
+            open_nodes(tmp_path / "b", {}) as (two,),
+        ):
+            big = message(5, content=bytes(5_000))
+            await publish(two, [big, *(message(n) for n in range(10, 30))])
+            memory = PeerMemory()
+            first = await sync(one, two, memory=memory)
+            assert (first.entries_received, first.entries_refused) == (20, 1)
+            assert first.outcome is SyncOutcome.IN_SYNC
+            again = await sync(one, two, memory=memory)
+            assert (again.entries_received, again.entries_refused) == (0, 0)
+            assert again.bytes_down < 5_000
+
+    run(scenario())
+
+
+def test_what_the_peer_refuses_is_sent_once_and_not_again(tmp_path: Path) -> None:
+    strict = replace(DEFAULT_LIMITS, frame_bytes_max=2_000)
+
+    async def scenario() -> None:
+        async with (
+            open_nodes(tmp_path / "a", {}, limits=strict) as (one,),
+            open_nodes(tmp_path / "b", {}) as (two,),
+        ):
+            await publish(two, [message(5, content=bytes(5_000)), message(6)])
+            memory = PeerMemory()
+            first = await sync(two, one, memory=memory)
+            assert (first.entries_sent, first.entries_refused) == (1, 1)
+            again = await sync(two, one, memory=memory)
+            assert (again.entries_sent, again.entries_refused) == (0, 0)
+            assert again.bytes_up < 5_000
+
+    run(scenario())
+
+
+def test_content_moves_in_bounded_messages(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(two, [message(n, content=bytes([n]) * 300_000) for n in range(20)])
+            await publish(one, [message(n, content=bytes([n]) * 300_000) for n in range(20, 40)])
+            peer = InProcessPeer(two)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert (report.entries_received, report.entries_sent) == (20, 20)
+            assert max(request.ByteSize() for request in peer.requests) < 2_500_000
+            assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_progress_grows_to_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, [message(n) for n in range(700)])
+            await publish(two, [message(n) for n in range(300, 1000)])
+            progress, seen = Progress(), []
+            report = await sync(
+                one,
+                two,
+                progress=progress,
+                changed=lambda: seen.append((progress.in_sync_percent, list(progress.segments))),
+            )
+            assert seen[-1] == (100.0, [(SegmentState.IN_SYNC, 1.0)])
+            assert [percent for percent, _ in seen] == sorted(percent for percent, _ in seen)
+            for _, segments in seen:
+                assert abs(sum(share for _, share in segments) - 1) < 1e-6
+            assert progress.entries_received == report.entries_received == 300
+
+    run(scenario())

@@ -1,0 +1,119 @@
+"""Stores that sync inside one process, honest ones and others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.ingest.door import Door, Publication
+from app.limits import DEFAULT_LIMITS, Limits
+from app.node import Node
+from app.rangeindex import NodeIndex
+from app.settings import Settings
+from app.store.store import Store
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Dialect, Message
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+
+Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
+
+
+@dataclass(slots=True)
+class Local:
+    """What a session sees of a node."""
+
+    store: Store
+    door: Door
+    index: NodeIndex
+    limits: Limits
+
+
+def local_of(node: Node) -> Local:
+    """The initiating side of a node."""
+    return Local(node.store, node.door, node.index, node.limits)
+
+
+class InProcessPeer:
+    """A transport straight into another node; `mangle` may change what it answers."""
+
+    def __init__(self, node: Node, mangle: Mangle | None = None) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.requests: list[ReconRequest] = []
+        self._node = node
+        self._mangle = mangle
+
+    async def interest(self) -> bytes:
+        """What the node wants."""
+        return self._node.interest.encode()
+
+    async def recon(self, request: bytes) -> bytes:
+        """One call."""
+        self.bytes_up += len(request)
+        parsed = ReconRequest.FromString(request)
+        self.requests.append(parsed)
+        response = await self._node.recon.answer(
+            request, "test", self._node.limits.recon_reply_bytes_max
+        )
+        if self._mangle:
+            response = self._mangle(parsed, response)
+        raw = response.SerializeToString()
+        self.bytes_down += len(raw)
+        return raw
+
+
+@asynccontextmanager
+async def open_nodes(
+    folder: Path, *settings: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS
+) -> AsyncIterator[list[Node]]:
+    """One node for each set of settings."""
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for number, each in enumerate(settings):
+            own = Settings(data_dir=folder / str(number), **each)
+            nodes.append(await stack.enter_async_context(Node.open(own, limits)))
+        yield nodes
+
+
+async def publish(
+    node: Node, messages: Iterable[Message], hints: Mapping[str, tuple[bytes, ...]] = {}
+) -> None:
+    """Publish messages with the hints of their IDs; all must be taken."""
+    items = [
+        Publication(encode(each, Dialect.V2), hints.get(each.message_id, ())) for each in messages
+    ]
+    for outcome in await node.door.publish_many(items):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def message(number: int, channel_id: str = "c", **parts: Any) -> Message:
+    """A content message that its number tells apart."""
+    made = Message(
+        message_id=f"m{number}",
+        channel_id=channel_id,
+        lamport_timestamp=number,
+        content=b"content %d" % number,
+    )
+    return replace(made, **parts)
+
+
+async def holdings(node: Node) -> dict[tuple[str, str, bytes], frozenset[bytes]]:
+    """(channel, ID, digest) of everything a node has, with the published hints of each."""
+    page = await node.store.feed(0, 100_000, 1 << 40)
+    claims = await node.store.hints_of([entry.digest for entry in page.entries])
+    return {
+        (entry.channel_id, entry.message_id, entry.digest): frozenset(
+            claim.hint for claim in claims.get(entry.digest, ())
+        )
+        for entry in page.entries
+    }
+
+
+def run(scenario: Any) -> Any:
+    """Run a coroutine, for at most a minute."""
+    return asyncio.run(asyncio.wait_for(scenario, 60))
