@@ -25,6 +25,7 @@ from recon.session import SessionKey
 from recon.store import Columns, ElementStore, Snapshot
 from recon.view import View
 
+TIES_WALKED_MAX = 16  # elements of one order compared one by one; more are searched
 PENDING_MAX = 256  # elements that wait unsorted; a run of fewer costs more than it saves
 
 
@@ -99,10 +100,16 @@ class RangeIndex:
         wanted = np.uint64(order)
         for run in self.state.runs:
             place = int(run.orders.searchsorted(wanted))
-            if place < len(run) and run.orders[place] == wanted:
+            if place == len(run) or run.orders[place] != wanted:
+                continue
+            ties = run.orders[place : place + TIES_WALKED_MAX].tolist().count(order)
+            if ties == TIES_WALKED_MAX:
                 raw = np.frombuffer(element_id, dtype=np.uint8).reshape(1, ID_BYTES)
                 if self._stored(run, np.array([wanted]), raw, heads_of(raw))[0]:
                     return True
+            rows = run.rows_between(place, place + ties).tolist()
+            if any(self.state.snapshot.id_bytes(row) == element_id for row in rows):
+                return True
         return False
 
     def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
@@ -125,7 +132,7 @@ class RangeIndex:
         snapshot = self._store.snapshot
         places = run.lower_bounds(snapshot, orders, heads)
         found = np.zeros(len(orders), dtype=bool)
-        candidates = np.flatnonzero(places < len(run))
+        candidates = np.flatnonzero(run.holds_order(places, orders))
         while len(candidates):
             at = places[candidates]
             stored = snapshot.take(run.rows_at(at))

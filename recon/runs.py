@@ -53,10 +53,18 @@ class Run:
     def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
         """First place at or above each bound (order, head); the highest bound stands after all."""
         left = np.searchsorted(self.orders, orders, side="left")
-        inside = np.flatnonzero(heads)
+        inside = np.flatnonzero((heads != 0) & self.holds_order(left, orders))
         if len(inside):
             left[inside] = self._within_ties(snapshot, orders[inside], heads[inside], left[inside])
         return left
+
+    def holds_order(self, places: I64, orders: U64) -> Mask:
+        """Whether the element at each place has just that order; False past the end."""
+        if not len(self):
+            return np.zeros(len(places), bool)
+        inside = places < len(self)
+        inside &= self.orders[np.minimum(places, len(self) - 1)] == orders
+        return inside
 
     def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
         high = np.searchsorted(self.orders, orders, side="right")

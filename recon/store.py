@@ -75,6 +75,12 @@ class Snapshot:
             return self.base.ids[rows]
         return self.take(rows).ids
 
+    def id_bytes(self, row: int) -> bytes:
+        """The id of one row."""
+        split = len(self.base)
+        raw: bytes = (self.base.ids[row] if row < split else self.tail.ids[row - split]).tobytes()
+        return raw
+
     def slice(self, start: int, stop: int) -> Columns:
         """Rows `start` to `stop` in order of arrival."""
         split = len(self.base)

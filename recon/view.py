@@ -18,6 +18,7 @@ from recon.hashing import (
     names_of,
     names_of_short_ids,
     short_ids_of,
+    summary_hash,
     summary_hashes,
 )
 from recon.ranges import END, START, OrderWindow, Range, RangeColumns
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from recon.index import IndexState, RangeIndex
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
+_WORD = (1 << 64) - 1
 TAIL_MAX = 128  # new elements that wait unsorted; more become a run
 WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
 
@@ -61,6 +63,7 @@ class View:
         self._window = window
         self._tail = np.empty((4, TAIL_MAX), dtype=np.uint64)  # orders, rows, low, high
         self._tail_count = 0
+        self._tail_sums = 0, 0
         state = index.state
         self._snapshot = state.snapshot
         self._seen = state.sorted_count
@@ -156,11 +159,14 @@ class View:
         tail[0], tail[1] = orders, rows
         self._hasher.hash_into(orders, ids, tail[2], tail[3])
         self._tail_count = stop
+        low, high = self._tail_sums
+        self._tail_sums = low + sum(tail[2].tolist()), high + sum(tail[3].tolist())
 
     def _settle_tail(self) -> None:
         count, self._tail_count = self._tail_count, 0
         if not count:
             return
+        self._tail_sums = 0, 0
         orders, low, high = (self._tail[lane, :count] for lane in (0, 2, 3))
         rows = self._tail[1, :count].astype(np.uint32)
         sequence = element_sequence(orders, heads_of(self._snapshot.ids_of(rows)))
@@ -273,13 +279,12 @@ class View:
         return hashes[0].tobytes(), int(counts[0])
 
     def _summary_of_all(self) -> tuple[bytes, int]:
-        tail = self._tail[:, : self._tail_count]
-        low, high = tail[2].sum(keepdims=True), tail[3].sum(keepdims=True)
+        low, high = self._tail_sums
         for run in self._runs:
-            low += run.low[-1:]
-            high += run.high[-1:]
+            low += int(run.low[-1])
+            high += int(run.high[-1])
         count = len(self)
-        return summary_hashes(low, high, np.array([count])).tobytes(), count
+        return summary_hash(low & _WORD, high & _WORD, count), count
 
     def short_ids(self, orders: U64, ids: U8) -> U8:
         """Short ids u8[n, 6] of any elements under this view's key."""
