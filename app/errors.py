@@ -151,3 +151,7 @@ class Problem(Exception):
             "code": str(self.code),
             **self.extra,
         }
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or not valid; the text names the setting and its layer."""

@@ -15,13 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from app.errors import SettingsError
+
 ENVIRONMENT_PREFIX = "SDSTORE_"
 # What the test suite and the benchmarks read; never a setting of the node.
 FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_")
-
-
-class SettingsError(ValueError):
-    """A setting that is unknown or not valid; the text names the setting and its layer."""
 
 
 def _split_commas(value: object) -> object:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-from sqlalchemy.engine import make_url
+from typing import TYPE_CHECKING
 
 from app.cli.exits import CliError, Exit
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings, load_settings
 from app.store.faults import StoreError as DatabaseError
-from app.store.store import Store
+
+if TYPE_CHECKING:
+    from app.store.store import Store
+
+SQLITE_PREFIX = "sqlite:///"
 
 
 def database_settings(database: str | None, data_dir: Path | None, config: Path | None) -> Settings:
@@ -33,6 +36,8 @@ async def existing_store(settings: Settings) -> AsyncIterator[Store]:
 
 async def open_store(settings: Settings) -> Store:
     """The store these settings name, made where there is none."""
+    from app.store.store import Store  # noqa: PLC0415 - half a second of imports
+
     try:
         return await Store.open(settings.database_url, DEFAULT_LIMITS)
     except DatabaseError as error:
@@ -41,6 +46,6 @@ async def open_store(settings: Settings) -> Store:
 
 def require_database(database_url: str) -> None:
     """Raises CliError where a SQLite URL names no file."""
-    url = make_url(database_url)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
-        raise CliError(Exit.NO, "not_found", f"there is no database {url.database}")
+    path = database_url.removeprefix(SQLITE_PREFIX)
+    if path != database_url and not Path(path).is_file():
+        raise CliError(Exit.NO, "not_found", f"there is no database {path}")

@@ -19,8 +19,7 @@ from typer.exceptions import TyperException
 
 from app.cli.exits import CliError, Exit, exit_of
 from app.cli.output import print_error
-from app.errors import Problem
-from app.settings import SettingsError
+from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
 
 PLUGIN_GROUP = "sdstore.verbs"
@@ -34,8 +33,8 @@ MODULES = {
     "channels": "app.cli.read",
     "sync": "app.cli.sync",
     "check": "app.cli.store",
-    "demo": "app.cli.about",
-    "openapi": "app.cli.about",
+    "demo": "app.cli.demo",
+    "openapi": "app.cli.openapi",
     "version": "app.cli.about",
 }
 

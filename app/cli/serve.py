@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.exits import CliError, Exit
 from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import print_json, stdout, table
-from app.cli.server import bind, run_node, url_of
 from app.limits import limits_table
-from app.node import Node
 from app.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from app.node import Node
 
 verbs = typer.Typer()
 
@@ -89,6 +90,8 @@ def _refuse_exposure(settings: Settings) -> None:
 
 
 def _run(settings: Settings, as_json: bool) -> int:
+    from app.cli.server import bind, run_node, url_of  # noqa: PLC0415 - a second of imports
+
     listener = bind(settings)
     url = url_of(listener)
 

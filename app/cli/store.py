@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.audit import Findings, audit
 from app.cli.database import database_settings, existing_store
 from app.cli.exits import Exit
 from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.cli.audit import Findings
 
 verbs = typer.Typer()
 
@@ -46,6 +48,8 @@ def check(
 
 
 async def _check(settings: Settings, *, deep: bool) -> Findings:
+    from app.cli.audit import audit  # noqa: PLC0415 - half a second of imports
+
     async with existing_store(settings) as store:
         with progress_bar() as bar:
             total, _ = await store.watermark()
