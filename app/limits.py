@@ -86,7 +86,7 @@ class Limits:
 
     # --- ingest ------------------------------------------------------------------------------
     group_items_max: int = _bound(
-        4_096, "messages", "beyond it a larger transaction no longer gains speed"
+        8_192, "messages", "larger groups touch each index page less often; this one takes 0.4 s"
     )
     group_bytes_max: int = _bound(16 * MIB, "bytes of frames", "memory of one transaction")
     ingest_queue_items_max: int = _bound(

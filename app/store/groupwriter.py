@@ -182,8 +182,10 @@ class GroupWriter:
         if not digests:
             return
         statements = self._statements
+        known = {row[0] for row in transaction.among(statements.refused, digests)}
+        new = [digest for digest in dict.fromkeys(digests) if digest not in known]
         last = int(transaction.rows(statements.last_refused)[0][0])
-        rows = [(last + number, digest) for number, digest in enumerate(digests, 1)]
+        rows = [(last + number, digest) for number, digest in enumerate(new, 1)]
         transaction.many(statements.insert_refused, rows)
         until = last + len(rows) - self._limits.refused_digests_max
         transaction.execute(statements.forget_refused, until=until)

@@ -93,24 +93,24 @@ class ReferenceWriter:
     def _write_history_claims(
         self, transaction: Transaction, group: Group, unsettled: Iterable[Reference]
     ) -> None:
-        hints: dict[Name, list[bytes]] = {}
-        for channel_no, message_id, hint in unsettled:
-            if hint:
-                hints.setdefault((channel_no, message_id), []).append(hint)
-        names = list(hints)
-        keys = [self._keys.of_text(message_id) for _, message_id in names]
-        held: list[list[bytes]] = [[] for _ in names]
-        asked = [(key, *name) for key, name in zip(keys, names, strict=True)]
+        told = [reference for reference in unsettled if reference[2]]
+        names = list(dict.fromkeys((channel_no, message_id) for channel_no, message_id, _ in told))
+        keys = {name: self._keys.of_text(name[1]) for name in names}
+        held: dict[Name, set[bytes]] = {name: set() for name in names}
+        asked = [(keys[name], *name) for name in names]
         for number, hint in transaction.each(self._statements.history_hints, asked):
-            held[number].append(hint)
+            held[names[number]].add(hint)
         rows: list[Row] = []
-        for (channel_no, message_id), key, known in zip(names, keys, held, strict=True):
-            room = self._limits.hint_claims_per_entry_max - len(known)
-            new = [hint for hint in hints[channel_no, message_id] if hint not in known]
-            for hint in new[: max(room, 0)]:
-                group.last_history_no += 1
-                hint_key = self._keys.of_bytes(hint)
-                rows.append((group.last_history_no, hint_key, key, channel_no, message_id, hint))
+        # In the order they were told: claims on one hint are listed in the order of their numbers.
+        for channel_no, message_id, hint in told:
+            known = held[channel_no, message_id]
+            if hint in known or len(known) >= self._limits.hint_claims_per_entry_max:
+                continue
+            known.add(hint)
+            group.last_history_no += 1
+            key = keys[channel_no, message_id]
+            hint_key = self._keys.of_bytes(hint)
+            rows.append((group.last_history_no, hint_key, key, channel_no, message_id, hint))
         transaction.many(self._statements.insert_history, rows)
 
     def _write_met(self, transaction: Transaction, met: Sequence[MetId]) -> None:

@@ -81,9 +81,7 @@ class ReadStatements:
         self._compile_channels()
         self._compile_claims(limits)
         self._compile_elements()
-        self.refused = sql.among(
-            refused_digests.c.digest, lambda among: select(refused_digests.c.digest).where(among)
-        )
+        self.refused = refused_among(sql)
 
     def _compile_entries(self) -> None:
         sql = self._sql
@@ -259,6 +257,12 @@ def claims_by_seq(sql: SqlDialect) -> ManyQuery:
     claims = published_claims
     found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
     return sql.among(claims.c.seq, found.where)
+
+
+def refused_among(sql: SqlDialect) -> ManyQuery:
+    """Which of many digests are refused here."""
+    refused = refused_digests.c.digest
+    return sql.among(refused, select(refused).where)
 
 
 def _history_of(key: Keyed) -> Select[Any]:

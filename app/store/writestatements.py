@@ -20,7 +20,14 @@ from app.store.schema import (
     refused_digests,
 )
 from app.store.sql import SqlDialect
-from app.store.statements import claims_by_seq, constant, highest, history_hints, with_id
+from app.store.statements import (
+    claims_by_seq,
+    constant,
+    highest,
+    history_hints,
+    refused_among,
+    with_id,
+)
 
 
 class WriteStatements:
@@ -86,7 +93,8 @@ class WriteStatements:
             delete(met_ids).where(met_ids.c.met_no <= bindparam("until", type_=BigInteger()))
         )
         self.last_refused = sql.query(select(highest(refused_digests.c.refused_no)))
-        self.insert_refused = sql.insert(refused_digests, or_ignore=True)
+        self.refused = refused_among(sql)
+        self.insert_refused = sql.insert(refused_digests)
         self.forget_refused = sql.query(
             delete(refused_digests).where(
                 refused_digests.c.refused_no <= bindparam("until", type_=BigInteger())

@@ -1,0 +1,181 @@
+"""What a reader may cost, and what happens at the ends of what is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from app.limits import Limits
+from app.store.keys import Keys
+from app.store.records import MetId, Position
+from sdstore.sds.model import HistoryEntry
+from tests.support.publications import content_frame
+from tests.support.stores import Stores, entry_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_reply_is_cut_at_its_bound_in_bytes_but_never_empty(stores: Stores) -> None:
+    frames = [content_frame(number, content=bytes(1000)) for number in range(1, 6)]
+    size = len(frames[0])
+    async with stores.open() as store:
+        store.write_group([entry_of(frame) for frame in frames])
+        for bytes_max, count in ((1, 1), (2 * size, 2), (2 * size + 1, 2), (5 * size, 5)):
+            page = await store.page("channel", limit=10, bytes_max=bytes_max)
+            assert len(page.entries) == count
+            assert (page.next is None) == (count == 5)
+            assert len((await store.feed(0, 10, bytes_max)).entries) == count
+
+
+async def test_a_look_up_that_is_full_names_what_it_did_not_examine(stores: Stores) -> None:
+    frames = [content_frame(number, content=bytes(1000)) for number in range(1000, 1600)]
+    ids = [f"message-{number:06}" for number in range(1000, 1600)]
+    async with stores.open() as store:
+        store.write_group([entry_of(frame) for frame in frames])
+        result = await store.lookup(
+            ["missing", *ids], [], None, presence_only=False, bytes_max=300 * len(frames[0])
+        )
+    assert [key for key, _ in result.found] == ids[:300]
+    assert result.missing == ["missing"]
+    assert result.not_examined == ids[300:]
+
+
+async def test_an_id_in_many_channels_is_found_in_each_and_listed_up_to_a_bound(
+    stores: Stores,
+) -> None:
+    limits = Limits(variants_listed_max=10)
+    async with stores.open(limits) as store:
+        store.write_group(
+            [
+                entry_of(content_frame(n, channel_id=f"channel {n}", message_id="ok"))
+                for n in range(200)
+            ]
+        )
+        for number in (0, 7, 199):
+            found = await store.find("ok", f"channel {number}")
+            assert found is not None
+            assert found.entry.lamport_timestamp == number
+            assert found.variants_count == 1
+        everywhere = await store.find("ok", None)
+    assert everywhere is not None
+    assert everywhere.entry.channel_id == "channel 0"
+    assert everywhere.variants_count == 10
+
+
+async def test_a_verifying_variant_that_comes_late_is_served_first(stores: Stores) -> None:
+    content = b"what the ID names"
+    verifying = hashlib.sha256(content).hexdigest()
+    async with stores.open() as store:
+        store.write_group([entry_of(content_frame(1, message_id=verifying, content=b"forged"))])
+        forged = await store.find(verifying, None)
+        store.write_group([entry_of(content_frame(2, message_id=verifying, content=content))])
+        store.write_group([entry_of(content_frame(3, message_id=verifying, content=content))])
+        found = await store.find(verifying, "channel")
+    assert forged is not None
+    assert found is not None
+    assert forged.entry.lamport_timestamp == 1
+    assert found.entry.lamport_timestamp == 2
+    assert found.variants_count == 3
+
+
+async def test_hint_spam_is_examined_in_bounded_steps_and_the_honest_claim_is_found(
+    stores: Stores,
+) -> None:
+    limits = Limits(hint_candidates_max=20)
+    hint = bytes(32)
+    async with stores.open(limits) as store:
+        spam = [content_frame(n, channel_id="spam") for n in range(100)]
+        store.write_group([entry_of(frame, hint) for frame in spam])
+        store.write_group([entry_of(content_frame(1000, channel_id="honest"), hint)])
+        entries, pages, after = [], 0, None
+        while True:
+            page = await store.hint(hint, "honest", 10, after)
+            entries += page.entries
+            pages += 1
+            if page.next is None:
+                break
+            after = page.next
+    assert [entry.lamport_timestamp for entry in entries] == [1000]
+    assert pages == 6
+
+
+async def test_history_spam_on_one_hint_is_read_to_its_end_in_bounded_steps(
+    stores: Stores,
+) -> None:
+    limits = Limits(hint_candidates_max=10)
+    hint = b"wanted"
+    async with stores.open(limits) as store:
+        for start in range(0, 40, 4):
+            told = tuple(HistoryEntry(f"nothing {n}", hint) for n in range(start, start + 4))
+            store.write_group([entry_of(content_frame(start, history=told))])
+        told = (HistoryEntry("message-000500", hint),)
+        store.write_group([entry_of(content_frame(499, history=told))])
+        store.write_group([entry_of(content_frame(500))])
+        found: list[str] = []
+        after: Position | None = None
+        for _ in range(10):
+            page = await store.hint(hint, None, 5, after)
+            found += [entry.message_id for entry in page.entries]
+            after = page.next
+            if after is None:
+                break
+    assert found == ["message-000500"]
+    assert after is None
+
+
+async def test_met_ids_are_forgotten_in_the_order_they_were_met(stores: Stores) -> None:
+    async with stores.open(Limits(met_ids_max=3)) as store:
+        store.write_group([], [MetId("channel", f"sync {n}") for n in range(5)])
+        told = tuple(HistoryEntry(f"sync {n}") for n in range(5))
+        store.write_group([entry_of(content_frame(1, history=told))])
+        gaps = await store.gaps("channel", None, 10)
+    assert [gap.message_id for gap in gaps.gaps] == ["sync 0", "sync 1"]
+
+
+async def test_a_gap_ends_when_its_message_or_its_sync_message_comes(stores: Stores) -> None:
+    told = (HistoryEntry("message-000001"), HistoryEntry("sync"), HistoryEntry("never", b"h"))
+    async with stores.open() as store:
+        store.write_group([entry_of(content_frame(9, history=told))])
+        first = await store.gaps("channel", None, 2)
+        second = await store.gaps("channel", first.next, 2)
+        store.write_group([entry_of(content_frame(1))], [MetId("channel", "sync")])
+        after = await store.gaps("channel", None, 10)
+    assert [gap.message_id for gap in (*first.gaps, *second.gaps)] == [
+        "message-000001",
+        "never",
+        "sync",
+    ]
+    assert second.next is None
+    assert [(gap.message_id, gap.hints) for gap in after.gaps] == [("never", (b"h",))]
+
+
+async def test_refused_digests_are_remembered_up_to_a_bound(stores: Stores) -> None:
+    digests = [bytes([number]) * 32 for number in range(6)]
+    async with stores.open(Limits(refused_digests_max=4)) as store:
+        store.write_group([], [], digests[:3])
+        store.write_group([], [], digests[2:])
+        assert await store.refused([*digests, bytes(31) + b"x"]) == set(digests[2:])
+
+
+async def test_channels_are_listed_by_prefix_and_by_bytes(stores: Stores) -> None:
+    names = ["a", "a/1", "a/2", "b", "Z", "é", "\U0001f600", "\uffff", ""]
+    async with stores.open() as store:
+        store.write_group(
+            [entry_of(content_frame(n, channel_id=name)) for n, name in enumerate(names)]
+        )
+        everything = [channel.channel_id for channel in await store.channels(None, 100)]
+        below = [channel.channel_id for channel in await store.channels(None, 100, "a/")]
+        second = [channel.channel_id for channel in await store.channels("a/1", 100, "a/")]
+        rest = [channel.channel_id for channel in await store.channels("b", 2)]
+    assert everything == sorted(names, key=str.encode)
+    assert below == ["a/1", "a/2"]
+    assert second == ["a/2"]
+    assert rest == ["é", "\uffff"]
+
+
+def test_keys_are_signed_64_bit_and_differ_between_databases() -> None:
+    keys = [Keys(bytes([secret]) * 16).of_text("message") for secret in range(100)]
+    assert len(set(keys)) == 100
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+    assert min(keys) < 0 < max(keys)

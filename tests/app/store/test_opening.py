@@ -1,0 +1,133 @@
+"""Opening: schemas old and new, one writer, what a database is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+
+import app.store.migrate
+from app.errors import Code, Problem
+from app.limits import DEFAULT_LIMITS
+from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
+from app.store.schema import SCHEMA_REVISION, metadata
+from app.store.store import Store
+from tests.support.publications import content_frame
+from tests.support.stores import Stores, entry_of
+
+pytestmark = pytest.mark.anyio
+
+LOCK_AND_WAIT = """
+import asyncio, sys
+from app.limits import DEFAULT_LIMITS
+from app.store.store import Store
+async def main():
+    store = await Store.open(sys.argv[1], DEFAULT_LIMITS)
+    store.begin_writing()
+    print("writing", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+
+
+async def test_a_new_database_is_made_in_a_new_folder(tmp_path: Path) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path}/new/store.db", DEFAULT_LIMITS)
+    assert await store.watermark() == (0, 0)
+    await store.close()
+
+
+async def test_a_database_keeps_its_name_and_its_entries(stores: Stores) -> None:
+    url = stores.new_url()
+    first = await Store.open(url, DEFAULT_LIMITS)
+    first.begin_writing()
+    first.write_group([entry_of(content_frame(1))])
+    name = first.database_id
+    await first.close()
+    again = await Store.open(url, DEFAULT_LIMITS)
+    assert again.database_id == name
+    assert await again.find("message-000001", "channel") is not None
+    await again.close()
+
+
+async def test_two_databases_have_two_names(tmp_path: Path) -> None:
+    names = set()
+    for name in ("a", "b"):
+        store = await Store.open(f"sqlite:///{tmp_path}/{name}.db", DEFAULT_LIMITS)
+        names.add(store.database_id)
+        await store.close()
+    assert len(names) == 2
+
+
+async def test_a_schema_from_the_future_is_refused_and_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    await (await Store.open(url, DEFAULT_LIMITS)).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaTooNewError, match="9999"):
+        await Store.open(url, DEFAULT_LIMITS)
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    engine.dispose()
+    assert found == "9999"
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "sqlite://", "nonsense"])
+async def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(UnsupportedDatabaseError):
+        await Store.open(url, DEFAULT_LIMITS)
+
+
+async def test_a_second_writer_of_one_file_is_refused_while_readers_are_not(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    await (await Store.open(url, DEFAULT_LIMITS)).close()
+    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop
+        [sys.executable, "-c", LOCK_AND_WAIT, url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        store = await Store.open(url, DEFAULT_LIMITS)
+        assert await store.watermark() == (0, 0)
+        with pytest.raises(StoreBusyError, match="another process"):
+            store.begin_writing()
+        with pytest.raises(Problem) as refused:
+            store.write_group([entry_of(content_frame(1))])
+        assert refused.value.code is Code.STORE_UNAVAILABLE
+        other.kill()
+        other.wait()
+        # The lock dies with its process.
+        store.begin_writing()
+        assert store.write_group([entry_of(content_frame(1))])[0].is_new
+        await store.close()
+
+
+def test_the_migrations_make_the_tables_that_the_code_describes(tmp_path: Path) -> None:
+    migrated, described = (create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in "ab")
+    app.store.migrate.migrate(str(migrated.url))
+    metadata.create_all(described)
+    statements = []
+    for engine in (migrated, described):
+        with engine.connect() as connection:
+            found = connection.execute(
+                text("SELECT sql FROM sqlite_master WHERE tbl_name != 'alembic_version'")
+            ).scalars()
+            statements.append(sorted(filter(None, found)))
+        engine.dispose()
+    assert statements[0] == statements[1]
+
+
+def test_the_code_expects_the_last_migration() -> None:
+    config = Config()
+    folder = Path(app.store.migrate.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
+    assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
