@@ -7,8 +7,9 @@ which carries what clients and proxies would rewrite in a path ("", ".", "..").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -56,8 +57,11 @@ class Match(NamedTuple):
 class _Candidate(NamedTuple):
     route: Route
     stats: RouteStats
-    # (position, expected bytes) of the fixed segments, (position, name) of the parameters.
-    literals: tuple[tuple[int, bytes], ...]
+    segments_count: int
+    # Picks the fixed segments of a path, which have to be `literals`.
+    pick: Callable[[list[bytes]], object]
+    literals: object
+    # Position and name of the parameters.
     params: tuple[tuple[int, str], ...]
     query_parameter: str | None
 
@@ -78,8 +82,8 @@ class RouteTable:
             candidates.sort(key=lambda found: (found.query_parameter is None, len(found.params)))
 
     def _add(self, candidate: _Candidate) -> None:
-        segment_count = len(candidate.literals) + len(candidate.params)
-        self._candidates.setdefault((candidate.route.method, segment_count), []).append(candidate)
+        key = candidate.route.method, candidate.segments_count
+        self._candidates.setdefault(key, []).append(candidate)
 
     def match(self, method: str, raw_path: bytes, query_string: bytes) -> Match:
         """The route of a request; `no_such_route`, `method_not_allowed`, `invalid_parameter`."""
@@ -101,7 +105,7 @@ class RouteTable:
         for candidate in self._candidates.get((method, len(segments)), ()):
             if candidate.query_parameter is not None and candidate.query_parameter not in query:
                 continue
-            if all(segments[position] == literal for position, literal in candidate.literals):
+            if candidate.pick(segments) == candidate.literals:
                 return candidate
         return None
 
@@ -127,14 +131,11 @@ class RouteTable:
 def _candidate(
     route: Route, stats: RouteStats, template: str, query_parameter: str | None
 ) -> _Candidate:
-    segments = list(enumerate(template.split("/")))
-    return _Candidate(
-        route,
-        stats,
-        tuple((at, segment.encode()) for at, segment in segments if not segment.startswith("{")),
-        tuple((at, segment[1:-1]) for at, segment in segments if segment.startswith("{")),
-        query_parameter,
-    )
+    segments = template.split("/")
+    params = [(at, each[1:-1]) for at, each in enumerate(segments) if each.startswith("{")]
+    pick = itemgetter(*sorted(set(range(len(segments))) - {at for at, _ in params}))
+    literals = pick([each.encode() for each in segments])
+    return _Candidate(route, stats, len(segments), pick, literals, tuple(params), query_parameter)
 
 
 def _names(template: str) -> list[str]:
