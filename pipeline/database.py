@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from app.store.frames import unpack
 from pipeline.columns import CLAIMS, ENTRY_KEYS, StoredRow, entries_batch
+from pipeline.errors import DatabaseError
 from pipeline.manifest import Watermark
 from pipeline.roots import DIGEST_BYTES
 from pipeline.scan import INT64_MAX, INT64_MIN, Interval, Scan
@@ -33,10 +34,6 @@ _BATCH_BYTES = 16 * 1024 * 1024
 _DIGEST_ROWS = 16_384
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
-
-
-class DatabaseError(ValueError):
-    """There is no store at the URL that this software can read."""
 
 
 def absolute_url(url: str) -> str:

@@ -19,6 +19,7 @@ from pipeline import manifest as manifests
 from pipeline.channels import write_channels
 from pipeline.database import open_database
 from pipeline.documents import write_documents
+from pipeline.errors import ParentMismatchError
 from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
 from pipeline.manifest import Manifest, Parent, Summary, Watermark
 from pipeline.progress import step
@@ -30,10 +31,6 @@ from sdstore.sds.codec import DECODER_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class ParentMismatchError(ValueError):
-    """The parent is a snapshot of another store or of other channels."""
 
 
 def export_snapshot(

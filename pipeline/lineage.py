@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import manifest as manifests
-from pipeline.manifest import Manifest, ManifestError
+from pipeline.errors import ManifestError
+from pipeline.manifest import Manifest
 
 _PRUNED = ".pruned"
 

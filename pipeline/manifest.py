@@ -14,16 +14,14 @@ from typing import Any, Self, TypeVar
 
 from blake3 import blake3
 
+from pipeline.errors import ManifestError
+
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 1
 MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # half a million ranges, far beyond 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
 _SEAL = ',\n "manifest_digest": "'
-
-
-class ManifestError(ValueError):
-    """The folder is not a snapshot, or its manifest is damaged or of an unknown version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +116,12 @@ class Manifest:
     bytes_written: int = 0  # table bytes that this export wrote; the rest is shared with the parent
     format: str = field(default=FORMAT)
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the files that hold entries and claims."""
+        entries = sum(each.file.bytes for each in self.entry_ranges)
+        return entries + sum(each.file.bytes for each in self.claim_ranges)
 
     def files(self) -> Iterable[FileRecord]:
         """Every file of the snapshot but the manifest itself."""

@@ -11,13 +11,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from pipeline.errors import PublishError
 from pipeline.manifest import FileRecord
 
 _LOCK_NAME = ".lock"
-
-
-class PublishError(OSError):
-    """The folder cannot be made: it is there already, or somebody else is making it."""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.entries import NewEntry
@@ -27,6 +28,7 @@ from app.store.store import Store
 from pipeline import manifest as manifests
 from pipeline.database import Database, open_database
 from pipeline.findings import Fault
+from pipeline.manifest import EntryRange
 from pipeline.progress import items
 from pipeline.snapshot import read_claims, read_entries
 
@@ -62,7 +64,7 @@ def restore_snapshot(
     """Bring the snapshot in folder `snapshot` into the store at `url`, making it if need be.
 
     Raises ManifestError, and the `StoreError`s of `app.store.faults` (a running node holds its
-    SQLite file). Verify the snapshot before: here a damaged row is refused, a damaged file raises.
+    SQLite file). Verify the snapshot before: here damaged rows are refused and counted.
     """
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
@@ -75,7 +77,7 @@ def restore_snapshot(
             sink = _Sink(store, writer, limits, restored)
             for each in items("Restore", manifest.entry_ranges):
                 with open_database(url) as database:
-                    for row in _rows_to_write(snapshot / each.file.path, database, hints, restored):
+                    for row in _rows_to_write(snapshot, each, database, hints, restored):
                         sink.take(row)
             sink.flush()
         finally:
@@ -110,10 +112,15 @@ class _Hints:
 
 
 def _rows_to_write(
-    path: Path, database: Database, hints: _Hints, restored: Restored
+    snapshot: Path, each: EntryRange, database: Database, hints: _Hints, restored: Restored
 ) -> Iterator[_Row]:
     """The rows of one file that bring the store something, in arrival order."""
-    table = pq.read_table(path, columns=["seq", "digest", "frame"], partitioning=None)
+    path = snapshot / each.file.path
+    try:
+        table = pq.read_table(path, columns=["seq", "digest", "frame"], partitioning=None)
+    except (pa.ArrowException, OSError):
+        restored.refused[Fault.UNREADABLE_ROWS] += each.count
+        return
     table = table.sort_by("seq")
     restored.rows_count += table.num_rows
     known = database.known_digests(table["digest"].to_pylist())

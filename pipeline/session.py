@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipeline.errors import SparkStartError
 from pipeline.java import java_home
 from pipeline.source import register
 
@@ -26,10 +27,6 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d %p %c{1}: %m%n%ex
 """
-
-
-class SparkStartError(RuntimeError):
-    """Spark did not start; the text ends with what it wrote."""
 
 
 @contextmanager

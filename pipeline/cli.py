@@ -1,0 +1,271 @@
+"""The verbs `sdstore snapshot …`. Spark is imported when a verb needs it, not before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.database import database_settings, require_database
+from app.cli.exits import CliError, Exit
+from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
+from app.cli.output import counted, human_bytes, print_error, print_json, stdout, table
+from app.store.faults import StoreError as StoreFault
+from pipeline.errors import (
+    DatabaseError,
+    ManifestError,
+    ParentMismatchError,
+    PipelineError,
+    PublishError,
+)
+from pipeline.lineage import list_snapshots, prune_snapshots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+verbs = typer.Typer()
+snapshot = typer.Typer(help="Snapshots of a store that prove themselves: Parquet and a manifest.")
+verbs.add_typer(snapshot, name="snapshot")
+
+_EXITS: dict[type[PipelineError], Exit] = {
+    ManifestError: Exit.NO,
+    DatabaseError: Exit.NO,
+    ParentMismatchError: Exit.USAGE,
+    PublishError: Exit.USAGE,
+}
+_URL = re.compile(r"(sqlite:///|postgresql://)")
+_ROWS_SHOWN = 100
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the snapshot.")]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark cluster; default: this machine."),
+]
+
+
+@snapshot.command()
+def export(
+    folder: Folder,
+    parent: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Snapshot to write the changes to.")
+    ] = None,
+    channel: ChannelIds = None,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a snapshot of the store as it is now; the node may be running."""
+    url = _existing_url(database, data_dir)
+    with _spark(master) as spark:
+        from pipeline.export import export_snapshot
+
+        made = export_snapshot(spark, url, folder, parent=parent, channel_ids=channel)
+    if as_json:
+        print_json({"folder": str(folder), **_summary(made)})
+    else:
+        share = f"{human_bytes(made.bytes_written)} of {human_bytes(made.table_bytes)} written"
+        _say(f"{folder}: {counted(made.entries.count, 'message', 'messages')}, {share}")
+        _say(f"root {made.entries.root}")
+    return Exit.DONE
+
+
+@snapshot.command()
+def verify(
+    folder: Folder,
+    node: Annotated[
+        str | None, typer.Option(metavar="URL", help="Compare with this live node as well.")
+    ] = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """Hash every row again, compute every root again, name what is damaged."""
+    with _spark(master) as spark:
+        from pipeline.verify import verify_snapshot
+
+        found = verify_snapshot(spark, folder, node)
+    if as_json:
+        findings = [asdict(each) for each in found.findings]
+        print_json({"sound": not findings, "rows": found.rows_count, "findings": findings})
+    else:
+        for each in found.findings:
+            print_error(str(each))
+        verdict = "damaged" if found.findings else "sound"
+        _say(f"{folder}: {verdict}, {counted(found.rows_count, 'row', 'rows')} checked")
+    return Exit.NO if found.findings else Exit.DONE
+
+
+@snapshot.command()
+def restore(
+    folder: Folder,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Bring in what is whole of a damaged snapshot.")
+    ] = False,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """Load a snapshot into a store; a restore that was stopped goes on where it was."""
+    url = database_settings(database, data_dir, None).database_url
+    with _spark(master) as spark:
+        from pipeline.restore import restore_snapshot
+        from pipeline.verify import verify_snapshot
+
+        if not unverified:
+            findings = verify_snapshot(spark, folder).findings
+            if findings:
+                raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
+        done = restore_snapshot(spark, folder, url)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        for code, count in done.refused.items():
+            print_error(f"{code}: {counted(count, 'row', 'rows')} refused")
+        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written to {url}")
+    return Exit.PARTIAL if done.refused else Exit.DONE
+
+
+@snapshot.command()
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="Snapshot, data folder, or URL.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="Snapshot, data folder, or URL.")],
+    limit: Annotated[int, typer.Option(min=0, help="Rows to list for each side.")] = _ROWS_SHOWN,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """What each of two sides lacks: by ranges, then rows."""
+    sides = _side(left), _side(right)
+    with _spark(master) as spark:
+        from pipeline.diff import diff as compare
+
+        found = compare(spark, *sides)
+        rows = {
+            name: {"count": only.count(), "rows": [_plain(row) for row in only.take(limit)]}
+            for name, only in (("left_only", found.left_only), ("right_only", found.right_only))
+        }
+    if as_json:
+        ranges = [asdict(each) for each in found.ranges]
+        print_json({"equal": not found.ranges, "ranges": ranges, **rows})
+    else:
+        _print_difference(left, right, rows, len(found.ranges))
+    return Exit.NO if found.ranges else Exit.DONE
+
+
+@snapshot.command()
+def report(
+    folder: Folder,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")],
+    master: Master = None,
+) -> int:
+    """Tables, pictures and one HTML page about a snapshot."""
+    with _spark(master) as spark:
+        from pipeline.report.build import write_report
+
+        write_report(spark, folder, out)
+    _say(f"{out / 'index.html'}")
+    return Exit.DONE
+
+
+@snapshot.command("list")
+def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> int:
+    """The snapshots in a folder, the oldest first, each with its parent."""
+    listed = list_snapshots(folder)
+    if as_json:
+        print_json(
+            [
+                {"folder": str(each.folder), "fault": each.fault}
+                | ({} if each.manifest is None else _summary(each.manifest))
+                for each in listed
+            ]
+        )
+        return Exit.DONE
+    rows = [
+        (each.folder.name, each.fault or "", "", "")
+        if (made := each.manifest) is None
+        else (
+            each.folder.name,
+            made.created_at,
+            f"{made.entries.count:,}",
+            made.parent.name if made.parent else "",
+        )
+        for each in listed
+    ]
+    stdout().print(table("snapshot", "made", "messages", "parent", rows=rows, right=("messages",)))
+    return Exit.DONE
+
+
+@snapshot.command()
+def prune(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest snapshots to keep.")],
+) -> int:
+    """Remove the oldest snapshots in a folder; the others stay whole."""
+    for each in prune_snapshots(folder, keep):
+        _say(f"removed {each}")
+    return Exit.DONE
+
+
+@contextmanager
+def _spark(master: str | None) -> Iterator[SparkSession]:
+    """A Spark session, and its faults as lines and exit codes."""
+    try:
+        from pyspark.errors import PySparkException
+
+        from pipeline.session import spark_session
+    except ImportError as error:
+        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
+        raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
+    try:
+        with spark_session(master) as spark:
+            yield spark
+    except PipelineError as error:
+        raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
+    except StoreFault as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
+    except PySparkException as error:
+        raise CliError(Exit.LOCAL_FAULT, "spark_failed", str(error)[:1_000]) from error
+
+
+def _existing_url(database: str | None, data_dir: Path | None) -> str:
+    url = database_settings(database, data_dir, None).database_url
+    require_database(url)
+    return url
+
+
+def _side(text: str) -> Path | str:
+    """A URL, the folder of a snapshot, or a node's data folder."""
+    if _URL.match(text):
+        return text
+    folder = Path(text)
+    return _existing_url(None, folder) if (folder / "sdstore.db").is_file() else folder
+
+
+def _summary(manifest: Any) -> dict[str, Any]:
+    document = asdict(manifest)
+    names = ("snapshot_id", "created_at", "parent", "watermark", "entries", "claims")
+    return {name: document[name] for name in (*names, "bytes_written")}
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return {**row.asDict(), "digest": bytes(row["digest"]).hex()}
+
+
+def _print_difference(left: str, right: str, rows: dict[str, Any], ranges_count: int) -> None:
+    if not ranges_count:
+        _say("equal")
+        return
+    _say(f"{counted(ranges_count, 'range differs', 'ranges differ')}")
+    for name, side in (("left_only", left), ("right_only", right)):
+        _say(f"only in {side}: {counted(rows[name]['count'], 'message', 'messages')}")
+        for row in rows[name]["rows"]:
+            _say(f"  {row['digest']}  {row['channel_id']!r}  {row['message_id']!r}")
+
+
+def _say(text: str) -> None:
+    stdout().print(text, markup=False)

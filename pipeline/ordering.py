@@ -1,0 +1,48 @@
+"""Channel logs at any size: the place of every message in the log of its channel.
+
+Log order is (Lamport timestamp, message ID as UTF-8 bytes, digest), as the node's pages have it.
+Spark compares strings and binaries byte by byte, as unsigned numbers, which is that very order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from pipeline.tables import LOG_ORDER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PART = "_part"
+
+
+def log_positions(entries: DataFrame) -> DataFrame:
+    """`entries` with the column `position`: 0 for the first message of its channel's log.
+
+    All rows are sorted across the cluster by (channel, log order); a row's position is its place in
+    its partition after what the partitions before hold of its channel. So one channel may be larger
+    than any machine.
+    """
+    placed = (
+        entries.repartitionByRange(*LOG_ORDER)
+        .withColumn(_PART, f.spark_partition_id())
+        # What is counted below must be what is numbered: ranges are drawn from a sample.
+        .localCheckpoint()
+    )
+    counts = placed.groupBy("channel_id", _PART).agg(f.count("*").alias("_count"))
+    before = (
+        Window.partitionBy("channel_id").orderBy(_PART).rowsBetween(Window.unboundedPreceding, -1)
+    )
+    offsets = counts.select(
+        "channel_id", _PART, f.coalesce(f.sum("_count").over(before), f.lit(0)).alias("_offset")
+    )
+    within = Window.partitionBy("channel_id", _PART).orderBy(*LOG_ORDER[1:])
+    numbered = placed.withColumn("_place", f.row_number().over(within) - 1)
+    return (
+        numbered.join(f.broadcast(offsets), ["channel_id", _PART])
+        .withColumn("position", f.col("_offset") + f.col("_place"))
+        .drop(_PART, "_place", "_offset")
+    )

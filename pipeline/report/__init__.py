@@ -1,0 +1,1 @@
+"""What a snapshot says about its channels: tables, pictures, one page."""

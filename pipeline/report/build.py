@@ -1,0 +1,55 @@
+"""`snapshot report`: compute the tables, draw the pictures, write the page."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from pyspark import StorageLevel
+
+from pipeline import manifest as manifests
+from pipeline.progress import step
+from pipeline.publish import published, write_file
+from pipeline.report.page import page
+from pipeline.report.pictures import pictures
+from pipeline.report.tables import TABLES
+from pipeline.snapshot import read_entries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS_MAX = 1_000_000  # of one table: what a spreadsheet opens; the queries have no such bound
+
+
+def write_report(spark: SparkSession, snapshot: Path, out: Path) -> dict[str, pa.Table]:
+    """Make the folder `out` with index.html, pictures and tables; returns the tables.
+
+    Raises ManifestError, and PublishError if `out` exists.
+    """
+    manifest = manifests.load(snapshot)
+    entries = read_entries(spark, snapshot)
+    slim = entries.drop("frame", "frame_hash").persist(StorageLevel.DISK_ONLY)
+    tables: dict[str, pa.Table] = {}
+    with published(out.absolute()) as folder:
+        for name, query in TABLES.items():
+            with step(spark, f"Report {name}"):
+                source = entries if name == "equivocations" else slim
+                tables[name] = query(source).limit(ROWS_MAX).toArrow()
+            _write_table(folder, name, tables[name])
+        drawn = pictures(tables)
+        for name, content in drawn.items():
+            write_file(folder, f"{name}.png", content)
+        write_file(folder, "index.html", page(manifest, tables, drawn).encode())
+    slim.unpersist()
+    return tables
+
+
+def _write_table(folder: Path, name: str, table: pa.Table) -> None:
+    for kind, write in (("parquet", pq.write_table), ("csv", pyarrow.csv.write_csv)):
+        sink = BytesIO()
+        write(table, sink)
+        write_file(folder, f"{name}.{kind}", sink.getvalue())

@@ -1,0 +1,61 @@
+"""The page of a report: its pictures and the first rows of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.manifest import Manifest
+
+ROWS_SHOWN = 50
+
+_TITLES = {
+    "activity": "Messages, bytes and senders",
+    "gaps": "Causal gaps: named in histories, not here",
+    "equivocations": "IDs with several entries",
+    "graphs": "Depth and width of causal graphs",
+    "clocks": "Lamport clocks far from their neighbours",
+    "lags": "Delivery lag: seconds until another sender names a message",
+}
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}
+th,td{padding:.15rem .7rem;text-align:left;border-bottom:1px solid #ddd;overflow-wrap:anywhere}
+td.number{text-align:right}img{max-width:100%}h2{margin-top:2.5rem}.note{color:#666}
+@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}th,td{border-color:#444}}
+"""
+
+
+def page(manifest: Manifest, tables: dict[str, pa.Table], pictures: Iterable[str]) -> str:
+    """The HTML of the report; pictures and full tables lie beside it."""
+    images = "".join(f'<p><img src="{name}.png" alt="{name}"></p>' for name in pictures)
+    sections = "".join(_section(name, table) for name, table in tables.items())
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>Snapshot report</title><style>{_STYLE}</style><h1>Snapshot report</h1>"
+        f"<p>{manifest.entries.count:,} messages up to number {manifest.watermark.seq:,}, "
+        f"exported {escape(manifest.created_at)}, root <code>{escape(manifest.entries.root)}</code>"
+        f"</p>{images}{sections}</html>\n"
+    )
+
+
+def _section(name: str, table: pa.Table) -> str:
+    links = " ".join(f'<a href="{name}.{kind}">{kind}</a>' for kind in ("csv", "parquet"))
+    shown = min(ROWS_SHOWN, table.num_rows)
+    note = f"{shown:,} of {table.num_rows:,} rows; all: {links}"
+    heads = "".join(f"<th>{escape(column)}" for column in table.column_names)
+    rows = "".join(
+        "<tr>" + "".join(map(_cell, row.values())) for row in table.slice(0, shown).to_pylist()
+    )
+    body = f"<table><tr>{heads}{rows}</table>" if shown else ""
+    return f'<h2>{escape(_TITLES[name])}</h2><p class="note">{note}</p>{body}'
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"<td>{escape(str(value))}"
+    return f'<td class="number">{value:,}'
