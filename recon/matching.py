@@ -1,7 +1,7 @@
 """Lists of short ids against our own elements, all ranges of an answer at once.
 
 A short id means something inside its range only, so range number and short id together make one
-64-bit name; two sorted columns of names are compared.
+64-bit name; sorted columns of names are compared, a stretch of ranges at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from recon.limits import SHORT_ID_BYTES
 from recon.view import Places, View
 
 _RANGE_SHIFT = np.uint64(8 * SHORT_ID_BYTES)
+CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache
 _NAME_MASK = np.uint64((1 << (8 * SHORT_ID_BYTES)) - 1)
 
 
@@ -32,20 +33,43 @@ class Matched:
 
 def match_lists(view: View, where: Places, listed_counts: I64, short_ids: U8) -> Matched:
     """Compare the lists (their sizes i64[m], short ids laid end to end) with our elements."""
+    ends = np.cumsum(listed_counts)
+    lasts = np.append(np.flatnonzero(np.diff(ends // CHUNK_IDS)) + 1, len(ends))
+    pieces, start, first_id = [], 0, 0
+    for stop in lasts.tolist():
+        chunk = slice(start, stop)
+        end_id = int(ends[stop - 1])
+        names = names_of_short_ids(short_ids[first_id:end_id])
+        pieces.append(_match_chunk(view, where.take(chunk), listed_counts[chunk], names))
+        start, first_id = stop, end_id
+    return _joined(pieces)
+
+
+def _joined(pieces: list[Matched]) -> Matched:
+    if len(pieces) == 1:
+        return pieces[0]
+    firsts = np.cumsum([0, *(len(piece.counts) for piece in pieces)]).tolist()
+    return Matched(
+        np.concatenate([piece.have_rows for piece in pieces]),
+        np.concatenate([p.need_owner + first for p, first in zip(pieces, firsts, strict=False)]),
+        np.concatenate([piece.need_short_ids for piece in pieces]),
+        np.concatenate([piece.equal for piece in pieces]),
+        np.concatenate([piece.counts for piece in pieces]),
+    )
+
+
+def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> Matched:
     ranges = np.arange(len(listed_counts), dtype=np.uint64) << _RANGE_SHIFT
     owner, lanes, rows = view.members(where)
     ours = names_of(lanes) | ranges[owner]
-    theirs = names_of_short_ids(short_ids) | np.repeat(ranges, listed_counts)
-    theirs = np.unique(theirs)
-    sequence = np.argsort(ours)
-    sorted_ours = ours[sequence]
-    needed = theirs[~_contains(sorted_ours, theirs)]
-    lacking = ~_contains(theirs, sorted_ours)
+    theirs = np.sort(names | np.repeat(ranges, listed_counts))
+    theirs = theirs[np.concatenate((np.ones(1, bool), theirs[1:] != theirs[:-1]))[: len(theirs)]]
+    needed = theirs[~_contains(np.sort(ours), theirs)]
+    have = np.flatnonzero(~_contains(theirs, ours))
     need_owner = (needed >> _RANGE_SHIFT).astype(np.int64)
     equal = np.ones(len(listed_counts), bool)
     equal[need_owner] = False
-    equal[owner[sequence[lacking]]] = False
-    have = np.sort(sequence[lacking])
+    equal[owner[have]] = False
     return Matched(
         rows[have],
         need_owner,
@@ -56,7 +80,7 @@ def match_lists(view: View, where: Places, listed_counts: I64, short_ids: U8) ->
 
 
 def _contains(sorted_names: U64, wanted: U64) -> Mask:
-    """Which of the (sorted) wanted names are there, bool[n]."""
+    """Which of the wanted names are there, bool[n]."""
     if not len(sorted_names):
         return np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(sorted_names, wanted), len(sorted_names) - 1)

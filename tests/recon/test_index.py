@@ -1,0 +1,142 @@
+"""The index is a set; views hold their groups and window, and grow with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recon.cache import ViewCache
+from recon.errors import LocalProtocolError
+from recon.index import RangeIndex
+from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
+from recon.runs import first_at_least
+from recon.session import SessionKey
+from tests.recon.test_sync import ELEMENTS, crowd
+from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
+
+KEY = HEADER.key()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(ELEMENTS, st.integers(0, 3)), max_size=8), st.data())
+def test_inserting_counts_what_is_new_and_views_hold_their_groups(
+    batches: list[tuple[set[Element], int]], data: st.DataObject
+) -> None:
+    index, model = RangeIndex(), {}
+    groups = data.draw(st.none() | st.sets(st.integers(0, 4)))
+    window = OrderWindow(data.draw(st.integers(0, 5)), data.draw(st.none() | st.integers(3, 9)))
+    early = index.view(KEY, groups, window)
+    for elements, group in batches:
+        assert insert(index, elements, group) == len(elements - model.keys())
+        model = dict.fromkeys(elements, group) | model
+        early.refresh()
+    assert len(index) == len(model)
+    lower, upper = window
+    wanted = {
+        element
+        for element, group in model.items()
+        if (groups is None or group in groups)
+        and lower <= element[0]
+        and (upper is None or element[0] < upper)
+    }
+    late = index.view(KEY, groups, window)
+    assert len(early) == len(late) == len(wanted)
+    assert set_of(*early.elements(WHOLE)) == set_of(*late.elements(WHOLE)) == wanted
+    assert early.summary(WHOLE) == late.summary(WHOLE)
+
+
+def test_large_batches_keep_duplicates_out_whatever_ties_and_heads_they_share() -> None:
+    for head_bytes in (1, 32):
+        elements = crowd(1, 4000, 30, head_bytes)
+        index, model = RangeIndex(), set()
+        for start in range(0, 4000, 900):
+            batch = elements[max(0, start - 500) : start + 900]
+            batch += batch[:50]
+            assert insert(index, batch) == len(set(batch) - model)
+            model |= set(batch)
+        view = index.view(KEY, None, ALL_ORDERS)
+        assert set_of(*view.elements(WHOLE)) == model
+
+
+def test_a_small_channel_is_found_among_many_rows() -> None:
+    index = RangeIndex()
+    for group in range(40):
+        insert(index, crowd(group, 1000, 2**40), group)
+    late = crowd(99, 20, 2**40)
+    insert(index, late, 7)
+    view = index.view(KEY, [7], ALL_ORDERS)
+    assert set_of(*view.elements(WHOLE)) == set(crowd(7, 1000, 2**40)) | set(late)
+    more = crowd(98, 30, 2**40)
+    insert(index, more, 7)
+    insert(index, crowd(97, 30, 2**40), 8)
+    assert view.refresh() == 30
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([1, 1000, 2**63]), st.integers(0, 700))
+def test_many_searches_in_a_long_column_find_what_single_ones_find(
+    seed: int, orders_max: int, extra: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    column = np.sort(rng.integers(0, orders_max, (1 << 17) + extra, dtype=np.uint64))
+    near = column[rng.integers(0, len(column), 400)] + rng.integers(0, 2, 400, dtype=np.uint64)
+    edges = [0, 1, orders_max, 2**64 - 1, column[0], column[-1], column[-1] + np.uint64(1)]
+    wanted = np.concatenate((near, np.array(edges, np.uint64)))
+    assert (first_at_least(column, wanted) == np.searchsorted(column, wanted)).all()
+
+
+def test_another_key_gives_other_hashes_and_short_ids() -> None:
+    index = RangeIndex()
+    insert(index, crowd(1, 50, 50))
+    views = [index.view(SessionKey(raw), None, ALL_ORDERS) for raw in (b"a" * 16, b"b" * 16)]
+    assert views[0].summary(WHOLE) != views[1].summary(WHOLE)
+    columns = columns_of(crowd(1, 50, 50))
+    assert not (views[0].short_ids(*columns) == views[1].short_ids(*columns)).all(axis=1).any()
+
+
+def test_the_order_is_part_of_what_is_hashed() -> None:
+    summaries = set()
+    for order in (0, 1, 256, 2**63):
+        index = RangeIndex()
+        insert(index, [(order, b"x" * 32)])
+        summaries.add(index.view(KEY, None, ALL_ORDERS).summary(WHOLE))
+    assert len(summaries) == 4
+
+
+def test_sorted_columns_are_taken_as_they_are_and_others_refused() -> None:
+    elements = sorted(crowd(2, 500, 20))
+    orders, ids = columns_of(elements)
+    groups = np.zeros(500, np.uint32)
+    index = RangeIndex.from_sorted(orders, ids, groups)
+    assert set_of(*index.view(KEY, None, ALL_ORDERS).elements(WHOLE)) == set(elements)
+    for wrong in (np.roll(np.arange(500), 1), np.zeros(500, np.int64)):
+        with pytest.raises(LocalProtocolError):
+            RangeIndex.from_sorted(orders[wrong], ids[wrong], groups)
+
+
+def test_columns_of_the_wrong_shape_or_type_are_the_callers_fault() -> None:
+    orders, ids = columns_of(crowd(1, 3, 3))
+    groups = np.zeros(3, np.uint32)
+    for columns in (
+        (orders[:2], ids, groups),
+        (orders, ids[:, :31], groups),
+        (orders.astype(np.int64), ids, groups),
+        (orders, ids, groups.astype(np.uint64)),
+    ):
+        with pytest.raises(LocalProtocolError):
+            RangeIndex().insert(*columns)
+
+
+def test_the_cache_of_views_is_bounded_and_keeps_what_was_used_last() -> None:
+    index = RangeIndex()
+    insert(index, crowd(1, 100, 100))
+    cache = ViewCache(index, views_max=3, elements_max=250)
+    keys = [SessionKey(bytes([n]) * 16) for n in range(4)]
+    views = [cache.get(key, None, ALL_ORDERS) for key in keys]
+    assert len(cache) == 2
+    assert cache.get(keys[3], None, ALL_ORDERS) is views[3]
+    assert not cache.holds(keys[0], None, ALL_ORDERS)
+    insert(index, crowd(2, 30, 100))
+    assert len(cache.get(keys[3], None, ALL_ORDERS)) == 130
