@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+WIDE_COLUMNS = 200
 
 
 def publish(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -26,7 +27,9 @@ def publish(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
-    Console().print(table)
+    console = Console()
+    # Into a file or a pipe a table is never squeezed.
+    (console if console.is_terminal else Console(width=WIDE_COLUMNS)).print(table)
     return path
 
 
