@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+from sqlalchemy import create_engine
+
 from app.entries import NewEntry
 from app.errors import Problem
 from app.ingest.prepare import prepare
@@ -37,6 +39,16 @@ class SqliteStores:
         path = self._folder / f"{next(self._numbers)}.db"
         shutil.copyfile(self._template, path)
         return f"sqlite:///{path}"
+
+    def refuse_rows(self, url: str, message_id: str) -> None:
+        """Make the database itself fail every message with this ID."""
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER refuse BEFORE INSERT ON messages WHEN NEW.message_id = '{message_id}' "
+                "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+            )
+        engine.dispose()
 
     @asynccontextmanager
     async def open(self, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Store]:

@@ -1,0 +1,135 @@
+"""What is acknowledged stays: killed processes, full disks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from app.errors import Code, Problem
+from app.ingest.records import Publication
+from app.limits import DEFAULT_LIMITS
+from app.store.sqlite import SqliteDatabase
+from app.store.store import Store
+from tests.support.ingest import Ingest, open_ingest
+from tests.support.publications import content_frame
+from tests.support.stores import Stores
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = 5
+PUBLISH_UNTIL_KILLED = Path(__file__).with_name("publish_until_killed.py")
+WAL_FRAME_BYTES = 4096 + 24
+
+
+async def test_every_acknowledged_message_survives_kill_9(stores: Stores) -> None:
+    url = stores.new_url()
+    acknowledged: list[bytes] = []
+    for number in range(ROUNDS):
+        acknowledged += await asyncio.to_thread(kill_while_publishing, url, number)
+    store = await Store.open(url, DEFAULT_LIMITS)
+    found = await store.by_digest(acknowledged)
+    assert [entry.digest for entry in found] == acknowledged
+    assert len(acknowledged) > 100
+    await store.close()
+
+
+def kill_while_publishing(url: str, number: int) -> list[bytes]:
+    """Digests acknowledged before the process was killed."""
+    with subprocess.Popen(
+        [sys.executable, str(PUBLISH_UNTIL_KILLED), url, str(number)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        time.sleep(random.uniform(0.02, 0.4))
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()
+    # The last line may be torn by the kill.
+    return [bytes.fromhex(line.decode()) for line in lines if len(line) == 65]
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond `size` bytes: what a full disk looks like."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def publish_batch(ingest: Ingest, number: int) -> list[Code | None]:
+    items = [Publication(content_frame(number * 100 + n), (b"%d" % n,)) for n in range(20)]
+    outcomes = await ingest.door.publish_many(items)
+    return [each.code if isinstance(each, Problem) else None for each in outcomes]
+
+
+async def test_wherever_a_write_to_the_log_fails_nothing_is_lost_and_it_recovers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    async with open_ingest(f"sqlite:///{path}") as ingest:
+        await publish_batch(ingest, 0)
+        log_bytes = size_of(Path(f"{path}-wal"))
+        for failing_write in count():
+            with files_end_at(log_bytes + failing_write * WAL_FRAME_BYTES // 2):
+                codes = await publish_batch(ingest, 1)
+            assert await ingest.store.find("message-000000", "channel") is not None
+            if codes == [None] * 20:
+                break
+            assert codes == [Code.DISK_FULL] * 20
+            assert await ingest.store.find("message-000100", "channel") is None
+        assert failing_write > 10
+        await check_everything_acknowledged(ingest, [0, 1])
+        assert await publish_batch(ingest, 2) == [None] * 20
+    assert_intact(path)
+
+
+async def test_a_checkpoint_that_fails_takes_no_acknowledgement_back(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    acknowledged = []
+    async with open_ingest(f"sqlite:///{path}") as ingest:
+        database = ingest.store._database
+        assert isinstance(database, SqliteDatabase)
+        assert database._writer is not None
+        database._writer.execute("PRAGMA wal_autocheckpoint = 2")
+        for batch in range(30):
+            with files_end_at(path.stat().st_size + (batch % 10) * WAL_FRAME_BYTES // 2):
+                codes = await publish_batch(ingest, batch)
+            assert codes in ([None] * 20, [Code.DISK_FULL] * 20)
+            if codes[0] is None:
+                acknowledged.append(batch)
+        assert len(acknowledged) > 0
+        await check_everything_acknowledged(ingest, acknowledged)
+        assert await publish_batch(ingest, 30) == [None] * 20
+    assert_intact(path)
+
+
+async def check_everything_acknowledged(ingest: Ingest, batches: list[int]) -> None:
+    feed = await ingest.store.feed(0, 1000, 10**9)
+    expected = {f"message-{batch * 100 + n:06}" for batch in batches for n in range(20)}
+    assert {entry.message_id for entry in feed.entries} == expected
+
+
+def assert_intact(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size

@@ -1,0 +1,211 @@
+"""Concurrent publishers share commits; what each is told holds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from app.entries import OutcomeKind
+from app.errors import Code, Problem
+from app.ingest.door import Door
+from app.ingest.records import Committed, Publication
+from app.limits import Limits
+from app.store.records import WriteResult
+from app.store.store import Store
+from tests.support.ingest import Ingest, open_ingest
+from tests.support.publications import content_frame
+from tests.support.stores import Stores
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowDisk:
+    """Stands before a store's writing: the test decides when a group goes on."""
+
+    def __init__(self, store: Store) -> None:
+        self.groups: list[int] = []
+        self.write = store.write_group
+        self.may_go_on = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        store.write_group = self._write_group  # type: ignore[method-assign]
+
+    def _write_group(
+        self, entries: Sequence, met: Sequence, refused: Sequence
+    ) -> list[WriteResult]:  # type: ignore[type-arg]
+        self.entered.release()
+        assert self.may_go_on.acquire(timeout=10)
+        self.groups.append(len(entries))
+        return self.write(entries, met, refused)
+
+
+async def publish_numbers(door: Door, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        outcome = await door.publish(Publication(content_frame(number)))
+        assert outcome.kind is OutcomeKind.STORED
+
+
+async def test_whatever_waits_while_a_commit_runs_shares_the_next(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        disk = SlowDisk(ingest.store)
+        first = asyncio.create_task(publish_numbers(ingest.door, [0]))
+        await asyncio.to_thread(disk.entered.acquire)
+        others = [asyncio.create_task(publish_numbers(ingest.door, [n])) for n in range(1, 20)]
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        disk.may_go_on.release(2)
+        await asyncio.gather(first, *others)
+        assert disk.groups == [1, 19]
+
+
+async def test_a_duplicate_is_answered_by_the_commit_of_the_first_copy(stores: Stores) -> None:
+    publication = Publication(content_frame(1))
+    async with open_ingest(stores.new_url()) as ingest:
+        disk = SlowDisk(ingest.store)
+        copies = [asyncio.create_task(ingest.door.publish(publication)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert not any(copy.done() for copy in copies)
+        disk.may_go_on.release(3)
+        kinds = [(await copy).kind for copy in copies]
+        assert kinds == [OutcomeKind.STORED, OutcomeKind.DUPLICATE, OutcomeKind.DUPLICATE]
+
+
+async def test_listeners_hear_of_a_commit_before_its_publishers(stores: Stores) -> None:
+    told: list[str] = []
+
+    async def publish(ingest: Ingest) -> None:
+        await ingest.door.publish(Publication(content_frame(1), (b"hint",)))
+        told.append("publisher")
+
+    async with open_ingest(stores.new_url()) as ingest:
+        ingest.committer.listeners.append(lambda _: told.append("listener"))
+        await publish(ingest)
+        (committed,) = ingest.committed
+        assert told == ["listener", "publisher"]
+        assert committed.result.is_new
+        assert [claim.hint for claim in committed.result.new_claims] == [b"hint"]
+
+
+async def test_a_duplicate_is_announced_only_for_a_new_claim(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        for hints in ((b"a",), (b"a",), (b"a", b"b"), ()):
+            await ingest.door.publish(Publication(content_frame(1), hints))
+        heard = [
+            (each.result.is_new, [claim.hint for claim in each.result.new_claims])
+            for each in ingest.committed
+        ]
+    assert heard == [(True, [b"a"]), (False, [b"b"])]
+
+
+async def test_a_failing_listener_takes_nothing_back(stores: Stores) -> None:
+    def fail(committed: list[Committed]) -> None:
+        raise RuntimeError("listener")
+
+    async with open_ingest(stores.new_url()) as ingest:
+        ingest.committer.listeners.insert(0, fail)
+        outcome = await ingest.door.publish(Publication(content_frame(1)))
+        assert outcome.kind is OutcomeKind.STORED
+        assert len(ingest.committed) == 1
+
+
+async def test_one_bad_row_costs_only_itself(stores: Stores) -> None:
+    url = stores.new_url()
+    stores.refuse_rows(url, "message-000005")
+    async with open_ingest(url) as ingest:
+        disk = SlowDisk(ingest.store)
+        tasks = [
+            asyncio.create_task(ingest.door.publish_many([Publication(content_frame(n))]))
+            for n in range(10)
+        ]
+        disk.may_go_on.release(100)
+        outcomes = [outcome for task in tasks for outcome in await task]
+        refused = [number for number, each in enumerate(outcomes) if isinstance(each, Problem)]
+        assert refused == [5]
+        assert outcomes[5].code is Code.INTERNAL_ERROR  # type: ignore[union-attr]
+        assert len((await ingest.store.feed(0, 100, 10**6)).entries) == 9
+        assert ingest.committer.counters.failed_groups >= 1
+        # What a failed group learned must not be remembered.
+        again = await ingest.door.publish(Publication(content_frame(50)))
+        assert again.kind is OutcomeKind.STORED
+
+
+async def test_a_full_queue_answers_overloaded_at_once(stores: Stores) -> None:
+    limits = Limits(ingest_queue_items_max=5)
+    async with open_ingest(stores.new_url(), limits) as ingest:
+        disk = SlowDisk(ingest.store)
+        writing = asyncio.create_task(publish_numbers(ingest.door, [0]))
+        await asyncio.to_thread(disk.entered.acquire)
+        waiting = [asyncio.create_task(publish_numbers(ingest.door, [n])) for n in range(1, 6)]
+        await asyncio.sleep(0.01)
+        assert ingest.committer.counters.queue_items == 5
+        with pytest.raises(Problem) as refused:
+            await ingest.door.publish(Publication(content_frame(6)))
+        assert refused.value.code is Code.OVERLOADED
+        assert int(refused.value.headers["Retry-After"]) >= 1
+        disk.may_go_on.release(10)
+        await asyncio.gather(writing, *waiting)
+        await publish_numbers(ingest.door, [7])
+        assert ingest.committer.counters.queue_items == 0
+
+
+async def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(stores: Stores) -> None:
+    async with open_ingest(stores.new_url(), Limits(ingest_queue_items_max=5)) as ingest:
+        batch = [Publication(content_frame(n)) for n in range(20)]
+        outcomes = await ingest.door.publish_many(batch)
+        assert all(not isinstance(outcome, Problem) for outcome in outcomes)
+
+
+async def test_a_bad_item_does_not_spoil_its_batch(stores: Stores) -> None:
+    good = [Publication(content_frame(n)) for n in (1, 2, 1)]
+    async with open_ingest(stores.new_url()) as ingest:
+        outcomes = await ingest.door.publish_many([good[0], Publication(b"\xff"), *good[1:]])
+    kinds = [each.code if isinstance(each, Problem) else each.kind for each in outcomes]
+    assert kinds == [
+        OutcomeKind.STORED,
+        Code.MALFORMED_FRAME,
+        OutcomeKind.STORED,
+        OutcomeKind.DUPLICATE,
+    ]
+
+
+async def test_a_caller_that_goes_away_loses_nothing(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        disk = SlowDisk(ingest.store)
+        task = asyncio.create_task(publish_numbers(ingest.door, [1]))
+        await asyncio.to_thread(disk.entered.acquire)
+        task.cancel()
+        disk.may_go_on.release(2)
+        await publish_numbers(ingest.door, [2])
+        assert await ingest.store.find("message-000001", "channel") is not None
+
+
+async def test_closing_writes_what_waits_and_then_refuses(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        disk = SlowDisk(ingest.store)
+        tasks = [asyncio.create_task(publish_numbers(ingest.door, [n])) for n in range(5)]
+        await asyncio.to_thread(disk.entered.acquire)
+        disk.may_go_on.release(10)
+        await ingest.committer.close()
+        await asyncio.gather(*tasks)
+        with pytest.raises(Problem) as refused:
+            await ingest.door.publish(Publication(content_frame(9)))
+        assert refused.value.code is Code.NOT_READY
+
+
+async def test_thirty_two_publishers_share_commits_and_outrun_one(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        counters = ingest.committer.counters
+        started = time.perf_counter()
+        await publish_numbers(ingest.door, range(100))
+        rate_of_one = 100 / (time.perf_counter() - started)
+        assert counters.groups == 100
+        started = time.perf_counter()
+        await asyncio.gather(
+            *(publish_numbers(ingest.door, range(1000 + 50 * n, 1050 + 50 * n)) for n in range(32))
+        )
+        rate_of_all = 1600 / (time.perf_counter() - started)
+        assert 1600 / (counters.groups - 100) >= 8
+        assert rate_of_all >= 2 * rate_of_one

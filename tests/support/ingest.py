@@ -1,0 +1,40 @@
+"""A door in front of a fresh store, as a node wires it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from app.ingest.committer import GroupCommitter
+from app.ingest.door import Door
+from app.ingest.records import Committed, Relayed
+from app.limits import DEFAULT_LIMITS, Limits
+from app.store.store import Store
+
+
+@dataclass
+class Ingest:
+    """What a test drives and looks at."""
+
+    store: Store
+    committer: GroupCommitter
+    door: Door
+    committed: list[Committed]
+    relayed: list[Relayed]
+
+
+@asynccontextmanager
+async def open_ingest(url: str, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Ingest]:
+    """Open everything, close everything."""
+    store = await Store.open(url, limits)
+    committer = GroupCommitter(store, limits)
+    await committer.start()
+    committed: list[Committed] = []
+    relayed: list[Relayed] = []
+    door = Door(store, committer, limits, [committed.extend], [relayed.append])
+    try:
+        yield Ingest(store, committer, door, committed, relayed)
+    finally:
+        await committer.close()
+        await store.close()
