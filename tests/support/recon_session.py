@@ -1,13 +1,13 @@
 """Whole sessions in one process: the caller's loop around an `Initiator`, against any peer.
 
-The loop is the documented one. It keeps no bound of its own except `EXCHANGES_MAX`, which no test
-may reach: that a session ends is the engine's promise.
+The loop is the documented one. It keeps no bound of its own except `EXCHANGES_MAX`, which no
+session may reach: that it ends is the engine's promise.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from recon.session import SessionHeader
 from recon.view import View, short_ids
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
-EXCHANGES_MAX = 100_000
+EXCHANGES_MAX = 2_000
 FETCH_IDS_MAX = 1000
 STEP_S = 0.001  # the clock of these sessions: one exchange
 CONTENT_BYTES = 100  # what an element's content is said to weigh
@@ -135,16 +135,20 @@ class Session:
         self.fetch_queue = FetchQueue(view)
         self.outcome = Outcome()
         self._peer = peer
+        self._listeners: list[Callable[[ReconRequest], object]] = []
         self._random = random.Random(seed)
         self._in_flight = in_flight
         self._exchanges = 0
+
+    def listen(self, listener: Callable[[ReconRequest], object]) -> None:
+        """Call `listener` with every request."""
+        self._listeners.append(listener)
 
     def run(self) -> Outcome:
         """Exchange messages until the session ends; a `RemoteProtocolError` ends it too."""
         try:
             while not self._ended():
-                asked = self._ask()
-                for request in asked or [None]:
+                for request in self._ask():
                     self._exchange(request)
         except RemoteProtocolError as error:
             self.outcome.end = Fault(error)
@@ -154,11 +158,12 @@ class Session:
         failed = isinstance(self.outcome.end, Fault | Expired | Busy)
         return failed or (self.initiator.done and not self.fetch_queue)
 
-    def _ask(self) -> list[OutgoingRequest]:
+    def _ask(self) -> list[OutgoingRequest] | list[None]:
+        """Requests in the order in which they will be answered; [None]: one for content alone."""
         asked = (self.initiator.next_request(self._now_s()) for _ in range(self._in_flight))
         ready = [request for request in asked if request is not None]
         self._random.shuffle(ready)
-        return ready
+        return ready or [None]
 
     def _now_s(self) -> float:
         return self._exchanges * STEP_S
@@ -173,6 +178,8 @@ class Session:
         message = asked.message if asked else ReconRequest(version=1)
         if batch:
             message.fetch.CopyFrom(pack_fetch(batch))
+        for listener in self._listeners:
+            listener(message)
         reply = self._peer.answer(ReconRequest.FromString(message.SerializeToString()))
         response = ReconResponse.FromString(reply.response.SerializeToString())
         if asked:

@@ -2,8 +2,10 @@
 
 2^depth lists of hashes are merged two by two; each merge keeps the pairs whose sum is zero on the
 next bits, and the last one wants zero on all that are left. The first merge is given fewer bits,
-so that lists grow from `leaf_bits` to `list_bits`: hashing is dearer than merging. Every second
-list enters negated: it belongs to the other store, so both get the same number of messages.
+so that lists grow from `leaf_bits` to `list_bits`: hashing is dearer than merging. Lists are kept a
+quarter longer than they must be, because a list that is short by chance makes the next one shorter
+by the square. Every second list enters negated: it belongs to the other store, so both get the same
+number of messages.
 D. Wagner, A Generalized Birthday Problem, CRYPTO 2002.
 """
 
@@ -25,7 +27,7 @@ Lanes = NDArray[np.uint32]
 class Plan:
     """Sizes of one attack: sums of `bits`, 2^depth lists of 2^leaf_bits hashes.
 
-    Memory: the two lists under the root, 2^(depth + list_bits) numbers of 2 bytes.
+    Memory: mostly the choices of the two lists under the root, `size_max` · 2^depth · 2 bytes.
     """
 
     bits: int
@@ -33,9 +35,14 @@ class Plan:
     leaf_bits: int  # ≤ 16: a choice is a u16
     list_bits: int
 
+    @property
+    def size_max(self) -> int:
+        """Longest list that is kept."""
+        return 5 << self.list_bits >> 2
+
     def window(self, level: int) -> tuple[int, int]:
         """First bit and number of bits that the merge into `level` (1 = lowest) makes zero."""
-        first = 2 * self.leaf_bits - self.list_bits
+        first = 2 * self.leaf_bits - self.list_bits - 1
         start = 0 if level == 1 else first + (level - 2) * self.list_bits
         width = first if level == 1 else self.list_bits
         return start, min(self.bits - start if level == self.depth else width, LANE_BITS)
@@ -50,7 +57,7 @@ def collide(plan: Plan, leaf: Callable[[int], Lanes]) -> list[int] | None:
     """One index per leaf: hashes of even leaves minus those of odd ones sum to zero on all lanes.
 
     `leaf(i)` gives list i, u32[2^leaf_bits, lanes]; lists are made depth first, when needed.
-    None: no luck (a plan has on average 2^(2 · list_bits - bits left) solutions).
+    None: no luck; the last window has w bits, so there are size_max^2 / 2^w solutions on average.
     """
     root = _node(plan, leaf, plan.depth, 0)
     solved = np.flatnonzero(~root.sums.any(axis=1))
@@ -64,7 +71,7 @@ def _node(plan: Plan, leaf: Callable[[int], Lanes], level: int, first: int) -> _
         return _List(sums, np.arange(len(hashes), dtype=np.uint16)[:, None])
     left = _node(plan, leaf, level - 1, first)
     right = _node(plan, leaf, level - 1, first + 2 ** (level - 1))
-    return _merge(left, right, plan.window(level), 1 << plan.list_bits)
+    return _merge(left, right, plan.window(level), plan.size_max)
 
 
 def _merge(left: _List, right: _List, window: tuple[int, int], size_max: int) -> _List:

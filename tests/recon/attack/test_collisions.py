@@ -22,7 +22,7 @@ from tests.support.recon_session import HonestPeer, Session, header, view_of
 
 PLAN_96 = Plan(bits=96, depth=7, leaf_bits=11, list_bits=13)
 PLAN_128 = Plan(bits=128, depth=9, leaf_bits=11, list_bits=14)
-PLAN_192 = Plan(bits=192, depth=11, leaf_bits=13, list_bits=17)
+PLAN_192 = Plan(bits=192, depth=12, leaf_bits=11, list_bits=16)
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 FILLER = 2**60  # number of the message that balances the victim in the count
 SESSIONS = 5  # session keys that each poison is tried on
