@@ -101,9 +101,9 @@ def _outcomes(
 
 def _report(outcomes: Iterator[Numbered], stream: Stream, as_json: bool) -> Counter[str]:
     counts: Counter[str] = Counter()
-    size = stream.seekable() and os.fstat(stream.fileno()).st_size
+    size = size_of(stream)
     with progress_bar() as bar:
-        task = bar.add_task("publishing", total=size or None, figures="")
+        task = bar.add_task("publishing", total=size, figures="")
         for number, outcome in outcomes:
             document = outcome_document(number, outcome)
             counts[document["outcome"]] += 1
@@ -134,3 +134,13 @@ def outcome_document(number: int, outcome: PublishOutcome | BadItem) -> dict[str
         "channel_id": outcome.channel_id,
         "digest": digest,
     }
+
+
+def size_of(stream: Stream) -> int | None:
+    """Bytes of a file; None for a pipe."""
+    if not stream.seekable():
+        return None
+    start = stream.tell()
+    end = stream.seek(0, os.SEEK_END)
+    stream.seek(start)
+    return end

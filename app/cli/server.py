@@ -23,6 +23,8 @@ BACKLOG = 2_048
 # The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
 # would wait that long behind a commit.
 SWITCH_INTERVAL_S = 0.0005
+# Libraries that tell each step and each request at the level "info".
+TALKATIVE = ("alembic", "httpx", "httpcore")
 GC_THRESHOLDS = (50_000, 20, 20)  # requests make few cycles; collecting costs a reader's p99
 
 
@@ -44,33 +46,53 @@ def url_of(listener: socket.socket) -> str:
 
 def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node], None]) -> Exit:
     """Serve until a signal; `ready` is called when the node answers. INTERRUPTED after Ctrl-C."""
+    _start_logging(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            stopped_by = runner.run(_serve(settings, listener, ready))
+    except DatabaseError as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
+    return Exit.INTERRUPTED if signal.SIGINT in stopped_by else Exit.DONE
+
+
+def _start_logging(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # uvicorn raises the signals it was stopped by again when it is done; by then the node still
-    # has to be closed in order.
-    caught: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda caught_number, _frame: caught.append(caught_number))
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listener, ready))
-    except DatabaseError as error:
-        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
-    return Exit.INTERRUPTED if signal.SIGINT in caught else Exit.DONE
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 async def _serve(
     settings: Settings, listener: socket.socket, ready: Callable[[Node], None]
-) -> None:
+) -> list[int]:
     async with Node.open(settings) as node:
         server = NodeServer(create_app(node), node)
+        signals = _stopping(server)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         # The socket listens already: what connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])
+        return signals
+
+
+def _stopping(server: NodeServer) -> list[int]:
+    """Let signals stop the server from now on; the list will name those that came.
+
+    uvicorn handles them while it serves, and raises them again when it is done: the node has still
+    to be closed then, so they must end nothing more.
+    """
+    caught: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        caught.append(number)
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return caught

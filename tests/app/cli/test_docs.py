@@ -1,0 +1,43 @@
+"""docs/cli.md says what the verbs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli.exits import Exit
+from app.cli.main import MODULES
+from app.cli.reference import updated
+from tests.support.cli import cli
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
+
+
+def test_the_reference_is_that_of_the_verbs() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert text == updated(text), "run: python -m app.cli.reference docs/cli.md"
+
+
+def test_every_exit_code_is_explained() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for code in Exit:
+        assert f"\n| {code.value} | " in text
+
+
+@pytest.mark.parametrize("verb", MODULES)
+def test_every_verb_has_help_and_json(verb: str) -> None:
+    result = cli(verb, "--help")
+    assert result.code == 0
+    assert "--help" in result.out
+    below = [line.split()[1] for line in result.out.splitlines() if line.startswith("│ ")]
+    if "COMMAND" in result.out:
+        for each in (name for name in below if name.isalpha() and name.islower()):
+            assert "--json" in cli(verb, each, "--help").out
+    else:
+        assert "--json" in result.out
+
+
+def test_help_lists_every_verb() -> None:
+    listed = cli("--help").out
+    assert all(f" {verb} " in listed for verb in MODULES)

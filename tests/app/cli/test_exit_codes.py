@@ -1,0 +1,187 @@
+"""Every exit code of docs/cli.md, each by what brings it about."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.cli.frames import delimited
+from sdstore.sds.codec import encode
+from tests.support.cli import Result, cli, command, http_server, process
+from tests.support.federation import message
+
+FRAMES = b"".join(delimited(encode(message(number))) for number in range(20))
+
+
+def error_code(result: Result) -> str:
+    """The stable word of the one line on stderr."""
+    (line,) = result.err.splitlines()
+    prefix, code, _ = line.split(": ", 2)
+    assert prefix == "sdstore"
+    return code
+
+
+def test_done_is_0(node: str) -> None:
+    assert cli("publish", "-", "--node", node, stdin=FRAMES).code == 0
+    assert cli("get", "m3", "--node", node).code == 0
+    assert cli("channels", "--node", node).code == 0
+    assert cli("version").code == 0
+
+
+def test_in_sync_is_0_and_different_is_1(node: str, other_node: str) -> None:
+    frame = encode(message(1, "only on one side"))
+    assert cli("publish", "-", "--node", node, "--format", "frame", stdin=frame).code == 0
+    assert cli("sync", other_node, "--node", node, "--dry-run").code == 1
+    assert cli("sync", other_node, "--node", node).code == 0
+    assert cli("sync", other_node, "--node", node, "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("verb", [("get", "nobody"), ("hint", "00ff")])
+def test_not_found_is_1(node: str, verb: tuple[str, ...]) -> None:
+    result = cli(*verb, "--node", node)
+    assert (result.code, error_code(result)) == (1, "not_found")
+
+
+def test_a_database_that_is_not_there_is_1_and_is_not_made(tmp_path: Path) -> None:
+    result = cli("check", "--data-dir", tmp_path / "none")
+    assert (result.code, error_code(result)) == (1, "not_found")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["fetch"], "usage"),
+        (["get"], "usage"),
+        (["get", "x", "--colour"], "usage"),
+        (["publish", "-", "--format", "xml"], "usage"),
+        (["hint", "zz"], "invalid_hex"),
+        (["get", "x", "--digest", "zz"], "invalid_hex"),
+        (["get", "x", "--node", "localhost:8000"], "invalid_parameter"),
+        (["publish", "/nowhere/messages.ldp"], "cannot_read"),
+        (["publish", "-", "--hint", "00"], "invalid_parameter"),
+        (["serve", "--port", "99999"], "invalid_setting"),
+        (["serve", "--config", "/nowhere/node.toml"], "invalid_setting"),
+        (["serve", "--database", "mysql://x", "--show-config"], "invalid_setting"),
+        (["serve", "--workers", "2"], "invalid_setting"),
+    ],
+)
+def test_a_wrong_command_line_is_2(arguments: list[str], code: str) -> None:
+    result = cli(*arguments)
+    assert (result.code, error_code(result)) == (2, code)
+
+
+def test_no_verb_is_2_and_shows_the_help() -> None:
+    result = cli()
+    assert result.code == 2
+    assert "publish" in result.out
+
+
+def test_an_unknown_environment_variable_is_2() -> None:
+    result = process("serve", "--show-config", SDSTORE_PROT="9000")
+    assert (result.code, error_code(result)) == (2, "invalid_setting")
+    assert "prot" in result.err
+
+
+def test_a_busy_peer_is_3(node: str) -> None:
+    with http_server(503, b"busy") as peer:
+        result = cli("sync", peer, "--node", node)
+    assert (result.code, error_code(result)) == (3, "overloaded")
+
+
+def test_refused_messages_are_4_and_spoil_no_other(node: str) -> None:
+    bad = delimited(b"\xff\xff")
+    result = cli("publish", "-", "--node", node, stdin=bad + FRAMES)
+    assert result.code == 4
+    assert "message 1: malformed_frame" in result.err
+    assert "1 refused" in result.out
+    assert cli("get", "m19", "--node", node).code == 0
+
+
+def test_a_peer_url_that_is_not_allowed_is_4(node: str) -> None:
+    result = cli("sync", "http://user@127.0.0.1", "--node", node)
+    assert (result.code, error_code(result)) == (4, "peer_url_refused")
+
+
+def test_a_public_address_without_credentials_is_4(tmp_path: Path) -> None:
+    result = cli("serve", "--host", "0.0.0.0", "--data-dir", tmp_path)
+    assert (result.code, error_code(result)) == (4, "insecure_bind")
+
+
+def test_a_dead_peer_is_5(node: str) -> None:
+    result = cli("sync", f"http://127.0.0.1:{free_port()}", "--node", node)
+    assert (result.code, error_code(result)) == (5, "peer_unreachable")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [
+        (200, b"<html>hello</html>", {}),
+        (200, b"\xff" * 100, {"content-encoding": "zstd"}),
+        (200, b"", {"content-encoding": "gzip"}),
+        (404, b"not here", {}),
+        (302, b"", {"location": "http://169.254.169.254/"}),
+        (500, b"broken", {}),
+    ],
+)
+def test_a_peer_that_is_no_store_is_5(
+    node: str, status: int, body: bytes, headers: dict[str, str]
+) -> None:
+    with http_server(status, body, headers) as peer:
+        result = cli("sync", peer, "--node", node)
+    assert (result.code, error_code(result)) == (5, "peer_misbehaved")
+
+
+def test_a_node_that_is_no_node_is_5() -> None:
+    with http_server(200, b"<html>") as other:
+        result = cli("channels", "--node", other)
+    assert (result.code, error_code(result)) == (5, "malformed_reply")
+
+
+def test_a_node_that_is_not_there_is_6() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = cli("channels", "--node", url)
+    assert (result.code, error_code(result)) == (6, "unreachable")
+    assert url in result.err
+
+
+def test_a_port_that_is_taken_is_6(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = cli("serve", "--port", taken.getsockname()[1], "--data-dir", tmp_path)
+    assert (result.code, error_code(result)) == (6, "cannot_listen")
+
+
+def test_a_second_node_on_the_same_database_is_6(node: str, node_folder: Path) -> None:
+    assert cli("channels", "--node", node).code == 0
+    result = process("serve", "--port", "0", "--data-dir", node_folder)
+    assert (result.code, error_code(result)) == (6, "store_unavailable")
+
+
+def test_interrupting_a_node_is_130_and_terminating_it_0(tmp_path: Path) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        with subprocess.Popen(
+            command("serve", "--port", 0, "--data-dir", tmp_path, "--json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as serving:
+            assert serving.stdout is not None
+            serving.stdout.readline()
+            serving.send_signal(number)
+            try:
+                _, err = serving.communicate(timeout=30)
+            finally:
+                serving.kill()
+        assert (serving.returncode, err) == (code, b"")
+        # What was left behind is a store in order.
+        assert cli("check", "--data-dir", tmp_path).code == 0
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
