@@ -1,0 +1,83 @@
+"""A wheel, built and installed as a stranger would, serves."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+START_S_MAX = 30
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, its server packages and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    for name in filter(None, tracked):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, source / name)
+    _run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, source)
+    venv = folder / "venv"
+    _run(sys.executable, "-m", "venv", venv)
+    _run(
+        venv / "bin" / "pip", "install", "--require-hashes", "-r", ROOT / "requirements/server.lock"
+    )
+    _run(venv / "bin" / "pip", "install", "--no-deps", next(folder.glob("*.whl")))
+    return venv
+
+
+def test_the_installed_command_serves(environment: Path, tmp_path: Path) -> None:
+    command = [environment / "bin" / "sdstore", "serve", "--port", "0"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,  # far from the checkout: nothing is imported from there
+        env={"PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as node:
+        try:
+            url = _announced_url(node)
+            message = {"message_id": "m", "channel_id": "c", "lamport_timestamp": 1}
+            body = {"message": {**message, "content": "aGk="}}
+            stored = httpx.post(f"{url}/v1/messages", json=body)
+            assert (stored.status_code, stored.json()["outcome"]) == (201, "stored")
+            served = httpx.get(f"{url}/v1/messages/m").json()
+            assert served["message"]["content"] == "aGk="
+        finally:
+            node.terminate()
+    assert node.returncode in (0, 130, 143)
+
+
+def test_the_library_imports_without_the_server_packages(environment: Path, tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'sqlalchemy', 'pyspark']));"
+    imports = "import recon.initiator, recon.responder, sdstore.sds.codec, sdstore.client"
+    subprocess.run(
+        [environment / "bin" / "python", "-c", f"{hidden} {imports}"], cwd=tmp_path, check=True
+    )
+
+
+def _announced_url(node: subprocess.Popen[str]) -> str:
+    assert node.stdout is not None
+    started = time.monotonic()
+    for line in node.stdout:
+        if "serves http://" in line:
+            return line.split("serves ")[1].split()[0]
+        assert time.monotonic() - started < START_S_MAX
+    raise AssertionError("the node ended before it served")
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
