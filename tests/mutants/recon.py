@@ -1,0 +1,83 @@
+"""Faults planted in the reconciliation engine."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_T = "tests/recon/test_{}.py"
+_SYNC = tuple(_T.format(name) for name in ("transcript", "sync", "oracle"))
+_INDEX = tuple(_T.format(name) for name in ("index", "oracle", "sync"))
+_WIRE = tuple(_T.format(name) for name in ("codec", "transcript", "vectors", "sync"))
+_LIARS = tuple(_T.format(name) for name in ("liars", "codec"))
+_DISK = (_T.format("checkpoint"),)
+_KEYS = tuple(_T.format(name) for name in ("session", "index", "attacks", "vectors"))
+
+
+def _fault(name: str, module: str, right: str, wrong: str, tests: tuple[str, ...]) -> Fault:
+    return Fault(f"recon: {name}", f"recon/{module}.py", right, wrong, tests)
+
+
+FAULTS = [
+    # The table
+    _fault("equal hashes suffice", "responder", "(hashes == asks.hashes).all(axis=1) & (counts == asks.counts)", "(hashes == asks.hashes).all(axis=1)", (_T.format("responder"),)),
+    _fault("equal counts suffice", "responder", "same = (hashes == asks.hashes).all(axis=1) & (counts", "same = (counts", _SYNC),
+    _fault("an empty side is not seen", "responder", "kinds[compared & (asks.counts == 0)] = COUNT", "pass", _SYNC),
+    _fault("parts without ours are not fetched", "learning", "lacking = ~equal & (counts == 0)", "lacking = equal & (counts == 0)", _SYNC),
+    _fault("the rest of a prefix is dropped", "learning", "rest = self._work.take(slice(answered, None))", "rest = Work.none()", _SYNC),
+    _fault("what we have is not told", "learning", "        self._have(found.have_rows)\n", "", _SYNC),
+    _fault("what we have where they hold nothing is not told", "learning", "        self._have(rows)\n        self._settle(ranges.take(none)", "        self._settle(ranges.take(none)", (_T.format("responder"),)),
+    _fault("lists of neighbours join across gaps", "worklist", "work.ranges.touches_next() & work.listed[1:]", "work.listed[1:]", _SYNC),
+    _fault("lists join with comparisons", "worklist", "& work.listed[1:] & work.listed[:-1]", "& work.listed[1:]", _SYNC),
+    _fault("a list means the same in every range", "matching", "ours = names_of(lanes) | ranges[owner]", "ours = names_of(lanes)", _SYNC),
+    _fault("repeated short ids count twice", "matching", "theirs[np.concatenate((np.ones(1, bool), theirs[1:] != theirs[:-1]))[: len(theirs)]]", "theirs", (_T.format("liars"), _T.format("responder"))),
+    # Cuts
+    _fault("cuts ignore ties", "cuts", "heads[tied] = rounded", "pass", _SYNC),
+    _fault("inseparable elements are cut", "cuts", "parted = heads_below < heads_at", "parted = heads_below <= heads_at", _SYNC),
+    _fault("bounds round too far", "bounds", "differing = (bit_lengths(below ^ at) - 1).astype(np.uint64)", "differing = bit_lengths(below ^ at).astype(np.uint64)", _WIRE),
+    _fault("bit lengths round up", "columns", "exact = (values & ~(values >> np.uint64(1))).astype(np.float64)", "exact = values.astype(np.float64)", _WIRE),
+    _fault("the phase is ignored by one side", "codec", "(256 * (within + 1) + phase - 64)", "(256 * (within + 1))", _WIRE),
+    _fault("with several runs counts are implied", "cuts", "return Cuts(owner[sequence], orders, heads, None)", "return Cuts(owner[sequence], orders, heads, owner)", _SYNC),
+    # The wire
+    _fault("the last byte of a number is lost", "varint", "lengths = np.maximum((bit_lengths(values) + 6) // 7, 1)", "lengths = np.clip((bit_lengths(values) + 6) // 7, 1, 9)", _WIRE),
+    _fault("zigzag forgets the sign", "varint", "-(zigzag & np.uint64(1)).astype(np.int64)", "(zigzag & np.uint64(1)).astype(np.int64)", _WIRE),
+    _fault("columns may have bytes to spare", "codec", "    if taken != len(raw):\n        raise", "    if taken > len(raw):\n        raise", (_T.format("responder"), _T.format("codec"))),
+    _fault("ranges may overlap", "codec", "    if not fine.all():\n", "    if not fine.any():\n", (_T.format("responder"),)),
+    _fault("splits need not ascend", "codec", "    if not above.all():\n", "    if not len(above):\n", (_T.format("responder"),)),
+    _fault("parts need not add up", "codec", "if (part_counts < 1).any() or (np.add.reduceat(part_counts, firsts) != counts).any():", "if (part_counts < 1).any():", (_T.format("responder"),)),
+    _fault("parts may be empty", "codec", "if (part_counts < 1).any() or ", "if ", (_T.format("responder"),)),
+    _fault("no answer is progress", "codec", "if not 0 < answered <= len(ranges):", "if not answered <= len(ranges):", _LIARS),
+    _fault("any frame is long enough", "responder", "    if room < FRAME_BYTES_MIN:\n", "    if room < 0:\n", (_T.format("responder"),)),
+    _fault("the frame limit is passed", "responder", "if size <= room or prefix == 1:", "if True:", (*_SYNC, _T.format("responder"))),
+    # Budgets
+    _fault("depth has no limit", "learning", "if int(depths.max()) > self._depth_max:", "if False:", _LIARS),
+    _fault("bytes have no limit", "budget", "if self.bytes > bytes_max:", "if False:", _LIARS),
+    _fault("requests have no limit", "budget", "if self.requests > limits.requests_max:", "if False:", _LIARS),
+    _fault("time has no limit", "budget", "if elapsed_s > seconds_max:", "if False:", _LIARS),
+    _fault("a list that is refused is asked for again and again", "learning", "self._out.list_cap = max(cap, SMALL_COUNT)", "pass", (_T.format("responder"), *_SYNC)),
+    # Keys
+    _fault("one nonce is enough for a key", "session", "material = initiator_nonce + responder_nonce + interest_digest", "material = initiator_nonce + initiator_nonce + interest_digest", _KEYS),
+    _fault("a nonce lives for ever", "session", "for e in (epoch, max(epoch - 1, 0))", "for e in range(epoch + 1)", _KEYS),
+    _fault("the order is not hashed", "hashing", "        right[:, 0] ^= orders\n", "", _KEYS),
+    _fault("half of the id is not hashed", "hashing", "        right ^= words[:, 2:]\n", "", _KEYS),
+    _fault("the key is not used", "hashing", "algorithms.AES(key.raw)", "algorithms.AES(bytes(16))", _KEYS),
+    # Index and views
+    _fault("duplicates in a batch are kept", "index", "new = ~_repeats(orders, heads, ids)", "new = np.ones(len(orders), bool)", _INDEX),
+    _fault("duplicates of older runs are kept", "index", "            new &= ~self._stored(run, orders, ids, heads)\n", "            pass\n", _INDEX),
+    _fault("duplicates among the waiting are kept", "index", "if element not in self._pending and not", "if not", _INDEX),
+    _fault("inseparable duplicates are kept", "index", "            places[candidates] += 1\n", "            break\n", _INDEX),
+    _fault("merging puts the younger first", "runs", "target = places + np.arange(len(younger))", "target = np.arange(len(younger))", _INDEX),
+    _fault("ties are not searched by head", "runs", "        if len(inside):\n", "        if False:\n", _INDEX),
+    _fault("long columns are searched one short", "runs", "below &= further <= len(ascending)", "below &= further < len(ascending)", _INDEX),
+    _fault("a window is closed above", "view", "return wanted if upper is None else wanted & (orders < np.uint64(upper))", "return wanted if upper is None else wanted & (orders <= np.uint64(upper))", _INDEX),
+    _fault("views of groups do not grow", "view", "mine &= np.isin(news.groups, self._wanted)", "mine &= False", _INDEX),
+    _fault("the tail is forgotten in the total", "view", "low, high = self._tail_sums\n        for run", "low, high = 0, 0\n        for run", _INDEX),
+    _fault("the cache grows for ever", "cache", "total > self._elements_max", "False", _INDEX),
+    # Fetching
+    _fault("anything that arrives is accepted", "fetch", "asked[place] = inside and (some is None or name in some)", "asked[place] = True", (_T.format("fetch"),)),
+    _fault("short ids are not compared", "fetch", "inside and (some is None or name in some)", "inside", (_T.format("fetch"),)),
+    _fault("a cut answer need not progress", "fetch", "if not batch or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
+    _fault("what was cut off is not asked for again", "fetch", "        for need in reversed(rest):\n", "        for need in rest[:0]:\n", (_T.format("fetch"), *_SYNC)),
+    # Disk
+    _fault("a checkpoint is not verified", "checkpoint", "!= digest:\n        return None", "== b'':\n        return None", _DISK),
+    _fault("a checkpoint may be cut", "checkpoint", "len(raw) != start + count * _ROW_BYTES", "len(raw) < start", _DISK),
+]  # fmt: skip
