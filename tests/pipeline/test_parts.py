@@ -1,0 +1,201 @@
+"""The parts that need no Spark: roots, manifest, plan, publication, lineage, graphs, Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import java
+from pipeline.documents import readme
+from pipeline.errors import ManifestError, PublishError
+from pipeline.lineage import list_snapshots, prune_snapshots
+from pipeline.manifest import (
+    EntryRange,
+    FileRecord,
+    Manifest,
+    Parent,
+    Summary,
+    Watermark,
+    load,
+)
+from pipeline.plan import merged_tail
+from pipeline.publish import published, share_file, write_file
+from pipeline.report.graph import shape_of
+from pipeline.roots import digest_array, root
+
+
+def entry_range(first: int, count: int, day: str = "2026-01-01") -> EntryRange:
+    file = FileRecord(f"entries/day={day}/{first}.parquet", count * 100, "00" * 32)
+    return EntryRange(
+        day, first, first + count - 1, count, "11" * 32, count * 80, "a", "b", 1, 2, file
+    )
+
+
+MANIFEST = Manifest(
+    snapshot_id="ab" * 16,
+    created_at="2026-01-01T00:00:00+00:00",
+    software="sdstore 0",
+    decoder_version=1,
+    database_id="cd" * 8,
+    parent=Parent("ef" * 16, "é"),
+    channel_ids=("", "é\u2028\U0001f600"),
+    watermark=Watermark(9, 3),
+    entries=Summary(9, "22" * 32),
+    claims=Summary(0, "33" * 32),
+    entry_ranges=(entry_range(1, 9),),
+    claim_ranges=(),
+    channels=FileRecord("channels.parquet", 1, "44" * 32),
+)
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), unique=True, max_size=50))
+@settings(deadline=None)
+def test_a_root_is_blake3_over_the_sorted_digests(digests: list[bytes]) -> None:
+    column = pa.array([b"x", *digests], pa.binary())[1:]  # a slice: buffers begin elsewhere
+    assert root(digest_array(column)) == blake3(b"".join(sorted(digests))).digest()
+
+
+def test_digests_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        digest_array(pa.array([bytes(32), bytes(31)], pa.binary()))
+
+
+def test_a_manifest_survives_its_own_json() -> None:
+    assert Manifest.from_bytes(MANIFEST.to_bytes()) == MANIFEST
+    assert json.loads(MANIFEST.to_bytes())["entries"]["count"] == 9
+
+
+def test_any_changed_byte_of_a_manifest_is_noticed() -> None:
+    raw = MANIFEST.to_bytes()
+    for position in range(len(raw)):
+        for bit in (0x01, 0x20):
+            changed = bytearray(raw)
+            changed[position] ^= bit
+            with pytest.raises(ManifestError):
+                Manifest.from_bytes(bytes(changed))
+
+
+def test_a_manifest_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="schema version 2 is not known"):
+        Manifest.from_bytes(replace(MANIFEST, schema_version=2).to_bytes())
+    with pytest.raises(ManifestError, match="is not a snapshot"):
+        load(tmp_path)
+
+
+def test_many_small_exports_make_few_files_and_rewrite_little() -> None:
+    ranges: list[EntryRange] = []
+    rewritten = next_seq = 0
+    for _ in range(1_000):
+        tail = merged_tail(ranges, 10)
+        count = 10 + sum(each.count for each in tail)
+        rewritten += count
+        first = tail[0].first if tail else next_seq
+        ranges = [*ranges[: len(ranges) - len(tail)], entry_range(first, count)]
+        next_seq += 10
+    assert sum(each.count for each in ranges) == 10_000
+    assert len(ranges) <= 12
+    assert rewritten <= 10_000 * 12
+
+
+def test_only_ranges_of_one_day_are_merged() -> None:
+    ranges = [entry_range(1, 5, "2026-01-01"), entry_range(6, 5, "2026-01-02")]
+    assert merged_tail(ranges, 100) == ranges[1:]
+    assert merged_tail(ranges, 0) == []
+
+
+def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "snapshot"
+    with pytest.raises(ZeroDivisionError), published(target) as folder:
+        write_file(folder, "a/b", bytes(1 // 0))
+    assert list(tmp_path.iterdir()) == []
+    left_over = tmp_path / ".snapshot.partial" / "entries"
+    left_over.mkdir(parents=True)  # as a killed process leaves it
+    (left_over / "half").touch()
+    with published(target) as folder:
+        record = write_file(folder, "a/b", b"content")
+        with pytest.raises(PublishError, match="another process"), published(target):
+            pass
+    assert sorted(p.name for p in target.rglob("*")) == ["a", "b"]
+    assert record == FileRecord("a/b", 7, blake3(b"content").hexdigest())
+    with pytest.raises(PublishError, match="exists"), published(target):
+        pass
+
+
+def test_pruning_keeps_the_newest_and_takes_nothing_from_them(tmp_path: Path) -> None:
+    for number, name in enumerate("abc"):
+        write_file(tmp_path / name, "data", b"shared") if name == "a" else share_file(
+            tmp_path / "a", tmp_path / name, "data"
+        )
+        made = replace(MANIFEST, created_at=f"2026-01-0{number + 1}", parent=None)
+        write_file(tmp_path / name, "manifest.json", made.to_bytes())
+    write_file(tmp_path / "broken", "manifest.json", b"{}")
+    assert prune_snapshots(tmp_path, 2) == [tmp_path / "a"]
+    assert [each.folder.name for each in list_snapshots(tmp_path)] == ["broken", "b", "c"]
+    assert (tmp_path / "c" / "data").read_bytes() == b"shared"
+
+
+@given(st.lists(st.lists(st.integers(0, 14), max_size=3), max_size=15))
+@settings(deadline=None, max_examples=200)
+def test_depth_and_width_are_those_of_a_plain_search(parents: list[list[int]]) -> None:
+    """Against an oracle, with cycles, self-references and parents that are not there."""
+    edges = [(child, p) for child, named in enumerate(parents) for p in named or [-1]]
+    children, targets = (np.array([e[i] for e in edges], np.int64) for i in (0, 1))
+    known = {
+        child: {p for p in named if p != child and p < len(parents)}
+        for child, named in enumerate(parents)
+    }
+    levels: dict[int, int] = {}
+    while settled := {
+        child: 1 + max((levels[p] for p in named), default=0)
+        for child, named in known.items()
+        if child not in levels and named <= levels.keys()
+    }:
+        levels |= settled
+    widths = [list(levels.values()).count(level) for level in levels.values()]
+    shape = shape_of(children, targets)
+    assert shape.depth == max(levels.values(), default=0)
+    assert shape.width == max(widths, default=0)
+    assert shape.cyclic_count == len(known) - len(levels)
+
+
+def test_the_readme_of_a_snapshot_explains_every_column() -> None:
+    text = readme()
+    for column in ("causal_history", "frame_hash", "claim_id", "lamport_first"):
+        assert f"| `{column}` |" in text
+
+
+def test_java_that_is_there_is_used_and_else_the_wheel(tmp_path: Path) -> None:
+    without_java = {"PATH": str(tmp_path)}
+    home = java.java_home(without_java, tmp_path)
+    assert home is not None
+    answer = subprocess.run(
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert 'version "17' in answer.stderr
+    assert java.java_home({"JAVA_HOME": home, "PATH": ""}, tmp_path) == home
+
+
+def test_the_command_line_starts_without_spark() -> None:
+    """Nobody waits for Spark, or needs it, to be told how a verb is used."""
+    code = (
+        "import sys; from app.cli.main import run; run(['snapshot', '--help']);"
+        "sys.exit(bool({'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == 0
+    assert b"restore" in ended.stdout

@@ -1,0 +1,122 @@
+"""The Spark data source: filters, partitions, the watermark, exactly-once streams."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, StringContains
+
+from pipeline.database import open_database
+from pipeline.scan import Interval, Scan
+from pipeline.source import narrow
+from tests.support.snapshots import CHANNELS, FIRST_DAY_MS, conversation, fill_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAM_SCHEMA = "seq bigint, digest binary"
+
+
+def read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    return spark.read.format("sdstore").options(url=url, **options).load()
+
+
+def test_partitions_are_about_equal_and_share_nothing(store_url: str) -> None:
+    with open_database(store_url) as database:
+        scan = Scan(seq=Interval(0, database.watermark().seq))
+        parts = database.entry_partitions(scan, 500)
+        counts = [sum(batch.num_rows for batch in database.keys(part)) for part, _ in parts]
+    assert counts == [count for _, count in parts]
+    assert sum(counts) == 3_000
+    assert max(counts) <= 500
+    assert all(a[0].seq.last < b[0].seq.first for a, b in pairwise(parts))
+
+
+def test_filters_that_sql_answers_change_no_result(spark: SparkSession, store_url: str) -> None:
+    rows = read(spark, store_url, partitionEntries=1_000)
+    everything = rows.select("seq", "channel_id", "lamport_timestamp", "received_at").collect()
+    day = datetime.fromtimestamp(FIRST_DAY_MS / 1000 + 86_400, UTC)
+    found = rows.where(
+        f.col("channel_id").isin(CHANNELS[0], CHANNELS[2])
+        & (f.col("lamport_timestamp") > 50)
+        & (f.col("lamport_timestamp") <= 4_000)
+        & (f.col("received_at") < f.lit(day))
+    )
+    expected = {
+        row["seq"]
+        for row in everything
+        if row["channel_id"] in (CHANNELS[0], CHANNELS[2])
+        and 50 < row["lamport_timestamp"] <= 4_000
+        and row["received_at"].replace(tzinfo=UTC) < day
+    }
+    assert {row["seq"] for row in found.select("seq").collect()} == expected != set()
+
+
+def test_a_filter_becomes_a_bound_of_the_scan_or_is_given_back() -> None:
+    scan = Scan()
+    lamport = narrow(scan, GreaterThan(("lamport_timestamp",), 9))
+    assert lamport is not None
+    assert lamport.lamport.first == 10
+    arrival = narrow(
+        scan, LessThanOrEqual(("received_at",), datetime(1970, 1, 1, 0, 0, 0, 1999, UTC))
+    )
+    assert arrival is not None
+    assert arrival.received_ms.last == 1
+    channels = narrow(scan, In(("channel_id",), ("a", None, "b")))
+    assert channels is not None
+    both = narrow(channels, EqualTo(("channel_id",), "b"))
+    assert both is not None
+    assert both.channel_ids == {"b"}
+    assert narrow(scan, StringContains(("channel_id",), "a")) is None
+    assert narrow(scan, EqualTo(("message_id",), "a")) is None
+
+
+def test_a_read_does_not_see_what_arrives_after_it_was_planned(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, messages = f"sqlite:///{tmp_path / 'sdstore.db'}", conversation(seed=2)
+    fill_store(url, messages, 300)
+    planned = read(spark, url, partitionEntries=100)
+    planned.rdd.getNumPartitions()  # plans the scan: the watermark is read here
+    fill_store(url, messages, 200)
+    assert planned.count() == 300
+    assert read(spark, url).count() == 500
+
+
+def test_an_unknown_url_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="there is no database"):
+        read(spark, f"sqlite:///{tmp_path / 'nothing.db'}").count()
+    with pytest.raises(Exception, match="the option url is missing"):
+        spark.read.format("sdstore").load().count()
+
+
+def test_a_stream_that_is_restarted_writes_every_entry_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, messages = f"sqlite:///{tmp_path / 'sdstore.db'}", conversation(seed=3)
+    for count in (250, 0, 130):
+        fill_store(url, messages, count) if count else None
+        stream_available(spark, url, tmp_path, batch=100)
+    rows = spark.read.schema(STREAM_SCHEMA).parquet(str(tmp_path / "out")).collect()
+    with open_database(url) as database:
+        [batch] = database.keys(Scan())
+    assert sorted(row["seq"] for row in rows) == batch.column("seq").to_pylist()
+    assert {bytes(row["digest"]) for row in rows} == set(batch.column("digest").to_pylist())
+
+
+def stream_available(spark: SparkSession, url: str, folder: Path, batch: int) -> None:
+    """Write what is there by now in micro-batches of `batch` entries, then stop."""
+    stream = spark.readStream.format("sdstore").options(url=url, maxEntriesPerBatch=batch).load()
+    query = (
+        stream.select("seq", "digest")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "out"))
+    )
+    assert query.awaitTermination(120)

@@ -1,0 +1,197 @@
+"""What a check of a snapshot notices, and what a restore of a bad one does."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import manifest as manifests
+from pipeline.diff import diff
+from pipeline.errors import ParentMismatchError, PublishError
+from pipeline.export import export_snapshot
+from pipeline.findings import Fault
+from pipeline.manifest import FileRecord, Manifest
+from pipeline.publish import write_file
+from pipeline.restore import restore_snapshot
+from pipeline.roots import digest_array, root
+from pipeline.tables import parquet_bytes
+from pipeline.verify import verify_snapshot
+from tests.support.snapshots import CHANNELS, conversation, fill_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def forged(snapshot: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -> str:
+    """A copy whose first file is changed and whose manifest lies accordingly; the file's path."""
+    shutil.copytree(snapshot, copy)
+    manifest = manifests.load(copy)
+    victim = manifest.entry_ranges[0]
+    table = change(pq.read_table(copy / victim.file.path, partitioning=None))
+    lie = replace(
+        victim,
+        count=table.num_rows,
+        root=root(digest_array(table["digest"])).hex(),
+        file=write_file(copy, victim.file.path, parquet_bytes(table)),
+    )
+    seal(copy, replace(manifest, entry_ranges=(lie, *manifest.entry_ranges[1:])))
+    return victim.file.path
+
+
+def seal(snapshot: Path, manifest: Manifest) -> None:
+    write_file(snapshot, manifests.FILE_NAME, manifest.to_bytes())
+
+
+def with_column(
+    name: str, values: Callable[[list[object]], list[object]]
+) -> Callable[..., pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        number = table.column_names.index(name)
+        column = pa.array(values(table[name].to_pylist()), table.schema.field(name).type)
+        return table.set_column(number, table.schema.field(name), column)
+
+    return change
+
+
+def first_changed(new: object) -> Callable[[list[object]], list[object]]:
+    return lambda values: [new, *values[1:]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fault"),
+    [
+        ("frame", b"\xff", Fault.FRAME_REFUSED),
+        ("frame_hash", bytes(32), Fault.FRAME_HASH_DIFFERS),
+        ("digest", bytes(32), Fault.DIGEST_DIFFERS),
+        ("sender_id", "mallory", Fault.COLUMN_DIFFERS),
+        ("lamport_timestamp", 0, Fault.COLUMN_DIFFERS),
+        ("causal_history", [], Fault.COLUMN_DIFFERS),
+        ("seq", 10**9, Fault.OUTSIDE_OF_RANGE),
+    ],
+)
+def test_a_poisoned_row_is_named_even_if_the_manifest_was_forged_with_it(
+    spark: SparkSession, snapshot: Path, tmp_path: Path, column: str, value: object, fault: Fault
+) -> None:
+    path = forged(snapshot, tmp_path / "forged", with_column(column, first_or_last(column, value)))
+    findings = verify_snapshot(spark, tmp_path / "forged").findings
+    assert (fault, path) in {(each.fault, each.where) for each in findings}
+    rows = {each.row for each in findings if each.row is not None}
+    assert len(rows) == (0 if fault is Fault.OUTSIDE_OF_RANGE else 1)
+
+
+def first_or_last(column: str, value: object) -> Callable[[list[object]], list[object]]:
+    """The last message of a file has a history, which the first one may not have."""
+    if column == "causal_history":
+        return lambda values: [*values[:-1], value]
+    return first_changed(value)
+
+
+def test_a_row_that_was_left_out_shows_in_the_totals(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    forged(snapshot, tmp_path / "forged", lambda table: table.slice(1))
+    findings = verify_snapshot(spark, tmp_path / "forged").findings
+    assert {"entries", "channels.parquet"} <= {each.where for each in findings}
+    assert {each.fault for each in findings} <= {Fault.ROOT_DIFFERS, Fault.CLAIM_WITHOUT_ENTRY}
+
+
+def test_missing_and_unknown_files_are_named(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(snapshot, tmp_path / "copy")
+    gone = manifests.load(snapshot).entry_ranges[0].file.path
+    (tmp_path / "copy" / gone).unlink()
+    (tmp_path / "copy" / "README.md").unlink()
+    (tmp_path / "copy" / "entries" / "extra.parquet").touch()
+    found = {
+        (each.fault, each.where) for each in verify_snapshot(spark, tmp_path / "copy").findings
+    }
+    assert found == {
+        (Fault.MISSING_FILE, gone),
+        (Fault.MISSING_FILE, "README.md"),
+        (Fault.UNLISTED_FILE, "entries/extra.parquet"),
+    }
+
+
+def test_a_damaged_snapshot_restores_what_is_whole_of_it(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(snapshot, tmp_path / "copy")
+    lost = manifests.load(snapshot).entry_ranges[0]
+    (tmp_path / "copy" / lost.file.path).write_bytes(b"PAR1")
+    restored = restore_snapshot(spark, tmp_path / "copy", f"sqlite:///{tmp_path / 'new.db'}")
+    assert restored.refused == {Fault.UNREADABLE_ROWS: lost.count}
+    assert restored.written_count == 3_000 - lost.count
+
+
+def test_one_channel_is_exported_alone_and_days_are_folders(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    one = export_snapshot(spark, store_url, tmp_path / "one", channel_ids=[CHANNELS[2], "unknown"])
+    assert {each.day for each in one.entry_ranges} == {"2026-01-01", "2026-01-02", "2026-01-03"}
+    found = spark.read.parquet(str((tmp_path / "one" / "entries").absolute()))
+    assert [row[0] for row in found.select("channel_id").distinct().collect()] == [CHANNELS[2]]
+    assert verify_snapshot(spark, tmp_path / "one").findings == ()
+    with pytest.raises(ParentMismatchError):
+        export_snapshot(spark, store_url, tmp_path / "all", parent=tmp_path / "one")
+    with pytest.raises(PublishError):
+        export_snapshot(spark, store_url, tmp_path / "one")
+
+
+def test_an_empty_store_has_a_snapshot_too(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
+    fill_store(url, conversation(seed=4), 0)
+    made = export_snapshot(spark, url, tmp_path / "empty")
+    assert (made.entries.count, made.entry_ranges) == (0, ())
+    assert verify_snapshot(spark, tmp_path / "empty").findings == ()
+    assert restore_snapshot(spark, tmp_path / "empty", url).rows_count == 0
+
+
+def test_a_diff_names_what_each_side_lacks(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    """Two stores with a common past, each with messages of its own."""
+    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
+    fill_store(url, conversation(seed=1), 2_950)
+    fill_store(url, conversation(seed=5), 20)
+    found = diff(spark, snapshot, url)
+    ours = {row["digest"] for row in found.left_only.collect()}
+    theirs = {row["digest"] for row in found.right_only.collect()}
+    assert (len(ours), len(theirs)) == (50, 20)
+    assert sum(each.left_count - each.right_count for each in found.ranges) == 30
+
+
+def test_retired_content_leaves_the_next_snapshot_and_roots_stay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "sdstore.db"
+    fill_store(f"sqlite:///{path}", conversation(seed=6), 200)
+    before = export_snapshot(spark, f"sqlite:///{path}", tmp_path / "a")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM frames WHERE seq = 7")
+        connection.execute("UPDATE messages SET frame_bytes = 0 WHERE seq = 7")
+    connection.close()
+    after = export_snapshot(spark, f"sqlite:///{path}", tmp_path / "b", parent=tmp_path / "a")
+    assert after.entries == before.entries
+    table = pq.read_table(tmp_path / "b" / after.entry_ranges[0].file.path, partitioning=None)
+    retired = table.filter(pc.is_null(table["frame"]))
+    assert retired["seq"].to_pylist() == [7]
+    assert verify_snapshot(spark, tmp_path / "b").findings == ()
+
+
+def test_the_digest_of_a_file_record_is_of_its_bytes(snapshot: Path) -> None:
+    manifest = manifests.load(snapshot)
+    for record in manifest.files():
+        content = (snapshot / record.path).read_bytes()
+        assert write_file(snapshot.parent / "again", record.path, content) == FileRecord(
+            record.path, len(content), record.digest
+        )
