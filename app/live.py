@@ -50,7 +50,7 @@ class Gap(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Nothing has happened for a while."""
+    """The reader is connected, and nothing has happened for a while."""
 
 
 LiveEvent = LiveMessage | Gap | Heartbeat
@@ -112,6 +112,8 @@ class LiveHub:
                 return
             await self._start()
             reader = _Reader(wanted, self._seq if after_seq is None else after_seq, self._end)
+            # From here on nothing is missed, and the client may know it.
+            yield Heartbeat()
             if after_seq is not None:
                 async for message in self._replay(reader):
                     yield message

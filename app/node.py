@@ -118,7 +118,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         peers=Peers(local, syncs, settings, limits),
         metrics=CollectorRegistry(),
     )
-    register_node_metrics(node.metrics, committer, index)
+    register_node_metrics(node.metrics, committer, index, live)
     return node
 
 

@@ -9,23 +9,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from app.ingest.committer import GroupCommitter
+from app.live import LiveHub
 from app.rangeindex import NodeIndex
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 def register_node_metrics(
-    registry: CollectorRegistry, committer: GroupCommitter, index: NodeIndex
+    registry: CollectorRegistry, committer: GroupCommitter, index: NodeIndex, live: LiveHub
 ) -> None:
     """Add ingest, index and process families to a registry."""
-    registry.register(_NodeCollector(committer, index))
+    registry.register(_NodeCollector(committer, index, live))
     ProcessCollector(namespace="sdstore", registry=registry)
 
 
 class _NodeCollector(Collector):
-    def __init__(self, committer: GroupCommitter, index: NodeIndex) -> None:
+    def __init__(self, committer: GroupCommitter, index: NodeIndex, live: LiveHub) -> None:
         self._committer = committer
         self._index = index
+        self._live = live
 
     def collect(self) -> Iterator[Family]:
         counters = self._committer.counters
@@ -37,6 +39,7 @@ class _NodeCollector(Collector):
         yield _gauge("ingest_queue_items", "Messages waiting", counters.queue_items)
         yield _gauge("ingest_queue_bytes", "Bytes of frames waiting", counters.queue_bytes)
         yield _gauge("index_elements", "Elements of the range index", len(self._index.elements))
+        yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
 
 
 def _counter(name: str, about: str, value: float) -> Family:

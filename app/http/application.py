@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from app.errors import Code, Problem
 from app.http import (
@@ -35,6 +36,8 @@ from app.http.shell import App, Shell
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 
+SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
+
 ROUTERS: tuple[APIRouter, ...] = (
     channels.router,
     hints.router,
@@ -56,7 +59,19 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
     metrics = HttpMetrics()
     node.metrics.register(metrics)
     table = RouteTable(routes(node.limits), metrics)
-    return Shell(table, node, authorizer, _framework())
+    shell = Shell(table, node, authorizer, _framework())
+    return _with_cors(shell, node.settings.cors_origins) if node.settings.cors_origins else shell
+
+
+def _with_cors(app: App, origins: Sequence[str]) -> App:
+    """Let pages of these origins read the answers; credentials go in headers, never in cookies."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("authorization", "content-type", "if-none-match", "retrieval-hint"),
+        expose_headers=("etag", "link", "location", "retry-after", *SDS_HEADERS),
+    )
 
 
 def openapi_document() -> dict[str, Any]:

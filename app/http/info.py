@@ -31,7 +31,7 @@ def _document(node: Node) -> dict[str, Any]:
     return {
         "version": version("sdstore"),
         "node_id": node.node_id,
-        "protocols": {"recon": [PROTOCOL_VERSION]},
+        "protocols": {"recon": [PROTOCOL_VERSION], "negentropy": [1]},
         "digest": {"hash": "blake3", "context": ENTRY_CONTEXT, "decoder_version": DECODER_VERSION},
         "session": {
             "nonce_lifetime_s": node.limits.session_nonce_lifetime_s,

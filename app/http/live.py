@@ -61,8 +61,6 @@ def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamingResponse
 async def _chunks(
     events: AsyncGenerator[LiveEvent, None], cursors: Cursors
 ) -> AsyncIterator[bytes]:
-    # Something at once: the client learns that it is connected.
-    yield HEARTBEAT
     async with aclosing(events) as open_events:
         async for each in open_events:
             yield _chunk(each, cursors)

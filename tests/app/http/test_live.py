@@ -1,0 +1,235 @@
+"""Live readers over real sockets: nothing missed, nothing twice, resumable, told when too slow."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.limits import DEFAULT_LIMITS
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+from sdstore.wire import store_pb2 as wire
+from tests.support.server import PROTOBUF, RunningNode, running_node
+
+
+@dataclass
+class Event:
+    """One server-sent event; `name` is "comment" for a comment."""
+
+    name: str
+    data: dict[str, Any]
+    event_id: str | None
+
+    @property
+    def message_id(self) -> str:
+        return str(self.data["message"]["message_id"])
+
+
+def events_of(lines: Iterator[str]) -> Iterator[Event]:
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.strip()
+            continue
+        data = json.loads(fields.get("data", "{}"))
+        yield Event(fields.get("event", "comment"), data, fields.get("id"))
+        fields = {}
+
+
+@contextmanager
+def live(
+    node: RunningNode, path: str = "/v1/live", headers: dict[str, str] | None = None, **query: str
+) -> Iterator[Iterator[Event]]:
+    """The events of a reader that is connected: its first comment has come."""
+    with (
+        httpx.Client(base_url=node.url, timeout=20) as client,
+        client.stream("GET", path, params=query, headers=headers) as stream,
+    ):
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        events = events_of(stream.iter_lines())
+        assert next(events).name == "comment"
+        yield events
+
+
+def message(number: int | str, channel_id: str = "c", content: bytes = b"hi") -> Message:
+    return Message(f"m{number}", channel_id, lamport_timestamp=1, content=content)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RunningNode]:
+    with running_node(tmp_path) as running:
+        yield running
+
+
+def test_a_new_message_is_shown_as_json_with_an_id(node: RunningNode) -> None:
+    node.publish(message("old"))
+    with live(node) as events:
+        node.publish(message("new"))
+        event = next(events)
+    assert (event.name, event.message_id) == ("message", "mnew")
+    assert event.data["meta"]["seq"] == 2
+    assert event.event_id is not None
+
+
+def test_a_channel_reader_hears_its_channel_alone(node: RunningNode) -> None:
+    with live(node, "/v1/channels/live", channel_id="a/b") as events:
+        node.publish(message(1, "other"))
+        node.publish(message(2, "a/b"))
+        assert next(events).message_id == "m2"
+
+
+def test_sync_and_ephemeral_messages_are_relayed_without_an_id(node: RunningNode) -> None:
+    with live(node) as events:
+        node.publish(Message("s", "c", lamport_timestamp=1))
+        node.publish(Message("e", "c", content=b"now"))
+        shown = [next(events), next(events)]
+    assert [(e.name, e.message_id, e.event_id) for e in shown] == [
+        ("relayed", "s", None),
+        ("relayed", "e", None),
+    ]
+    assert [e.data["meta"]["kind"] for e in shown] == ["sync", "ephemeral"]
+
+
+@pytest.mark.parametrize("by_header", [True, False])
+def test_a_reader_goes_on_where_it_was(node: RunningNode, by_header: bool) -> None:
+    with live(node) as events:
+        for n in range(3):
+            node.publish(message(n))
+        cursor = next(events).event_id or ""
+    for n in range(3, 6):
+        node.publish(message(n))
+    headers = {"last-event-id": cursor} if by_header else None
+    query = {} if by_header else {"after": cursor}
+    with live(node, headers=headers, **query) as events:
+        node.publish(message(6))
+        assert [next(events).message_id for _ in range(6)] == [f"m{n}" for n in range(1, 7)]
+
+
+def test_an_event_id_is_a_cursor_of_the_feed(node: RunningNode) -> None:
+    with live(node) as events:
+        for n in range(3):
+            node.publish(message(n))
+        first = next(events)
+    page = node.http.get("/v1/feed", params={"after": first.event_id}).json()
+    assert [m["message"]["message_id"] for m in page["messages"]] == ["m1", "m2"]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "status"), [("nonsense", 400), ("WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxXQ", 410)]
+)
+def test_a_cursor_that_is_none_is_refused(node: RunningNode, cursor: str, status: int) -> None:
+    assert node.http.get("/v1/live", params={"after": cursor}).status_code == status
+    assert node.http.get("/v1/live", headers={"last-event-id": cursor}).status_code == status
+
+
+def test_silence_is_filled_with_comments(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, live_heartbeat_s=1)
+    with running_node(tmp_path, limits) as node, live(node) as events:
+        assert next(events).name == "comment"
+
+
+def test_too_many_readers_are_turned_away_and_a_place_becomes_free(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, live_readers_max=1)
+    with running_node(tmp_path, limits) as node:
+        with live(node):
+            refused = node.http.get("/v1/live")
+            assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+            assert refused.headers["retry-after"] == "10"
+        while "sdstore_live_readers 1.0" in node.http.get("/metrics").text:
+            pass
+        with live(node) as events:
+            node.publish(message(1))
+            assert next(events).message_id == "m1"
+
+
+def test_a_reader_that_does_not_read_is_told_of_its_gap(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, live_queue_items_max=4)
+    large = bytes(500_000)
+    with running_node(tmp_path, limits) as node, connected(node) as lines:
+        # More than the socket buffers hold: the reader is stuck, the writer is not.
+        for n in range(30):
+            node.publish(message(n, content=large))
+        seen, gap = [], None
+        for event in events_of(line.rstrip("\n") for line in lines):
+            if event.name == "gap":
+                gap = event
+                break
+            if event.name == "message":
+                seen.append(event.message_id)
+        assert gap is not None
+        assert gap.event_id is None
+        assert seen == [f"m{n}" for n in range(len(seen))]
+        page = node.http.get("/v1/feed", params={"after": gap.data["cursor"], "limit": 1}).json()
+        assert page["messages"][0]["message"]["message_id"] == f"m{len(seen)}"
+
+
+@contextmanager
+def connected(node: RunningNode) -> Iterator[IO[str]]:
+    """The lines of a reader that is connected and reads no more; HTTP/1.0, so they are not chunked."""
+    parts = urlsplit(node.url)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port or 80), timeout=20) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        connection.sendall(b"GET /v1/live HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        with connection.makefile("r", encoding="utf-8", newline="\n") as lines:
+            while not lines.readline().startswith(":"):
+                pass
+            lines.readline()
+            yield lines
+
+
+def test_readers_among_concurrent_writers_miss_nothing_and_see_nothing_twice(
+    node: RunningNode,
+) -> None:
+    writers_count, messages_count = 4, 40
+    total = writers_count * messages_count
+    start = threading.Barrier(writers_count + 3)
+
+    def write(writer: int) -> None:
+        start.wait()
+        with httpx.Client(base_url=node.url) as client:
+            for n in range(0, messages_count, 2):
+                frames = [encode(message(f"{writer}-{n + k}")) for k in range(2)]
+                batch = wire.PublishBatch(items=[wire.PublishItem(frame=f) for f in frames])
+                client.post(
+                    "/v1/messages/batch", content=batch.SerializeToString(), headers=PROTOBUF
+                )
+
+    def follow_live() -> list[tuple[int, str]]:
+        with live(node) as events:
+            start.wait()
+            shown = [next(events) for _ in range(total)]
+        return [(e.data["meta"]["seq"], e.message_id) for e in shown]
+
+    def follow_feed() -> list[tuple[int, str]]:
+        start.wait()
+        seen: list[tuple[int, str]] = []
+        cursor: str | None = None
+        with httpx.Client(base_url=node.url) as client:
+            while len(seen) < total:
+                query = {"limit": "7"} | ({"after": cursor} if cursor else {})
+                page = client.get("/v1/feed", params=query).json()
+                cursor = page["next"]
+                seen += [(m["meta"]["seq"], m["message"]["message_id"]) for m in page["messages"]]
+        return seen
+
+    with ThreadPoolExecutor(writers_count + 3) as pool:
+        readers = [pool.submit(f) for f in (follow_live, follow_live, follow_feed)]
+        for writing in [pool.submit(write, w) for w in range(writers_count)]:
+            writing.result(timeout=60)
+        seen = [reader.result(timeout=60) for reader in readers]
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0] == sorted(seen[0])
+    assert len({message_id for _, message_id in seen[0]}) == total

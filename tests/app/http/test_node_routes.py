@@ -1,0 +1,115 @@
+"""Health, metrics, info, documents, CORS, callers: the node around the messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from app.limits import DEFAULT_LIMITS
+from sdstore.sds.model import Message
+from tests.support.server import RunningNode, running_node
+
+ORIGIN = "https://app.example"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+def test_a_node_that_serves_is_alive_and_ready(node: RunningNode) -> None:
+    assert node.http.get("/livez").json() == {"status": "alive"}
+    assert node.http.get("/readyz").json() == {"status": "ready"}
+
+
+def test_info_names_the_node_its_limits_and_its_protocols(node: RunningNode) -> None:
+    info = node.http.get("/v1/info").json()
+    assert info["limits"] == asdict(DEFAULT_LIMITS)
+    assert info["protocols"] == {"recon": [1], "negentropy": [1]}
+    assert info["node_id"]
+    assert info["digest"]["context"] == "sdstore entry digest v1"
+
+
+def test_the_node_id_outlives_a_restart(tmp_path: Path) -> None:
+    found = set()
+    for _ in range(2):
+        with running_node(tmp_path) as node:
+            found.add(node.http.get("/v1/info").json()["node_id"])
+    assert len(found) == 1
+
+
+def test_metrics_count_requests_by_template_and_never_by_what_callers_send(
+    node: RunningNode,
+) -> None:
+    node.publish(Message("counted", "c", lamport_timestamp=1, content=b"hi"))
+    for path in ("/v1/messages/counted", "/v1/messages/no-such", "/nowhere/at-all"):
+        node.http.get(path)
+    node.http.request("BREW", "/v1/feed")
+    text = node.http.get("/metrics").text
+    route = 'method="GET",route="/v1/messages/{message_id}"'
+    assert re.search(rf'sdstore_http_requests_total{{{route},status="200"}} \d', text)
+    assert re.search(rf'sdstore_http_requests_total{{{route},status="404"}} \d', text)
+    assert re.search(rf'sdstore_http_request_seconds_bucket{{le="\+Inf",{route}}} \d', text)
+    assert re.search(r"sdstore_ingest_entries_total [1-9]", text)
+    for secret in ("counted", "no-such", "nowhere", "BREW"):
+        assert secret not in text
+    families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert all(family.startswith("sdstore_") for family in families)
+
+
+def test_the_document_and_the_page_need_nothing_from_elsewhere(node: RunningNode) -> None:
+    document = node.http.get("/openapi.json").json()
+    page = node.http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert all(path in page.text for path in document["paths"])
+    assert "<script" not in page.text
+    assert not re.search(r'(src|href)="https?:', page.text)
+
+
+def test_a_page_of_another_origin_may_read_only_where_the_operator_said_so(
+    node: RunningNode, tmp_path: Path
+) -> None:
+    asked = {"origin": ORIGIN}
+    assert "access-control-allow-origin" not in node.http.get("/livez", headers=asked).headers
+    with running_node(tmp_path, cors_origins=[ORIGIN]) as opened:
+        allowed = opened.http.get("/v1/feed", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == ORIGIN
+        assert "sds-digest" in allowed.headers["access-control-expose-headers"].lower()
+        other = opened.http.get("/v1/feed", headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+        wanted = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type,authorization",
+        }
+        preflight = opened.http.options("/v1/messages", headers=asked | wanted)
+        assert preflight.status_code == 200
+        refused = opened.http.get("/v1/feed?limit=0", headers=asked)
+        assert refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+def test_a_request_under_another_host_name_is_forbidden_on_every_route(node: RunningNode) -> None:
+    for path in ("/v1/feed", "/v1/messages/x", "/metrics"):
+        answer = node.http.get(path, headers={"host": "store.example"})
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
+    node: RunningNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("app.http.info._document", broken)
+    monkeypatch.setattr("app.http.messages._not_found", broken)
+    for path in ("/v1/info", "/v1/messages/absent"):
+        answer = node.http.get(path)
+        assert answer.status_code == 500
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["code"] == "internal_error"
+        assert "secret" not in answer.text
+    assert "secret detail" in caplog.text
