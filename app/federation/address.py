@@ -53,6 +53,11 @@ def parse_peer_url(text: str) -> httpx.URL:
     return url.copy_with(raw_path=url.raw_path.rstrip(b"/") or b"/")
 
 
+def url_text(url: httpx.URL) -> str:
+    """The URL as it is shown: without the slash of an empty path."""
+    return str(url).removesuffix("/")
+
+
 async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
     """Resolve a peer's host and pin its first address, after checking all of them.
 

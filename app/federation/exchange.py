@@ -8,7 +8,7 @@ from app.errors import Code, Problem
 from app.federation.report import Traffic
 from app.federation.transport import PeerTransport
 from recon.limits import PROTOCOL_VERSION
-from recon.session import SessionHeader, interest_hash
+from recon.session import SessionHeader
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
 
@@ -46,7 +46,7 @@ class Exchange:
 
     async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
         """Send a request without ranges; the answer is OK. Raises Problem, NonceExpiredError."""
-        message.session.CopyFrom(session_message(header, in_full=self._send_interest))
+        message.session.CopyFrom(header.message(in_full=self._send_interest))
         response = await self.call(message)
         if response.status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
             self._send_interest = True
@@ -66,18 +66,6 @@ class Exchange:
         return response.responder_nonce
 
 
-def session_message(header: SessionHeader, *, in_full: bool) -> Session:
-    """What every request of a session carries, with the interest in full or by its hash."""
-    session = Session(
-        initiator_nonce=header.initiator_nonce, responder_nonce=header.responder_nonce
-    )
-    if in_full:
-        session.interest_bytes = header.interest
-    else:
-        session.interest_hash = interest_hash(header.interest)
-    return session
-
-
 def problem_of(response: ReconResponse) -> Problem:
     """What a status other than the expected one means for the session."""
     if response.status == recon_pb2.BUSY:
@@ -87,12 +75,8 @@ def problem_of(response: ReconResponse) -> Problem:
     if response.status == recon_pb2.UNSUPPORTED_VERSION:
         detail = f"the peer speaks version {response.version}, we speak {PROTOCOL_VERSION}"
         return Problem(Code.PEER_MISBEHAVED, detail)
-    name = (
-        recon_pb2.Status.Name(response.status)
-        if response.status in recon_pb2.Status.values()
-        else response.status
-    )
-    return Problem(Code.PEER_MISBEHAVED, f"an answer with the status {name} out of turn")
+    detail = f"an answer with the status {response.status} out of turn"
+    return Problem(Code.PEER_MISBEHAVED, detail)
 
 
 def busy(retry_after_s: int) -> Problem:

@@ -111,6 +111,8 @@ class Moves:
         response = await self._exchange.content_call(self._header, request)
         await self._take_outcomes(loaded.ids, loaded.items, list(response.push_outcomes))
         await self._take_arrivals(move.fetch, response.items)
+        if response.truncated and not response.items:
+            raise Problem(Code.PEER_MISBEHAVED, "a truncated answer brought nothing")
         if response.truncated:
             self._fetches.resume(move.fetch, response.resume)
 

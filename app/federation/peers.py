@@ -16,7 +16,7 @@ import httpx
 from blake3 import blake3
 
 from app.errors import Code, Problem
-from app.federation.address import parse_peer_url, resolve
+from app.federation.address import parse_peer_url, resolve, url_text
 from app.federation.interests import interest_of
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory
@@ -51,7 +51,7 @@ class Peer:
         state = "failing" if self.failures else "healthy" if finished else "new"
         return {
             "id": self.peer_id,
-            "url": str(self.url),
+            "url": url_text(self.url),
             "state": state,
             "failures": self.failures,
             "last_sync_id": self.last_sync.sync_id if self.last_sync else None,
@@ -105,7 +105,7 @@ class Peers:
                     Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
                 )
             peer = self._peers[peer_id] = Peer(peer_id, url)
-            peer.loop = asyncio.create_task(self._keep_equal(peer), name=f"peer {url}")
+            peer.loop = asyncio.create_task(self._keep_equal(peer), name=f"peer {url_text(url)}")
         return self._peers[peer_id]
 
     async def remove(self, peer_id: str) -> None:
@@ -156,7 +156,7 @@ class Peers:
             interest = interest.intersect(Interest.make(channels=frozenset(channels)))
         sync = self._syncs.start(
             self._run(peer, interest, dry_run),
-            peer_url=str(peer.url),
+            peer_url=url_text(peer.url),
             peer_id=peer.peer_id,
             channels=channels,
             dry_run=dry_run,
@@ -204,4 +204,4 @@ class Peers:
 
 def peer_id_of(url: httpx.URL) -> str:
     """Name of a peer: 8 bytes of BLAKE3 over its URL, in hex."""
-    return blake3(str(url).encode()).hexdigest(length=8)
+    return blake3(url_text(url).encode()).hexdigest(length=8)

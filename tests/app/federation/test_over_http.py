@@ -1,0 +1,183 @@
+"""Federation over real sockets: sessions, peers and their loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sdstore.client import StoreClient
+from sdstore.client.records import PublishItem
+from sdstore.sds.codec import encode
+from tests.support.cli import http_server
+from tests.support.federation import message
+from tests.support.server import RunningNode, running_node
+
+WAIT_SECONDS_MAX = 20
+examples = count()
+drafts = st.lists(
+    st.tuples(
+        st.sampled_from(["left", "right", "both"]),
+        st.integers(0, 3),  # channel
+        st.integers(-5, 30),  # message and Lamport timestamp
+        st.integers(0, 1),  # variant
+        st.lists(st.integers(0, 5), max_size=2, unique=True),  # hints
+    ),
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[StoreClient, StoreClient, str]]:
+    """Clients of two nodes, and the URL of the second."""
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        running_node(folder / "one") as one,
+        running_node(folder / "two") as two,
+        StoreClient(one.url) as first,
+        StoreClient(two.url) as second,
+    ):
+        yield first, second, two.url
+
+
+@settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(drafts=drafts)
+def test_two_nodes_are_equal_after_one_sync_and_answer_the_same_hints(
+    pair: tuple[StoreClient, StoreClient, str], drafts: list[Any]
+) -> None:
+    one, two, url = pair
+    example = next(examples)
+    for client, side in ((one, "left"), (two, "right")):
+        items = [
+            PublishItem(
+                encode(message(number, f"{example}/{channel}", content=b"%d" % variant)),
+                tuple(b"%d %d" % (example, hint) for hint in hints),
+            )
+            for where, channel, number, variant, hints in drafts
+            if where in (side, "both")
+        ]
+        assert all(each.error is None for each in client.publish_batch(items))
+    report = finished(one, one.start_sync(url).id)
+    assert report["outcome"] == "in_sync", report
+    assert channels(one) == channels(two)
+    for hint in range(6):
+        key = b"%d %d" % (example, hint)
+        assert digests_of(one, key) == digests_of(two, key)
+
+
+def channels(client: StoreClient) -> dict[str, bytes | None]:
+    """Name and root of every channel."""
+    return {c.channel_id: client.channel(c.channel_id).root for c in client.channels()}
+
+
+def digests_of(client: StoreClient, hint: bytes) -> set[bytes]:
+    return {each.digest for each in client.hint(hint).messages}
+
+
+def finished(client: StoreClient, sync_id: str) -> dict[str, Any]:
+    """The report of a session, once it is there."""
+    until(lambda: client.sync(sync_id).state == "finished")
+    report: dict[str, Any] = client.sync(sync_id).document["report"]
+    return report
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def peers_of(node: RunningNode) -> dict[str, dict[str, Any]]:
+    """Documents of a node's peers by URL."""
+    return {each["url"]: each for each in node.http.get("/v1/peers").json()["peers"]}
+
+
+def test_a_dead_and_a_lying_peer_delay_nobody(tmp_path: Path) -> None:
+    with (
+        http_server(200, b"no store") as liar,
+        running_node(tmp_path / "healthy") as healthy,
+        running_node(
+            tmp_path / "node",
+            peers=["http://127.0.0.1:9", liar, healthy.url],
+            sync_interval_s=0.1,
+        ) as node,
+    ):
+        for number in range(3):  # each message needs a later sync than the one before
+            healthy.publish(message(number))
+            until(lambda number=number: node.http.get(f"/v1/messages/m{number}").is_success)
+        until(lambda: peers_of(node)["http://127.0.0.1:9"]["failures"] > 1)
+        states = {url: peer["state"] for url, peer in peers_of(node).items()}
+        assert states == {
+            "http://127.0.0.1:9": "failing",
+            liar: "failing",
+            healthy.url: "healthy",
+        }
+
+
+def test_the_pauses_before_a_failing_peer_grow(tmp_path: Path) -> None:
+    dead = "http://127.0.0.1:9"
+    with running_node(tmp_path, peers=[dead], sync_interval_s=0.1) as node:
+        until(lambda: peers_of(node)[dead]["failures"] >= 4)
+        next_sync_at_ms = peers_of(node)[dead]["next_sync_at_ms"]
+        assert next_sync_at_ms - time.time() * 1000 > 800  # 0.1 s × 2^4, less what has passed
+
+
+def test_peers_are_added_synced_and_removed_by_the_operator(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
+        b.publish(message(1))
+        added = a.http.post("/v1/peers", json={"url": b.url})
+        assert added.status_code == 201
+        again = a.http.post("/v1/peers", json={"url": b.url + "/"})
+        assert (again.status_code, again.json()["id"]) == (200, added.json()["id"])
+        until(lambda: a.http.get("/v1/messages/m1").is_success)
+        peer = f"/v1/peers/{added.json()['id']}"
+        until(lambda: a.http.get(peer).json()["state"] == "healthy")
+        assert a.http.get(f"{peer}/status").json()["last_report"]["entries_received"] == 1
+        b.publish(message(2))
+        started = a.http.post(f"{peer}/sync")
+        assert started.status_code == 202
+        with StoreClient(a.url) as client:
+            assert finished(client, started.json()["id"])["entries_received"] == 1
+        assert a.http.delete(peer).status_code == 204
+        assert a.http.get(peer).status_code == 404
+
+
+def test_a_node_that_others_can_reach_connects_to_no_private_address(tmp_path: Path) -> None:
+    with running_node(tmp_path, private_peers=False) as node:
+        for path, body in (("/v1/peers", "url"), ("/v1/syncs", "peer_url")):
+            answer = node.http.post(path, json={body: "http://127.0.0.1:8000"})
+            assert (answer.status_code, answer.json()["code"]) == (422, "peer_url_refused")
+
+
+def test_events_of_a_session_end_with_its_report(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
+        b.publish(message(1))
+        sync = a.http.post("/v1/syncs", json={"peer_url": b.url}).json()
+        stream = a.http.get(f"/v1/syncs/{sync['id']}/events").text
+        *_, last = stream.strip().split("\n\n")
+        assert "event: end" in last
+        assert '"outcome":"in_sync"' in last
+
+
+def test_only_the_channels_asked_for_are_synced(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
+        for channel in ("wanted", "other"):
+            b.publish(message(1, channel))
+        with StoreClient(a.url) as client:
+            report = finished(client, client.start_sync(b.url, ["wanted"]).id)
+            assert report["entries_received"] == 1
+            assert [each.channel_id for each in client.channels()] == ["wanted"]
