@@ -13,12 +13,15 @@ from recon.errors import RemoteProtocolError
 
 VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
 COUNT_MAX = 1 << 40  # elements in a range: more than any store, so that sums stay inside 64 bits
+_MORE = 0x80  # set in every byte of a number but the last
 _GROUP = np.uint64(7)
 _LOW_SEVEN = np.uint64(0x7F)
 
 
 def pack_varints(values: U64) -> bytes:
     """Numbers as varints, one after the other."""
+    if int(values.max(initial=0)) < _MORE:  # most columns: one byte each
+        return values.astype(np.uint8).tobytes()
     lengths = np.maximum((bit_lengths(values) + 6) // 7, 1)
     ends = np.cumsum(lengths)
     out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
@@ -35,11 +38,12 @@ def pack_varints(values: U64) -> bytes:
 
 def unpack_varints(raw: U8, count: int) -> tuple[U64, int]:
     """`count` numbers from the front of u8[n], and how many bytes they took."""
-    ends = np.flatnonzero(raw[: count * VARINT_BYTES_MAX] < 0x80)[:count] + 1
+    front = raw[:count]
+    if len(front) == count and int(front.max(initial=0)) < _MORE:
+        return front.astype(np.uint64), count
+    ends = np.flatnonzero(raw[: count * VARINT_BYTES_MAX] < _MORE)[:count] + 1
     if len(ends) < count:
         raise RemoteProtocolError("malformed", "a column of numbers is too short")
-    if count == 0:
-        return np.empty(0, np.uint64), 0
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     lengths = ends - starts
     longest = int(lengths.max())

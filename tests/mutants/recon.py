@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _T = "tests/recon/test_{}.py"
-_SYNC = tuple(_T.format(name) for name in ("transcript", "sync", "oracle"))
+_SYNC = tuple(_T.format(name) for name in ("transcript", "sync", "oracle", "worklist"))
 _INDEX = tuple(_T.format(name) for name in ("index", "oracle", "sync"))
 _WIRE = tuple(_T.format(name) for name in ("codec", "transcript", "vectors", "sync"))
 _LIARS = tuple(_T.format(name) for name in ("liars", "codec"))

@@ -19,7 +19,7 @@ from recon.limits import DEFAULT_LIMITS
 from recon.progress import RangeState
 from recon.ranges import END, START, WHOLE, Bound, Range
 from recon.responder import resolve_short_ids, respond
-from tests.support.recon_talk import HEADER, view_of
+from tests.support.recon_talk import HEADER, converse, honest, view_of
 
 OPTIONS = Options(parts=2, list_max=2)
 
@@ -167,6 +167,9 @@ def test_the_responder_answers_a_prefix_and_the_rest_stays_on_the_work_list() ->
     before = initiator.progress.elements[RangeState.SYNCING]
     initiator.receive(request.request_id, response)
     assert 0 < initiator.progress.elements[RangeState.SYNCING] <= before
+    out = converse(initiator, honest(yours))
+    told = [len(event.ids) for event in out.events if isinstance(event, Have)]
+    assert sum(told) > 14_000
 
 
 def test_count_decides_emptiness_never_the_hash() -> None:

@@ -7,7 +7,11 @@ import json
 import blake3
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from recon.initiator import Initiator, Options
+from recon.responder import respond
+from sdstore.wire.recon_pb2 import ReconResponse
 from tests.recon.vectors import PATH, vectors
+from tests.support.recon_talk import HEADER, view_of
 
 VECTORS = json.loads(PATH.read_text())
 
@@ -50,3 +54,23 @@ def test_the_summary_mixes_the_sums_and_the_count_as_the_document_says() -> None
     mixed = (mixed ^ mixed >> 32) * b % word
     mixed ^= mixed >> 32
     assert mixed.to_bytes(8, "little")[:6].hex() == VECTORS["summary_of_the_elements"]["hash"]
+
+
+def test_the_worked_example_of_the_document_is_what_is_said() -> None:
+    everything = [(order, bytes([96 + order]) * 32) for order in range(1, 9)]
+    initiator = Initiator(view_of(everything[:1]), HEADER, options=Options(parts=2, list_max=2))
+    initiator._phase = lambda: 64  # type: ignore[method-assign]
+    theirs, said = view_of(everything), []
+    while (request := initiator.next_request()) is not None:
+        ranges, answers = request.message.ranges, respond(theirs, request.message).answers
+        said.append(
+            [ranges.runs.hex(), ranges.bounds.hex(), ranges.asks.hex(), ranges.counts.hex()]
+        )
+        said.append([answers.kinds.hex(), answers.counts.hex(), answers.bounds.hex()])
+        initiator.receive(request.request_id, ReconResponse(version=1, answers=answers))
+    assert said == [
+        ["07", "", "", "02"],
+        ["01", "10", "000500"],
+        ["05", "000500", "01", ""],
+        ["02", "08", ""],
+    ]

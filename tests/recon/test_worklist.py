@@ -1,0 +1,52 @@
+"""The work list ascends, and joins lists of neighbours up to a size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recon.ranges import Bound, Range, RangeColumns
+from recon.worklist import Work, join_lists
+
+
+def work(*rows: tuple[int, int, bool, int]) -> Work:
+    ranges = [Range(Bound(low), Bound(high)) for low, high, _, _ in rows]
+    listed, sizes = (np.array([row[place] for row in rows]) for place in (2, 3))
+    return Work(RangeColumns.of(*ranges), listed, np.zeros(len(rows), np.int64), sizes)
+
+
+def shown(some: Work) -> list[tuple[int, int, bool, int]]:
+    return [
+        (some.ranges[at].lower.order, some.ranges[at].upper.order, bool(some.listed[at]), int(size))
+        for at, size in enumerate(some.sizes)
+    ]
+
+
+def test_touching_lists_join_but_not_across_gaps_or_with_comparisons() -> None:
+    rows = work(
+        (0, 1, True, 5),
+        (1, 2, True, 6),
+        (2, 3, False, 7),
+        (3, 4, True, 8),
+        (5, 6, True, 9),
+        (6, 7, True, 1),
+        (7, 8, False, 2),
+    )
+    assert shown(join_lists(rows, 1000)) == [
+        (0, 2, True, 11),
+        (2, 3, False, 7),
+        (3, 4, True, 8),
+        (5, 7, True, 10),
+        (7, 8, False, 2),
+    ]
+
+
+def test_joined_lists_stay_about_as_long_as_a_list_may_be() -> None:
+    rows = work(*((place, place + 1, True, 10) for place in range(100)))
+    joined = join_lists(rows, 50)
+    assert joined.sizes.tolist() == [50] * 20
+
+
+def test_pieces_of_work_are_put_in_sequence() -> None:
+    pieces = [work((5, 6, True, 1)), Work.none(), work((0, 1, False, 2), (7, 8, False, 3))]
+    assert [row[0] for row in shown(Work.concatenate(pieces))] == [0, 5, 7]
+    assert len(Work.concatenate([Work.none(), Work.none()])) == 0
