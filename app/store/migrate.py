@@ -14,6 +14,8 @@ from sqlalchemy.engine import make_url
 from app.store.faults import SchemaTooNewError
 from app.store.schema import SCHEMA_REVISION
 
+MIGRATION_LOCK = 0x5D5_0002
+
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -64,12 +66,19 @@ def _upgrade(connection: Connection) -> None:
 def _engine(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed.set(drivername="postgresql+psycopg"))
+        engine = create_engine(parsed.set(drivername="postgresql+psycopg"))
+        event.listen(engine, "begin", _alone_on_postgres)
+        return engine
     engine = create_engine(parsed)
     # sqlite3 would commit before each CREATE TABLE; one explicit transaction holds them all.
     event.listen(engine, "connect", _leave_transactions_to_us)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     return engine
+
+
+def _alone_on_postgres(connection: Connection) -> None:
+    # Nodes that share a database and start together migrate it one after the other.
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
 
 
 def _leave_transactions_to_us(connection: Any, _record: Any) -> None:

@@ -27,8 +27,8 @@ class PageReads:
     ) -> list[ChannelInfo]:
         """Channels after a name, in order of names; with a prefix only those that begin so."""
         begin = prefix or ""
-        # No channel ID holds U+0000, so this is the first string behind `after`.
-        first = begin if after is None else max(begin, f"{after}\0", key=str.encode)
+        # No channel ID holds U+0000, so this is the first possible one behind `after`.
+        first = begin if after is None else max(begin, f"{after}\x01", key=str.encode)
         rows = await self._database.rows(self._statements.channels, first=first, limit=limit)
         return [ChannelInfo(*row) for row in rows if row[0].startswith(begin)]
 

@@ -172,9 +172,9 @@ class PostgresSql(SqlDialect):
         return self._many(make(key == any_(keys)), ["keys"])
 
     def each(self, arguments: Arguments, make: Callable[[Keyed], Select[Any]]) -> ManyQuery:
-        rows = self._unnested(arguments, number="number")
+        rows = self._unnested(arguments, number="which")
         found = make({name: rows.c[name] for name in arguments}).lateral()
-        statement = select(rows.c.number, *found.c).select_from(rows.join(found, true()))
+        statement = select(rows.c.which, *found.c).select_from(rows.join(found, true()))
         return self._many(statement, list(arguments))
 
     def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
@@ -226,3 +226,7 @@ def _binds(columns: Iterable[Column[Any]]) -> dict[str, BindParameter[Any]]:
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     # The type of an array's elements cannot name a collation.
     return Text() if isinstance(kind, Text) else kind
+
+
+SQLITE = SqliteSql()
+POSTGRES = PostgresSql()

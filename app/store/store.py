@@ -35,11 +35,23 @@ from app.store.records import (
 )
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
-from app.store.statements import ReadStatements
+from app.store.statements import read_statements
 
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+async def open_database(url: str) -> Database:
+    """The database of a URL, at the schema of this code."""
+    if url.startswith("postgresql:"):
+        # Its driver is an extra that SQLite nodes need not have.
+        from app.store.postgres import PostgresDatabase  # noqa: PLC0415
+
+        return await PostgresDatabase.open(url)
+    if url.startswith("sqlite:"):
+        return SqliteDatabase.open(url)
+    raise UnsupportedDatabaseError(f"no database of this kind: {url.split(':', maxsplit=1)[0]!r}")
 
 
 class Store:
@@ -55,7 +67,7 @@ class Store:
     ) -> None:
         self.database_id = database_id
         self._database = database
-        statements = ReadStatements(database.sql, limits)
+        statements = read_statements(database.sql, limits)
         self._hints = HintReads(database, statements, keys, limits)
         self._messages = MessageReads(database, statements, keys, self._hints, limits)
         self._pages = PageReads(database, statements)
@@ -72,9 +84,7 @@ class Store:
         Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
         `app.store.faults`.
         """
-        if not database_url.startswith("sqlite:"):
-            raise UnsupportedDatabaseError(f"no database of this kind: {database_url!r}")
-        database = SqliteDatabase.open(database_url)
+        database = await open_database(database_url)
         meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))
         keys = Keys(meta["key_secret"])
         return cls(database, limits, meta["database_id"].decode(), keys, now_ms)

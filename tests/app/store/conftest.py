@@ -7,7 +7,7 @@ import pytest
 from tests.support.stores import Stores, make_stores
 
 
-@pytest.fixture(scope="session", params=["sqlite"])
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def stores(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stores]:
