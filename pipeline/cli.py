@@ -23,6 +23,7 @@ from pipeline.errors import (
     PipelineError,
     PublishError,
 )
+from pipeline.limits import RANGE_ENTRIES
 from pipeline.lineage import list_snapshots, prune_snapshots
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Snapshot to write the changes to.")
     ] = None,
     channel: ChannelIds = None,
+    file_rows: Annotated[
+        int, typer.Option(min=1, help="Messages of one file, at most.")
+    ] = RANGE_ENTRIES,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     master: Master = None,
@@ -65,7 +69,9 @@ def export(
     with _spark(master) as spark:
         from pipeline.export import export_snapshot
 
-        made = export_snapshot(spark, url, folder, parent=parent, channel_ids=channel)
+        made = export_snapshot(
+            spark, url, folder, parent=parent, channel_ids=channel, rows_max=file_rows
+        )
     if as_json:
         print_json({"folder": str(folder), **_summary(made)})
     else:

@@ -21,6 +21,7 @@ from pipeline.database import open_database
 from pipeline.documents import write_documents
 from pipeline.errors import ParentMismatchError
 from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
+from pipeline.limits import RANGE_ENTRIES
 from pipeline.manifest import Manifest, Parent, Summary, Watermark
 from pipeline.progress import step
 from pipeline.publish import published, write_file
@@ -40,9 +41,11 @@ def export_snapshot(
     *,
     parent: Path | None = None,
     channel_ids: Sequence[str] | None = None,
+    rows_max: int = RANGE_ENTRIES,
 ) -> Manifest:
     """Make the folder `target` from the store at `url` as it is now; returns its manifest.
 
+    Files have at most about `rows_max` rows, and a bounded weight.
     Raises PublishError if `target` exists, ParentMismatchError if `parent` does not fit, and
     ManifestError if it is no snapshot. A killed export leaves no folder of that name.
     """
@@ -51,7 +54,8 @@ def export_snapshot(
     if base is not None and not base.fits(store):
         raise ParentMismatchError(f"{parent} is a snapshot of another store or of other channels")
     with published(target.absolute()) as folder:
-        manifest = _export(spark, store, base, folder)
+        route = Route(url, folder, None if base is None else base.folder, rows_max)
+        manifest = _export(spark, store, base, route)
         write_file(folder, manifests.FILE_NAME, manifest.to_bytes())
     return manifest
 
@@ -60,7 +64,6 @@ def export_snapshot(
 class _Store:
     """The store as it is when the export begins: nothing later is read."""
 
-    url: str
     database_id: str
     watermark: Watermark
     channel_ids: tuple[str, ...] | None
@@ -69,7 +72,7 @@ class _Store:
     def look(cls, url: str, channel_ids: Sequence[str] | None) -> _Store:
         interest = None if channel_ids is None else tuple(sorted(set(channel_ids)))
         with open_database(url) as database:
-            return cls(url, database.database_id(), database.watermark(), interest)
+            return cls(database.database_id(), database.watermark(), interest)
 
     def scan(self, last: int) -> Scan:
         everything = Scan(seq=Interval(0, last))
@@ -88,8 +91,8 @@ class _Base:
         return mine == (store.database_id, store.channel_ids)
 
 
-def _export(spark: SparkSession, store: _Store, base: _Base | None, folder: Path) -> Manifest:
-    route = Route(store.url, folder, None if base is None else base.folder)
+def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route) -> Manifest:
+    folder = route.folder
     entries = export_table(
         spark,
         ENTRIES_TABLE,

@@ -20,7 +20,7 @@ from pipeline.plan import merged_tail
 from pipeline.publish import share_file
 from pipeline.roots import root
 from pipeline.scan import Scan
-from pipeline.tables import RANGE_ENTRIES, write_claims, write_entries
+from pipeline.tables import write_claims, write_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ class Table:
     batches: Callable[[Database, Scan], Iterator[pa.RecordBatch]]
     elements: Callable[[Database, Scan], tuple[NDArray[np.uint8], int]]
     partitions: Callable[[Database, Scan, int], Sequence[tuple[Scan, int]]]
-    write: Callable[[Path, Iterable[pa.RecordBatch]], Iterator[Any]]
+    write: Callable[[Path, Iterable[pa.RecordBatch], int], Iterator[Any]]
 
 
 ENTRIES_TABLE = Table(
@@ -53,11 +53,15 @@ CLAIMS_TABLE = Table(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From the store at `url` into `folder`; unchanged files come from the snapshot `parent`."""
+    """From the store at `url` into `folder`, in files of about `rows_max` rows.
+
+    Unchanged files come from the snapshot `parent`.
+    """
 
     url: str
     folder: Path
     parent: Path | None
+    rows_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,9 @@ def export_table(
     unchanged, changed = _compare(spark, table, route.url, scan, parent_ranges)
     read_up_to = max((each.last for each in parent_ranges), default=-1)
     with open_database(route.url) as database:
-        new = table.partitions(database, scan.of_seq(read_up_to + 1, scan.seq.last), RANGE_ENTRIES)
+        new = table.partitions(database, scan.of_seq(read_up_to + 1, scan.seq.last), route.rows_max)
     # Several new ranges are full ones but the last, and what follows a full range is not merged.
-    tail = merged_tail(unchanged, new[0][1]) if len(new) == 1 else []
+    tail = merged_tail(unchanged, new[0][1], route.rows_max) if len(new) == 1 else []
     kept = unchanged[: len(unchanged) - len(tail)]
     tasks = [[_part(scan, each)] for each in changed] + [[part] for part, _ in new]
     if tail:
@@ -92,7 +96,7 @@ def export_table(
     for each in kept:
         assert route.parent is not None  # noqa: S101 - there are no ranges without one
         share_file(route.parent, route.folder, each.file.path)
-    work = partial(_write, table, route.url, route.folder)
+    work = partial(_write, table, route)
     written = list(chain(*on_cluster(spark, f"Export the {table.name}", work, tasks)))
     return Exported(
         ranges=tuple(sorted([*kept, *written], key=lambda each: (each.first, each.last))),
@@ -127,7 +131,7 @@ def _part(scan: Scan, each: _AnyRange) -> Scan:
     return part.of_day(each.day) if isinstance(each, EntryRange) else part
 
 
-def _write(table: Table, url: str, folder: Path, scans: Sequence[Scan]) -> list[_AnyRange]:
-    with open_database(url) as database:
+def _write(table: Table, route: Route, scans: Sequence[Scan]) -> list[_AnyRange]:
+    with open_database(route.url) as database:
         batches = chain.from_iterable(table.batches(database, scan) for scan in scans)
-        return list(table.write(folder, batches))
+        return list(table.write(route.folder, batches, route.rows_max))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.manifest import ClaimRange, EntryRange
-from pipeline.tables import RANGE_ENTRIES
 
 _Range = EntryRange | ClaimRange
 _MERGE_FACTOR = 2
@@ -18,12 +17,15 @@ _FULL_SHARE = 2  # a range more than half full is not merged again
 _FULL_BYTES = 16 * 1024 * 1024  # compressed; heavy frames fill a range by bytes
 
 
-def merged_tail(ranges: Sequence[_Range], new_count: int) -> list[_Range]:
-    """The ranges at the end of `ranges` to write again together with `new_count` new elements."""
+def merged_tail(ranges: Sequence[_Range], new_count: int, rows_max: int) -> list[_Range]:
+    """The ranges at the end of `ranges` to write again together with `new_count` new elements.
+
+    Files should have about `rows_max` rows in the end.
+    """
     if not new_count:
         return []
     start = len(ranges)
-    while start and _is_worth_merging(ranges[start - 1], new_count):
+    while start and _is_worth_merging(ranges[start - 1], new_count, rows_max):
         if getattr(ranges[start - 1], "day", None) != getattr(ranges[-1], "day", None):
             break  # a file holds one day, so there is nothing to be gained beyond it
         start -= 1
@@ -31,9 +33,9 @@ def merged_tail(ranges: Sequence[_Range], new_count: int) -> list[_Range]:
     return list(ranges[start:])
 
 
-def _is_worth_merging(last: _Range, after_count: int) -> bool:
+def _is_worth_merging(last: _Range, after_count: int, rows_max: int) -> bool:
     return (
         last.count <= _MERGE_FACTOR * after_count
-        and last.count * _FULL_SHARE <= RANGE_ENTRIES
+        and last.count * _FULL_SHARE <= rows_max
         and last.file.bytes <= _FULL_BYTES
     )

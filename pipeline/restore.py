@@ -87,8 +87,8 @@ def restore_snapshot(
 
 def _hints_by_seq(spark: SparkSession, snapshot: Path) -> Iterator[tuple[int, bytes]]:
     """(seq, hint) of every claim, in the order of the entries they lead to."""
-    entries = read_entries(spark, snapshot).select("seq", "digest")
-    claims = read_claims(spark, snapshot).select("digest", "claim_no", "hint")
+    entries = read_entries(spark, snapshot, lenient=True).select("seq", "digest")
+    claims = read_claims(spark, snapshot, lenient=True).select("digest", "claim_no", "hint")
     joined = claims.join(entries, "digest").sort("seq", "claim_no").select("seq", "hint")
     for row in joined.toLocalIterator(prefetchPartitions=True):
         yield row["seq"], bytes(row["hint"])

@@ -18,24 +18,31 @@ if TYPE_CHECKING:
 
 
 def read_entries(
-    spark: SparkSession, snapshot: Path, files: Sequence[str] | None = None
+    spark: SparkSession,
+    snapshot: Path,
+    files: Sequence[str] | None = None,
+    *,
+    lenient: bool = False,
 ) -> DataFrame:
     """The columns of `ENTRIES`, and `day`, the UTC day of arrival, which prunes folders.
 
-    `files` are paths as in the manifest, by default all.
+    `files` are paths as in the manifest, by default all. `lenient` passes over damaged files.
     """
     day = StructField("day", DateType(), nullable=False)
     columns = StructType([*_columns(ENTRIES).fields, day])
     folder = snapshot.absolute() / ENTRIES_FOLDER
     if files is None:
-        return _read(spark, [folder] if folder.exists() else [], columns, folder)
-    return _read(spark, [snapshot.absolute() / each for each in files], columns, folder)
+        paths = [folder] if folder.exists() else []
+    else:
+        paths = [snapshot.absolute() / each for each in files]
+    return _read(spark, paths, columns, folder, lenient=lenient)
 
 
-def read_claims(spark: SparkSession, snapshot: Path) -> DataFrame:
-    """The columns of `CLAIMS`."""
+def read_claims(spark: SparkSession, snapshot: Path, *, lenient: bool = False) -> DataFrame:
+    """The columns of `CLAIMS`; `lenient` passes over damaged files."""
     folder = snapshot.absolute() / CLAIMS_FOLDER
-    return _read(spark, [folder] if folder.exists() else [], _columns(CLAIMS), folder)
+    paths = [folder] if folder.exists() else []
+    return _read(spark, paths, _columns(CLAIMS), folder, lenient=lenient)
 
 
 def read_channels(spark: SparkSession, snapshot: Path) -> DataFrame:
@@ -49,8 +56,16 @@ def _columns(schema: pa.Schema) -> StructType:
     return columns
 
 
-def _read(spark: SparkSession, paths: Sequence[Path], columns: StructType, base: Path) -> DataFrame:
+def _read(
+    spark: SparkSession,
+    paths: Sequence[Path],
+    columns: StructType,
+    base: Path,
+    *,
+    lenient: bool = False,
+) -> DataFrame:
     if not paths:  # a table without rows has no files
         return spark.createDataFrame([], columns)
     reader = spark.read.schema(columns).option("basePath", str(base))
+    reader = reader.option("ignoreCorruptFiles", lenient).option("ignoreMissingFiles", lenient)
     return reader.parquet(*map(str, paths))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.limits import RANGE_BYTES
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.publish import write_file
 from pipeline.roots import digest_array, root
@@ -22,28 +23,28 @@ ENTRIES_FOLDER = "entries"
 CLAIMS_FOLDER = "claims"
 CHANNELS_FILE = "channels.parquet"
 
-RANGE_ENTRIES = 131_072  # 10^10 entries make 76,000 files and a manifest of 40 MB
-RANGE_BYTES = 96 * 1024 * 1024  # of frames: what one task holds in memory, about three times
 _ROW_GROUP_ROWS = 8_192  # the least that a reader of one channel has to read of a file
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
 _FEW_VALUES = ["channel_id", "sender_id", "dialect"]  # columns worth a dictionary
 
 
-def write_entries(root_folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[EntryRange]:
-    """Write `batches` (arrival order) as files of bounded size; the ranges that were written."""
-    for table in _portions(batches):
+def write_entries(
+    root_folder: Path, batches: Iterable[pa.RecordBatch], rows_max: int
+) -> Iterator[EntryRange]:
+    """Write `batches` (arrival order) as files of at most `rows_max` rows; their ranges."""
+    for table in _portions(batches, rows_max):
         days = table["received_at"].cast(pa.date32(), safe=False)
         for day in pc.unique(days).to_pylist():
             yield _write_range(root_folder, day.isoformat(), table.filter(pc.equal(days, day)))
 
 
-def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _portions(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.Table]:
     """The batches put together up to the bounds of one file."""
     held: list[pa.RecordBatch] = []
     rows_count = bytes_count = 0
     for batch in batches:
         if held and (
-            rows_count + batch.num_rows > RANGE_ENTRIES or bytes_count + batch.nbytes > RANGE_BYTES
+            rows_count + batch.num_rows > rows_max or bytes_count + batch.nbytes > RANGE_BYTES
         ):
             yield pa.Table.from_batches(held)
             held, rows_count, bytes_count = [], 0, 0
@@ -74,9 +75,11 @@ def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
     )
 
 
-def write_claims(root_folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[ClaimRange]:
-    """Write `batches` of claims, in the order of their numbers, as files of bounded size."""
-    for table in _portions(batches):
+def write_claims(
+    root_folder: Path, batches: Iterable[pa.RecordBatch], rows_max: int
+) -> Iterator[ClaimRange]:
+    """Write `batches` of claims (in the order of their numbers) as files; their ranges."""
+    for table in _portions(batches, rows_max):
         numbers = pc.min_max(table["claim_no"]).as_py()
         path = f"{CLAIMS_FOLDER}/{numbers['min']:019d}-{numbers['max']:019d}.parquet"
         yield ClaimRange(

@@ -97,7 +97,7 @@ def test_many_small_exports_make_few_files_and_rewrite_little() -> None:
     ranges: list[EntryRange] = []
     rewritten = next_seq = 0
     for _ in range(1_000):
-        tail = merged_tail(ranges, 10)
+        tail = merged_tail(ranges, 10, 131_072)
         count = 10 + sum(each.count for each in tail)
         rewritten += count
         first = tail[0].first if tail else next_seq
@@ -110,8 +110,8 @@ def test_many_small_exports_make_few_files_and_rewrite_little() -> None:
 
 def test_only_ranges_of_one_day_are_merged() -> None:
     ranges = [entry_range(1, 5, "2026-01-01"), entry_range(6, 5, "2026-01-02")]
-    assert merged_tail(ranges, 100) == ranges[1:]
-    assert merged_tail(ranges, 0) == []
+    assert merged_tail(ranges, 100, 131_072) == ranges[1:]
+    assert merged_tail(ranges, 0, 131_072) == []
 
 
 def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from tests.support.snapshots import CHANNELS, conversation, fill_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 
 def forged(snapshot: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -> str:
     """A copy whose first file is changed and whose manifest lies accordingly; the file's path."""

@@ -1,0 +1,154 @@
+"""Real processes: a Spark cluster, and drivers and executors that are killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import manifest as manifests
+from tests.support.snapshots import conversation, fill_store
+from tests.support.spark_cluster import Cluster, cluster_environment, spark_cluster
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 20_000
+FILE_ROWS = 250  # 80 tasks: there is always a middle to be killed in
+SECONDS_MAX = 180
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = f"sqlite:///{tmp_path_factory.mktemp('store') / 'sdstore.db'}"
+    fill_store(made, conversation(seed=11), MESSAGES, days=4)
+    return made
+
+
+def start(folder: Path, *arguments: str, master: str | None = None) -> subprocess.Popen[bytes]:
+    """A verb of `sdstore snapshot` as a process of its own."""
+    flags = [] if master is None else ["--master", master]
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.cli.main", "snapshot", *arguments, *flags],
+        env=cluster_environment(folder),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(folder: Path, *arguments: str, master: str | None = None) -> dict[str, Any]:
+    """The verb's JSON; fails unless it ends well."""
+    process = start(folder, *arguments, "--json", master=master)
+    out, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, err.decode()
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def wait_until(is_so: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def export(url: str, target: Path) -> tuple[str, ...]:
+    return ("export", str(target), "--database", url, "--file-rows", str(FILE_ROWS))
+
+
+def files_in(partial: Path) -> int:
+    return len(list(partial.glob("entries/*/*.parquet")))
+
+
+@pytest.mark.parametrize("files", [0, 1, 20])
+def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
+    url: str, tmp_path: Path, files: int
+) -> None:
+    target, partial = tmp_path / "snapshot", tmp_path / ".snapshot.partial"
+    process = start(tmp_path, *export(url, target))
+    wait_until(lambda: partial.exists() and files_in(partial) >= files, process)
+    kill(process)
+    assert not target.exists()
+    assert run(tmp_path, *export(url, target))["entries"]["count"] == MESSAGES
+    assert run(tmp_path, "verify", str(target))["findings"] == []
+    assert not partial.exists()
+
+
+def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Path) -> None:
+    run(tmp_path, *export(url, tmp_path / "snapshot"))
+    database = tmp_path / "new.db"
+    restore = ("restore", "snapshot", "--unverified", "--database", f"sqlite:///{database}")
+    for rows in (1, MESSAGES // 2):
+        process = start(tmp_path, *restore)
+        wait_until(lambda least=rows: rows_in(database) >= least, process)  # type: ignore[misc]
+        kill(process)
+        assert rows_in(database) < MESSAGES
+    held = rows_in(database)
+    assert run(tmp_path, *restore)["written_count"] == MESSAGES - held
+    assert run(tmp_path, "diff", url, f"sqlite:///{database}")["equal"]
+    assert claims_in(database) == claims_in(Path(url.removeprefix("sqlite:///")))
+
+
+def rows_in(database: Path) -> int:
+    return int(ask(database, "SELECT count(*) FROM messages") or 0)
+
+
+def claims_in(database: Path) -> int:
+    return int(ask(database, "SELECT count(*) FROM published_claims") or 0)
+
+
+def ask(database: Path, sql: str) -> Any:
+    if not database.exists():
+        return None
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        return connection.execute(sql).fetchone()[0]
+    except sqlite3.OperationalError:
+        return None
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with spark_cluster(tmp_path_factory.mktemp("cluster"), workers_count=2) as running:
+        yield running
+
+
+def test_a_cluster_exports_verifies_and_compares(
+    cluster: Cluster, url: str, tmp_path: Path
+) -> None:
+    made = run(tmp_path, *export(url, tmp_path / "a"), master=cluster.url)
+    assert made["entries"]["count"] == MESSAGES
+    assert run(tmp_path, "verify", "a", master=cluster.url)["findings"] == []
+    assert run(tmp_path, "diff", "a", url, master=cluster.url)["equal"]
+
+
+def test_an_export_survives_an_executor_that_is_killed(
+    cluster: Cluster, url: str, tmp_path: Path
+) -> None:
+    target, partial = tmp_path / "snapshot", tmp_path / ".snapshot.partial"
+    process = start(tmp_path, *export(url, target), master=cluster.url)
+    wait_until(lambda: partial.exists() and files_in(partial) >= 2, process)
+    victims = cluster.executors()
+    assert victims
+    os.kill(victims[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, err.decode()
+    assert run(tmp_path, "verify", str(target))["findings"] == []
+    assert manifests.load(target).entries.count == MESSAGES
