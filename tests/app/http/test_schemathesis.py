@@ -1,0 +1,77 @@
+"""Requests generated from the OpenAPI document: none makes the node fail, all answers are as it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+from tests.support.server import WANTS_PROTOBUF, RunningNode, running_node
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "missing_required_header",
+)
+ROOT = Path(__file__).parents[3]
+MARK = Message("there before", "c", lamport_timestamp=1, content=b"hi")
+
+
+def fuzz(node: RunningNode, folder: Path, cases_per_operation: int, *options: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{node.url}/openapi.json",
+        f"--checks={','.join(CHECKS)}",
+        f"--max-examples={cases_per_operation}",
+        # Streams of live messages end when the reader does.
+        "--exclude-path-regex=/live$",
+        "--phases=coverage,fuzzing",
+        "--warnings=off",
+        "--no-color",
+        *options,
+    ]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | hooks,
+        capture_output=True,
+        text=True,
+        timeout=1_500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-8_000:] + ran.stderr[-2_000:]
+    return ran.stdout
+
+
+def assert_unharmed(node: RunningNode) -> None:
+    assert node.http.get("/readyz").status_code == 200
+    served = node.http.get("/v1/messages/there%20before", headers=WANTS_PROTOBUF)
+    assert served.content == encode(MARK)
+
+
+def test_some_hundreds_of_generated_requests_get_answers_as_documented(tmp_path: Path) -> None:
+    with running_node(tmp_path / "node") as node:
+        node.publish(MARK)
+        report = fuzz(node, tmp_path, 12, "--generation-deterministic")
+        assert_unharmed(node)
+    assert "passed" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_ten_thousand_generated_requests_get_answers_as_documented(tmp_path: Path) -> None:
+    with running_node(tmp_path / "node") as node:
+        node.publish(MARK)
+        fuzz(node, tmp_path, 300)
+        assert_unharmed(node)
