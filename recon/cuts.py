@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recon.bounds import between, between_heads
-from recon.codec import Parts, part_edges, part_sizes, tile
 from recon.columns import I64, U64, Mask
 from recon.ranges import RangeColumns
+from recon.replies import Parts, part_edges, part_sizes, tile
 from recon.runs import Run
 from recon.view import Places, View
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.codec import COUNT, EQUAL, LIST, SPLIT, Reply, tile, unpack_reply
 from recon.columns import I64, U32
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
@@ -21,6 +20,7 @@ from recon.matching import match_lists
 from recon.plan import F64, SMALL_COUNT, Plan, choose, differences
 from recon.progress import RangeState, Stretch
 from recon.ranges import RangeColumns
+from recon.replies import COUNT, EQUAL, LIST, SPLIT, Reply, tile, unpack_reply
 from recon.view import Places, View
 from recon.worklist import Work, join_lists
 from sdstore.wire.recon_pb2 import Answers

@@ -14,7 +14,8 @@ SUMMARY_HASH_BYTES = 6  # keyed, so only chance can hit: 2^-48 per different ran
 PARTS_MAX = 64  # parts of one split: the smallest frame must hold one split
 LIST_COUNT_MAX = 4096  # short ids in one answer: 24 kB, fits beside others in a 60 kB frame
 FRAME_BYTES_MIN = 4096  # one split or one list with its overhead always fits
-PHASE_MAX = 128  # cuts move by up to a quarter of a part either way; 64 is the middle
+PHASE_MAX = 128  # cuts move by up to a quarter of a part either way
+PHASE_NONE = 64  # the middle: not at all
 FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
 

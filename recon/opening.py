@@ -11,6 +11,7 @@ import numpy as np
 
 from recon.columns import I64
 from recon.cuts import bounds_at
+from recon.limits import PHASE_NONE
 from recon.ranges import END, START, RangeColumns
 from recon.runs import Run
 from recon.view import View
@@ -57,7 +58,7 @@ def _skewed(count: int, phase: int) -> I64:
         ages.append(age)
         age *= GROWTH
     oldest = count - (ages[-1] if ages else 0)
-    steps = np.arange(1, OLD_PARTS) * 256 + phase - 64
+    steps = np.arange(1, OLD_PARTS) * 256 + phase - PHASE_NONE
     return np.concatenate((oldest * steps // (256 * OLD_PARTS), count - np.array(ages, np.int64)))
 
 

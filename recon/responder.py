@@ -12,20 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recon.codec import (
-    COUNT,
-    EQUAL,
-    LIST,
-    SPLIT,
-    Asks,
-    Parts,
-    Reply,
-    pack_reply,
-    part_sizes,
-    table,
-    unpack_asks,
-    unpack_ranges,
-)
+from recon.codec import Asks, table, unpack_asks, unpack_ranges
 from recon.columns import I64, U8, U64
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
@@ -43,6 +30,7 @@ from recon.limits import (
     Limits,
 )
 from recon.ranges import Range, RangeColumns
+from recon.replies import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply, part_sizes
 from recon.varint import unpack_counts
 from recon.view import Places, View
 from sdstore.wire.recon_pb2 import (

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.bounds import between, between_heads, pack_bounds, unpack_bounds
-from recon.codec import column, implied_counts, pack_ranges, part_sizes, unpack_ranges
+from recon.codec import column, pack_ranges, unpack_ranges
 from recon.errors import RemoteProtocolError
 from recon.initiator import Initiator
 from recon.ranges import END, START, Bound, Range, RangeColumns
+from recon.replies import implied_counts, part_sizes
 from recon.responder import read_fetch, respond
 from recon.varint import (
     pack_counts,

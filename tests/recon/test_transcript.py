@@ -12,12 +12,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recon.codec import COUNT, EQUAL, LIST, SPLIT, unpack_asks, unpack_reply
+from recon.codec import unpack_asks
 from recon.events import Done, Event, Have, InSync, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.progress import RangeState
 from recon.ranges import END, START, WHOLE, Bound, Range
+from recon.replies import COUNT, EQUAL, LIST, SPLIT, unpack_reply
 from recon.responder import resolve_short_ids, respond
 from tests.support.recon_talk import HEADER, converse, honest, view_of
 
