@@ -18,7 +18,7 @@ from app.store.keys import Keys
 from app.store.records import MetId, NewClaim, WriteResult
 from app.store.references import ReferenceWriter
 from app.store.sql import Row
-from app.store.writestatements import WriteStatements
+from app.store.writestatements import write_statements
 from sdstore.sds.digest import claim_id
 
 CHANNEL_NUMBERS_MAX = 65_536
@@ -52,7 +52,7 @@ class GroupWriter:
         self._keys = keys
         self._limits = limits
         self._now_ms = now_ms
-        self._statements = WriteStatements(database.sql, limits)
+        self._statements = write_statements(database.sql, limits)
         self._references = ReferenceWriter(self._statements, keys, limits)
         self._channel_numbers: dict[str, int] = {}
 

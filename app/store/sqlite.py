@@ -19,7 +19,7 @@ from app.errors import Code, Problem
 from app.store.database import Database, Transaction, chunks
 from app.store.faults import StoreBusyError, UnsupportedDatabaseError
 from app.store.migrate import is_current, migrate
-from app.store.sql import SQLITE_KEYS_PER_QUERY, ManyQuery, Query, Row, SqliteSql
+from app.store.sql import SQLITE, SQLITE_KEYS_PER_QUERY, ManyQuery, Query, Row
 
 WRITER_CACHE_KIB = 64 * 1024
 """Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
@@ -53,7 +53,7 @@ class SqliteDatabase(Database):
     """One SQLite file."""
 
     def __init__(self, url: str) -> None:
-        self.sql = SqliteSql()
+        self.sql = SQLITE
         self.path = _path_of(url)
         self._reader = self._connect()
         self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")

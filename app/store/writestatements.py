@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Integer, bindparam, case, delete, exists, select
@@ -100,6 +101,12 @@ class WriteStatements:
                 refused_digests.c.refused_no <= bindparam("until", type_=BigInteger())
             )
         )
+
+
+@cache
+def write_statements(sql: SqlDialect, limits: Limits) -> WriteStatements:
+    """Compiled once for a process."""
+    return WriteStatements(sql, limits)
 
 
 def _merge_channel(new: Any) -> dict[str, Any]:

@@ -173,7 +173,7 @@ async def check_elements(store: Store, oracle: OracleStore) -> None:
 
 
 @given(groups)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_mix_of_frames_in_any_grouping_answers_like_the_oracle(
     stores: Stores, sent: Groups
 ) -> None:
@@ -185,7 +185,7 @@ def test_any_mix_of_frames_in_any_grouping_answers_like_the_oracle(
 
 
 @given(groups)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_colliding_keys_cost_no_right_answer(stores: Stores, sent: Groups) -> None:
     async def scenario() -> None:
         async with stores.open() as store:
@@ -196,7 +196,7 @@ def test_colliding_keys_cost_no_right_answer(stores: Stores, sent: Groups) -> No
 
 
 @given(groups)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_claims_beyond_the_bound_of_an_entry_are_left_out(stores: Stores, sent: Groups) -> None:
     async def scenario() -> None:
         async with stores.open(FEW_CLAIMS) as store:
@@ -206,7 +206,7 @@ def test_claims_beyond_the_bound_of_an_entry_are_left_out(stores: Stores, sent: 
 
 
 @given(groups)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_grouping_of_writes_changes_nothing(stores: Stores, sent: Groups) -> None:
     async def scenario() -> None:
         async with stores.open() as store:
@@ -225,7 +225,7 @@ def test_the_grouping_of_writes_changes_nothing(stores: Stores, sent: Groups) ->
     st.integers(1, 5),
     st.tuples(st.integers(0, 20), st.integers(0, 20)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_window_of_a_channel_between_two_cursors_is_read_in_order(
     stores: Stores,
     sent: Groups,
