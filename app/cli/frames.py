@@ -9,16 +9,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from app.cli.delimited import BadItem, DelimitedReader
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import MessageError, encode
 from sdstore.sds.jsonform import from_json
 
 LINE_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON is 1.4 MiB, its hints and names a little more
-_VARINT_BYTES_MAX = 5  # lengths stay far below 2^35
 
 if TYPE_CHECKING:
     # Generic for type checkers only.
@@ -34,21 +33,10 @@ class FileFormat(StrEnum):
     FRAME = "frame"
 
 
-@dataclass(frozen=True, slots=True)
-class BadItem:
-    """Something in a file that is no message; `code` as in problem documents."""
-
-    code: str
-    detail: str
-
-
 def read_items(
     stream: Stream, file_format: FileFormat, frame_bytes_max: int
 ) -> Iterator[PublishItem | BadItem]:
-    """The messages of a file, in order. A frame is not decoded here: the node judges it.
-
-    A file that cannot be read any further ends with a BadItem.
-    """
+    """The messages of a file, in order, and a BadItem for each that is none."""
     if file_format is FileFormat.AUTO:
         # A frame of 123 bytes starts a protobuf file with "{" too, but none goes on with a quote.
         is_json = stream.peek(2)[:2] in (b'{"', b"{ ")
@@ -61,39 +49,9 @@ def read_items(
         yield PublishItem(stream.read(frame_bytes_max + 1))
 
 
-def delimited(frame: bytes) -> bytes:
-    """A frame with its length before it."""
-    length, prefix = len(frame), bytearray()
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + frame
-
-
 def _read_delimited(stream: Stream, frame_bytes_max: int) -> Iterator[PublishItem | BadItem]:
-    while stream.peek(1):
-        length = _read_length(stream)
-        if length is None or length > frame_bytes_max:
-            yield BadItem("malformed_file", f"no length of a frame before byte {stream.tell()}")
-            return
-        frame = stream.read(length)
-        if len(frame) < length:
-            yield BadItem("truncated_file", f"the file ends {length - len(frame)} bytes early")
-            return
-        yield PublishItem(frame)
-
-
-def _read_length(stream: Stream) -> int | None:
-    length = 0
-    for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
-        byte = stream.read(1)
-        if not byte:
-            return None
-        length |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return length
-    return None
+    for item in DelimitedReader(stream, frame_bytes_max):
+        yield item if isinstance(item, BadItem) else PublishItem(item)
 
 
 def _read_ndjson(stream: Stream) -> Iterator[PublishItem | BadItem]:

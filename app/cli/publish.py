@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
-from app.cli.frames import BadItem, FileFormat, read_items
+from app.cli.frames import FileFormat, read_items
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout

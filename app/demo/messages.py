@@ -7,7 +7,8 @@ import random
 from hashlib import sha256
 from importlib.resources import files
 
-from app.cli.frames import BadItem, FileFormat, read_items
+from app.cli.delimited import BadItem
+from app.cli.frames import FileFormat, read_items
 from app.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode

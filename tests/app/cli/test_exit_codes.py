@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.frames import delimited
+from app.cli.delimited import delimited
 from sdstore.sds.codec import encode
 from tests.support.cli import Result, cli, command, http_server, process
 from tests.support.federation import message

@@ -1,0 +1,109 @@
+"""Delimited streams: whole ones come through, damage costs what is damaged."""
+
+from __future__ import annotations
+
+import io
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.cli.delimited import BadItem, DelimitedReader, delimited
+from app.cli.frames import FileFormat, read_items
+from app.limits import DEFAULT_LIMITS
+from sdstore.client.records import PublishItem
+from sdstore.sds.codec import encode
+from sdstore.sds.model import HistoryEntry
+from tests.support.federation import message
+
+FRAME_BYTES_MAX = DEFAULT_LIMITS.frame_bytes_max
+
+
+def frame(number: int, size: int = 200) -> bytes:
+    """A realistic frame."""
+    history = (HistoryEntry(f"{number - 1:064x}", bytes(32), "somebody"),)
+    content = random.Random(number).randbytes(size)
+    return encode(message(number, "channel", causal_history=history, content=content))
+
+
+def read(raw: bytes) -> list[bytes | BadItem]:
+    return list(DelimitedReader(io.BufferedReader(io.BytesIO(raw)), FRAME_BYTES_MAX))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 70_000), max_size=12))
+def test_what_was_written_is_read(sizes: list[int]) -> None:
+    frames = [frame(number, size + 1) for number, size in enumerate(sizes)]
+    assert read(b"".join(map(delimited, frames))) == frames
+
+
+def test_a_damaged_frame_costs_itself_wherever_it_stands() -> None:
+    frames = [frame(number) for number in range(9)]
+    for place in range(9):
+        records = [delimited(each) for each in frames]
+        records[place] = delimited(b"\xff" * len(frames[place]))
+        found = read(b"".join(records))
+        assert [each for each in found if not isinstance(each, BadItem)] == [
+            each for number, each in enumerate(frames) if number != place
+        ]
+        assert found[place] == BadItem("malformed_frame", "the frame is not a protobuf message")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_damaged_length_costs_its_own_record_at_most(data: st.DataObject) -> None:
+    frames = [frame(number) for number in range(8)]
+    place = data.draw(st.integers(0, 7))
+    records = [delimited(each) for each in frames]
+    wrong = data.draw(st.binary(min_size=1, max_size=5))
+    records[place] = wrong + records[place][2:]
+    found = read(b"".join(records))
+    whole = [each for each in found if not isinstance(each, BadItem)]
+    rest = [each for number, each in enumerate(frames) if number != place]
+    assert [each for each in whole if each in rest] == rest
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=3_000), st.integers(0, 3))
+def test_rubbish_ends_and_says_so(rubbish: bytes, count: int) -> None:
+    frames = [frame(number) for number in range(count)]
+    found = read(b"".join(map(delimited, frames)) + rubbish)
+    assert found[:count] == frames or isinstance(found[-1], BadItem)
+
+
+def test_a_file_that_ends_early_gives_what_is_whole() -> None:
+    frames = [frame(number) for number in range(3)]
+    found = read(b"".join(map(delimited, frames))[:-1])
+    assert found[:2] == frames[:2]
+    assert isinstance(found[2], BadItem)
+    assert found[2].code == "malformed_file"
+
+
+def test_scattered_damage_is_told_one_by_one() -> None:
+    chance = random.Random(1)
+    frames = [frame(number) for number in range(5_000)]
+    bad = set(chance.sample(range(5_000), 50))
+    records = [
+        delimited(b"\xff" + each[1:]) if number in bad else delimited(each)
+        for number, each in enumerate(frames)
+    ]
+    found = read(b"".join(records))
+    assert {number for number, each in enumerate(found) if isinstance(each, BadItem)} == bad
+    assert len(found) == 5_000
+
+
+def test_the_format_is_told_from_the_beginning() -> None:
+    line = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
+    for raw, count in ((line * 2, 2), (delimited(frame(1)), 1), (b"", 0)):
+        stream = io.BufferedReader(io.BytesIO(raw))
+        items = list(read_items(stream, FileFormat.AUTO, FRAME_BYTES_MAX))
+        assert len(items) == count
+        assert all(isinstance(each, PublishItem) for each in items)
+
+
+def test_a_bad_line_costs_itself() -> None:
+    good = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}'
+    lines = [good, b"{", b"[]", b"null", b'{"message": 3}', b'{"message": {}}', b"\xff", good]
+    stream = io.BufferedReader(io.BytesIO(b"\n".join(lines)))
+    items = list(read_items(stream, FileFormat.NDJSON, FRAME_BYTES_MAX))
+    assert [isinstance(each, BadItem) for each in items] == [False, *[True] * 6, False]
