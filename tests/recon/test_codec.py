@@ -101,6 +101,12 @@ def test_implied_counts_are_positive_and_add_up(count: int, parts: int, phase: i
     assert np.add.reduceat(implied, np.cumsum(sizes) - sizes).tolist() == counts.tolist()
 
 
+def test_the_phase_shifts_cuts_by_up_to_a_quarter_of_a_part() -> None:
+    count, sizes = np.array([100]), np.array([2])
+    shares = {phase: implied_counts(count, sizes, phase).tolist() for phase in (0, 64, 128)}
+    assert shares == {0: [37, 63], 64: [50, 50], 128: [62, 38]}
+
+
 def requests() -> list[bytes]:
     """All requests of a session with ties and lists."""
     mine, yours = view_of(crowd(1, 3000, 900)[100:]), view_of(crowd(1, 3000, 900)[:2900])

@@ -224,9 +224,10 @@ def test_what_only_a_faulty_peer_does_is_a_fault(liar: Liar, codes: set[str | No
 def test_an_honest_million_like_session_stays_far_from_the_depth_limit() -> None:
     elements = crowd(1, 60_000, 2**63)
     mine, yours = view_of(elements[500:]), view_of(elements[:-500])
-    limits = replace(DEFAULT_LIMITS, depth_max=7)
-    out = converse(Initiator(mine, HEADER, limits=limits), lambda r: respond(yours, r))
-    assert out.done
+    for depth_max, fault in ((7, None), (1, "depth")):
+        limits = replace(DEFAULT_LIMITS, depth_max=depth_max)
+        out = converse(Initiator(mine, HEADER, limits=limits), lambda r: respond(yours, r))
+        assert out.fault == fault
 
 
 def test_time_is_a_budget_that_content_extends() -> None:

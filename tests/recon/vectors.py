@@ -39,10 +39,11 @@ def header() -> SessionHeader:
 
 def session() -> list[dict[str, str]]:
     """All messages of one session."""
-    everything = elements(900)
+    everything = elements(4000)
+    lacking = (everything[777::1000], everything[123::800])
     views = [
-        index_of(some).view(header().key(), None, ALL_ORDERS)
-        for some in (everything[40:], everything[:880])
+        index_of(e for e in everything if e not in some).view(header().key(), None, ALL_ORDERS)
+        for some in lacking
     ]
     initiator = Initiator(views[0], header(), seed=1)
     said = []
