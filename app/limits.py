@@ -67,6 +67,16 @@ class Limits:
     hint_claims_per_entry_max: int = _bound(
         64, "claims", "more claims on one entry are spam; the first ones stay"
     )
+    header_bytes_max: int = _bound(
+        64 * KIB, "bytes of request line and headers", "sixteen hints and a cursor need 20 KiB"
+    )
+    headers_timeout_s: int = _bound(10, "seconds", "headers fit one packet of a slow client")
+    write_stall_timeout_s: int = _bound(
+        60, "seconds", "a client that reads nothing for so long is gone"
+    )
+    connections_per_address_max: int = _bound(
+        2_000, "connections", "a proxy may stand for many clients; descriptors are finite"
+    )
     body_read_timeout_s: int = _bound(
         30, "seconds", "32 MiB at 1 MiB/s; a slower sender holds a connection for nothing"
     )
@@ -94,6 +104,23 @@ class Limits:
     )
     ingest_queue_bytes_max: int = _bound(
         128 * MIB, "bytes of frames", "memory of frames that wait for the writer"
+    )
+
+    # --- PostgreSQL ---------------------------------------------------------------------------
+    database_connections_max: int = _bound(
+        8, "connections", "one process's readers; more than the server has cores gain nothing"
+    )
+    database_wait_s: int = _bound(
+        5, "seconds", "for a connection: longer than a restart of the server, or it is down"
+    )
+    database_statement_s: int = _bound(
+        60, "seconds", "one statement, or another writer's turn; all take milliseconds"
+    )
+    lookups_shared_max: int = _bound(
+        256, "look-ups", "in one query: 5 ms of the server, and memory of one reply"
+    )
+    lookups_waiting_max: int = _bound(
+        8_192, "look-ups", "half a second of work; beyond it callers get 503"
     )
 
     # --- live readers ------------------------------------------------------------------------

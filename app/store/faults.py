@@ -9,6 +9,10 @@ class UnsupportedDatabaseError(StoreError):
     """The URL names no database this node can use."""
 
 
+class DatabaseUnreachableError(StoreError):
+    """The server is not there, or does not let this node in."""
+
+
 class SchemaTooNewError(StoreError):
     """The database was written by a newer sdstore, which this one must not touch."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
-from sqlalchemy.engine import make_url
 
 from app.store.faults import SchemaTooNewError
 from app.store.schema import SCHEMA_REVISION
@@ -64,12 +63,14 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _engine(url: str) -> Engine:
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "postgresql":
-        engine = create_engine(parsed.set(drivername="postgresql+psycopg"))
+    if url.startswith("postgresql:"):
+        import psycopg  # noqa: PLC0415 - an extra
+
+        # The URL is libpq's: several hosts, sockets and all its parameters mean what they say there.
+        engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url))
         event.listen(engine, "begin", _alone_on_postgres)
         return engine
-    engine = create_engine(parsed)
+    engine = create_engine(url)
     # sqlite3 would commit before each CREATE TABLE; one explicit transaction holds them all.
     event.listen(engine, "connect", _leave_transactions_to_us)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))

@@ -1,9 +1,8 @@
 """PostgreSQL 15 or later: several node processes may share one database.
 
-Writers take turns under an advisory lock that ends with their transaction, so that sequence numbers
-become visible in their own order and the highest committed number is the watermark
-(docs/decisions/sequence.md). Reads go through a pool; look-ups by ID that wait at the same time share
-one query, which is what makes them fast.
+Writers take turns under an advisory lock that ends with their transaction, so that numbers become
+visible in their own order and the highest committed one is the watermark (docs/decisions/0002). Reads
+go through a pool; look-ups by ID that wait at the same time share one query.
 """
 
 from __future__ import annotations
@@ -11,69 +10,63 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg.pq import TransactionStatus
+from psycopg_pool import AsyncConnectionPool
 
-from app.errors import Code, Problem
+from app.limits import Limits
+from app.store.arrays import array_of
 from app.store.database import Database, Transaction
-from app.store.faults import StoreError, UnsupportedDatabaseError
 from app.store.migrate import is_current, migrate
-from app.store.sql import POSTGRES, ManyQuery, Query, Row
-
-CONNECTIONS_MAX = 8
-"""Connections that read: more of them than the server has cores gain nothing."""
-
-WAIT_FOR_CONNECTION_S = 5.0
-"""A reader that gets no connection for so long is told that the database is unavailable."""
-
-LOOKUPS_SHARED_MAX = 512
-"""Look-ups in one shared query: a millisecond of the server."""
-
-SHARED_QUERIES_MAX = 2
-"""Shared queries under way at a time: while one is answered, the next one gathers."""
+from app.store.pgsession import (
+    adapt,
+    check_server,
+    parameters_of,
+    problem_of,
+    session_settings,
+    unreachable,
+)
+from app.store.sharedlookups import SharedLookups
+from app.store.sql import ManyQuery, PostgresSql, Query, Row
 
 WRITER_LOCK = 0x5D5_0001
-"""The advisory lock of those who write, one for each database."""
+"""The advisory lock of those who write; PostgreSQL keeps those of different databases apart."""
 
-VERSION_MIN = 150_000
-
-_FULL = (errors.DiskFull, errors.IoError)
-_UNAVAILABLE = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    errors.ReadOnlySqlTransaction,
-    PoolTimeout,
-)
+_BEGIN = f"BEGIN; SELECT pg_advisory_xact_lock({WRITER_LOCK})"
 
 
 class PostgresDatabase(Database):
     """One PostgreSQL database."""
 
-    def __init__(self, url: str) -> None:
-        self.sql = POSTGRES
-        self._url = url
+    def __init__(self, url: str, limits: Limits) -> None:
+        self.sql = PostgresSql()
+        self._parameters = parameters_of(url)
+        self._limits = limits
         self._pool = AsyncConnectionPool(
-            url,
+            kwargs=self._parameters,
             min_size=1,
-            max_size=CONNECTIONS_MAX,
-            timeout=WAIT_FOR_CONNECTION_S,
-            kwargs={"autocommit": True},
+            max_size=limits.database_connections_max,
+            max_waiting=limits.lookups_waiting_max,
+            timeout=limits.database_wait_s,
+            # Then the next reader makes the pool try again, instead of ever rarer attempts.
+            reconnect_timeout=limits.database_wait_s,
+            configure=self._configure,
             open=False,
         )
         self._writer: psycopg.Connection[Row] | None = None
         self._shared: dict[str, SharedLookups] = {}
 
     @classmethod
-    async def open(cls, url: str) -> PostgresDatabase:
+    async def open(cls, url: str, limits: Limits) -> PostgresDatabase:
         """Connect, and bring the database to this code's schema."""
-        revision = await asyncio.to_thread(_revision, url)
-        if not is_current(revision):
+        database = cls(url, limits)
+        if not is_current(await asyncio.to_thread(_revision, database._parameters)):
             await asyncio.to_thread(migrate, url)
-        database = cls(url)
         await database._pool.open()
         return database
 
@@ -81,56 +74,105 @@ class PostgresDatabase(Database):
         return await self._fetch(query.text, query.arguments(values))
 
     async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-        return await self._fetch(query.text, (list(keys), *query.constants)) if keys else []
+        return await self._fetch(query.text, _arrays(query, [keys])) if keys else []
 
     async def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
         if not arguments:
             return []
-        return _numbered_from_0(await self._fetch(query.text, _columns(query, arguments)))
+        rows = await self._fetch(query.text, _columns(query, arguments))
+        return sorted(rows, key=itemgetter(0))
 
     async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
         shared = self._shared.get(query.text)
         if shared is None:
-            shared = self._shared[query.text] = SharedLookups(self, query)
+            shared = SharedLookups(partial(self.each, query), self._limits)
+            self._shared[query.text] = shared
         return await shared.look_up(arguments)
 
     def begin_writing(self) -> None:
-        self._connected_writer()
+        try:
+            self._connected_writer()
+        except psycopg.Error as error:
+            raise unreachable(error) from error
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         try:
-            writer = self._connected_writer()
-            with writer.transaction():
-                writer.execute("SELECT pg_advisory_xact_lock(%s)", (WRITER_LOCK,))
-                yield PostgresTransaction(writer)
-        except Exception as error:
+            writer = self._begin()
+            yield PostgresTransaction(writer)
+            writer.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
             problem = problem_of(error)
-            if problem is None:
-                raise
-            raise problem from error
+            if problem is not None:
+                raise problem from error
+            raise
 
     async def close(self) -> None:
         await self._pool.close()
         if self._writer is not None:
             self._writer.close()
 
+    # ---- the writer's connection
+
+    def _begin(self) -> psycopg.Connection[Row]:
+        writer = self._connected_writer()
+        try:
+            writer.execute(_BEGIN)
+        except psycopg.OperationalError:
+            # It may have ended long ago, with a restart of the server; nothing is written yet.
+            if not writer.closed:
+                raise
+            writer = self._connected_writer()
+            writer.execute(_BEGIN)
+        return writer
+
     def _connected_writer(self) -> psycopg.Connection[Row]:
         if self._writer is None or self._writer.closed:
-            self._writer = psycopg.connect(self._url, autocommit=True)
+            writer = psycopg.connect(**self._parameters)
+            adapt(writer.adapters)
+            writer.execute(session_settings(self._limits))
+            self._writer = writer
         return self._writer
+
+    def _roll_back(self) -> None:
+        writer = self._writer
+        if writer is None or writer.closed:
+            return
+        if writer.info.transaction_status != TransactionStatus.IDLE:
+            # The fault itself is what the caller has to hear of.
+            with suppress(psycopg.Error):
+                writer.execute("ROLLBACK")
+
+    # ---- the readers' connections
+
+    async def _configure(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        adapt(connection.adapters)
+        await connection.execute(session_settings(self._limits))
 
     async def _fetch(self, text: str, arguments: Sequence[Any]) -> list[Row]:
         try:
-            async with self._pool.connection() as connection:
-                cursor = connection.cursor(binary=True)
-                await cursor.execute(text, arguments, prepare=True)
-                return await cursor.fetchall()
+            try:
+                return await self._fetch_once(text, arguments)
+            except _ConnectionLostError:
+                await self._pool.check()
+                return await self._fetch_once(text, arguments)
         except Exception as error:
             problem = problem_of(error)
-            if problem is None:
+            if problem is not None:
+                raise problem from error
+            raise
+
+    async def _fetch_once(self, text: str, arguments: Sequence[Any]) -> list[Row]:
+        async with self._pool.connection() as connection:
+            cursor = connection.cursor(binary=True)
+            try:
+                await cursor.execute(text, arguments, prepare=True)
+            except psycopg.OperationalError as error:
+                if connection.closed:
+                    raise _ConnectionLostError(str(error)) from error
                 raise
-            raise problem from error
+            return await cursor.fetchall()
 
 
 class PostgresTransaction:
@@ -143,100 +185,45 @@ class PostgresTransaction:
         return self._fetch(query.text, query.arguments(values))
 
     def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-        return self._fetch(query.text, (list(keys), *query.constants)) if keys else []
+        return self._fetch(query.text, _arrays(query, [keys])) if keys else []
 
     def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
         if not arguments:
             return []
-        return _numbered_from_0(self._fetch(query.text, _columns(query, arguments)))
+        return sorted(self._fetch(query.text, _columns(query, arguments)), key=itemgetter(0))
 
     def execute(self, query: Query, **values: Any) -> None:
-        self._execute(query.text, query.arguments(values))
+        self._cursor.execute(query.text, query.arguments(values), prepare=True)
 
     def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
         if rows:
-            self._execute(query.text, _columns(query, rows))
+            self._cursor.execute(query.text, _columns(query, rows), prepare=True)
 
     def _fetch(self, text: str, arguments: Sequence[Any]) -> list[Row]:
-        self._execute(text, arguments)
+        self._cursor.execute(text, arguments, prepare=True)
         return self._cursor.fetchall()
 
-    def _execute(self, text: str, arguments: Sequence[Any]) -> None:
-        self._cursor.execute(text, arguments, prepare=True)
 
-
-class SharedLookups:
-    """Look-ups of one kind that wait at the same time become one query.
-
-    As with group commit nothing waits for company: a look-up that finds no query under way starts
-    one at once.
-    """
-
-    def __init__(self, database: PostgresDatabase, query: ManyQuery) -> None:
-        self._database = database
-        self._query = query
-        self._waiting: list[tuple[Row, asyncio.Future[list[Row]]]] = []
-        self._running: set[asyncio.Task[None]] = set()
-
-    async def look_up(self, arguments: Row) -> list[Row]:
-        """The rows of one look-up, without its number."""
-        future: asyncio.Future[list[Row]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((arguments, future))
-        if len(self._running) < SHARED_QUERIES_MAX:
-            task = asyncio.create_task(self._run())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-        return await future
-
-    async def _run(self) -> None:
-        while self._waiting:
-            batch = self._waiting[:LOOKUPS_SHARED_MAX]
-            del self._waiting[:LOOKUPS_SHARED_MAX]
-            answers: list[list[Row]] = [[] for _ in batch]
-            try:
-                found = await self._database.each(self._query, [each for each, _ in batch])
-            except Exception as error:  # noqa: BLE001 - each of the waiting gets it
-                _fail(batch, error)
-                continue
-            for number, *row in found:
-                answers[number].append(tuple(row))
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
-
-
-def _fail(batch: Sequence[tuple[Row, asyncio.Future[list[Row]]]], error: Exception) -> None:
-    for _, future in batch:
-        if not future.done():
-            future.set_exception(error)
-
-
-def problem_of(error: BaseException) -> Problem | None:
-    """The refusal that a fault of the database is; None where the data are at fault."""
-    if isinstance(error, _FULL):
-        return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
-    if isinstance(error, _UNAVAILABLE):
-        return Problem(Code.STORE_UNAVAILABLE, f"the database cannot be used: {error}")
-    return None
+class _ConnectionLostError(psycopg.OperationalError):
+    """A pooled connection had ended before it was used; there may be others, and there will be."""
 
 
 def _columns(query: ManyQuery, rows: Sequence[Row]) -> list[Any]:
-    return [*map(list, zip(*rows, strict=True)), *query.constants]
+    return _arrays(query, zip(*rows, strict=True))
 
 
-def _numbered_from_0(rows: list[Row]) -> list[Row]:
-    # WITH ORDINALITY counts from 1; the join keeps the order of each look-up, not of all of them.
-    return sorted([(row[0] - 1, *row[1:]) for row in rows], key=lambda row: int(row[0]))
+def _arrays(query: ManyQuery, columns: Any) -> list[Any]:
+    arrays = [array_of(kind, column) for kind, column in zip(query.types, columns, strict=True)]
+    return [*arrays, *query.constants]
 
 
-def _revision(url: str) -> str | None:
+def _revision(parameters: dict[str, Any]) -> str | None:
     try:
-        with suppress(errors.UndefinedTable), psycopg.connect(url) as connection:
-            if connection.info.server_version < VERSION_MIN:
-                raise UnsupportedDatabaseError("PostgreSQL 15 or later is needed")
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            return None if row is None else str(row[0])
+        with psycopg.connect(**parameters) as connection:
+            check_server(connection.info)
+            with suppress(errors.UndefinedTable):
+                row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+                return None if row is None else str(row[0])
     except psycopg.Error as error:
-        name = conninfo_to_dict(url).get("dbname")
-        raise StoreError(f"the database {name!r} cannot be reached: {error}") from error
+        raise unreachable(error) from error
     return None

@@ -34,6 +34,7 @@ from sqlalchemy import (
     column,
     delete,
     func,
+    literal_column,
     select,
     true,
     update,
@@ -70,11 +71,13 @@ class Query(NamedTuple):
 class ManyQuery(NamedTuple):
     """Text that serves many keys or rows; the driver-specific side knows how to feed it.
 
-    `constants` follow the caller's own arguments.
+    `constants` follow the caller's own arguments; `types` are those of the arrays that PostgreSQL
+    is given.
     """
 
     text: str
     constants: Row = ()
+    types: tuple[TypeEngine[Any], ...] = ()
 
 
 class SqlDialect(ABC):
@@ -169,41 +172,48 @@ class PostgresSql(SqlDialect):
         self, key: ColumnElement[Any], make: Callable[[ColumnElement[bool]], Select[Any]]
     ) -> ManyQuery:
         keys: BindParameter[Any] = bindparam("keys", type_=ARRAY(key.type))
-        return self._many(make(key == any_(keys)), ["keys"])
+        return self._arrays(make(key == any_(keys)), {"keys": key.type})
 
     def each(self, arguments: Arguments, make: Callable[[Keyed], Select[Any]]) -> ManyQuery:
         rows = self._unnested(arguments, number="which")
         found = make({name: rows.c[name] for name in arguments}).lateral()
-        statement = select(rows.c.which, *found.c).select_from(rows.join(found, true()))
-        return self._many(statement, list(arguments))
+        # WITH ORDINALITY counts from 1.
+        which = (rows.c.which - literal_column("1")).label("which")
+        statement = select(which, *found.c).select_from(rows.join(found, true()))
+        return self._arrays(statement, arguments)
 
     def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
         statement = self._insert_unnested(table)
         if or_ignore:
             statement = statement.on_conflict_do_nothing()
-        return self._many(statement, table.columns.keys())
+        return self._arrays(statement, _types(table))
 
     def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
         statement = self._insert_unnested(table)
         statement = statement.on_conflict_do_update(
             index_elements=[key], set_=merge(statement.excluded)
         )
-        return self._many(statement, table.columns.keys())
+        return self._arrays(statement, _types(table))
 
     def delete_each(self, table: Table, *columns: str) -> ManyQuery:
-        rows = self._unnested({name: table.c[name].type for name in columns})
+        types = {name: table.c[name].type for name in columns}
+        rows = self._unnested(types)
         statement: Delete = delete(table)
         for name in columns:
             statement = statement.where(table.c[name] == rows.c[name])
-        return self._many(statement, columns)
+        return self._arrays(statement, types)
 
     def update_each(self, table: Table, key: str, changed: str) -> ManyQuery:
-        rows = self._unnested({changed: table.c[changed].type, key: table.c[key].type})
+        types = {changed: table.c[changed].type, key: table.c[key].type}
+        rows = self._unnested(types)
         statement: Update = update(table).values({changed: rows.c[changed]})
-        return self._many(statement.where(table.c[key] == rows.c[key]), [changed, key])
+        return self._arrays(statement.where(table.c[key] == rows.c[key]), types)
+
+    def _arrays(self, statement: Executable, types: Arguments) -> ManyQuery:
+        return self._many(statement, list(types))._replace(types=tuple(types.values()))
 
     def _insert_unnested(self, table: Table) -> postgresql.Insert:
-        rows = self._unnested({c.name: c.type for c in table.columns})
+        rows = self._unnested(_types(table))
         return postgresql.insert(table).from_select(
             [c.name for c in table.columns], select(*[rows.c[c.name] for c in table.columns])
         )
@@ -221,6 +231,10 @@ class PostgresSql(SqlDialect):
 
 def _binds(columns: Iterable[Column[Any]]) -> dict[str, BindParameter[Any]]:
     return {each.name: bindparam(each.name) for each in columns}
+
+
+def _types(table: Table) -> Arguments:
+    return {each.name: each.type for each in table.columns}
 
 
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:

@@ -181,7 +181,7 @@ def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]
 def _each(
     connection: sqlite3.Connection, query: ManyQuery, arguments: Sequence[Row], first: int
 ) -> list[Row]:
-    text, constants = query
+    text, constants, _ = query
     execute = connection.cursor().execute
     return [
         (number, *row)

@@ -42,13 +42,16 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def open_database(url: str) -> Database:
+async def open_database(url: str, limits: Limits) -> Database:
     """The database of a URL, at the schema of this code."""
     if url.startswith("postgresql:"):
-        # Its driver is an extra that SQLite nodes need not have.
-        from app.store.postgres import PostgresDatabase  # noqa: PLC0415
-
-        return await PostgresDatabase.open(url)
+        try:
+            from app.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise UnsupportedDatabaseError(
+                f"PostgreSQL needs its driver: pip install 'sdstore[postgres]' ({error})"
+            ) from error
+        return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
         return SqliteDatabase.open(url)
     raise UnsupportedDatabaseError(f"no database of this kind: {url.split(':', maxsplit=1)[0]!r}")
@@ -84,7 +87,7 @@ class Store:
         Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
         `app.store.faults`.
         """
-        database = await open_database(database_url)
+        database = await open_database(database_url, limits)
         meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))
         keys = Keys(meta["key_secret"])
         return cls(database, limits, meta["database_id"].decode(), keys, now_ms)
