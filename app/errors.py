@@ -36,6 +36,8 @@ class Code(StrEnum):
     INVALID_HEX = "invalid_hex"
     INVALID_CURSOR = "invalid_cursor"
     FOREIGN_CURSOR = "foreign_cursor"
+    MALFORMED_REQUEST = "malformed_request"
+    HEADERS_TOO_LARGE = "headers_too_large"
     EMPTY_BODY = "empty_body"
     BODY_TOO_LARGE = "body_too_large"
     TOO_MANY_ITEMS = "too_many_items"
@@ -60,6 +62,7 @@ class Code(StrEnum):
     NOT_READY = "not_ready"
     DISK_FULL = "disk_full"
     STORE_UNAVAILABLE = "store_unavailable"
+    FRAME_DAMAGED = "frame_damaged"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -84,6 +87,8 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.INVALID_HEX: (400, "Not hexadecimal"),
     Code.INVALID_CURSOR: (400, "The cursor is not one of this node's"),
     Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
+    Code.MALFORMED_REQUEST: (400, "Not an HTTP request"),
+    Code.HEADERS_TOO_LARGE: (431, "The headers are too large"),
     Code.EMPTY_BODY: (400, "The body is empty"),
     Code.BODY_TOO_LARGE: (413, "The body is too large"),
     Code.TOO_MANY_ITEMS: (413, "Too many items in one request"),
@@ -106,6 +111,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.NOT_READY: (503, "The node is not ready"),
     Code.DISK_FULL: (507, "The store has no room left"),
     Code.STORE_UNAVAILABLE: (503, "The database cannot be reached"),
+    Code.FRAME_DAMAGED: (500, "The stored frame is damaged"),
     Code.INTERNAL_ERROR: (500, "An internal error"),
 }
 

@@ -6,6 +6,7 @@ import socket
 
 import uvicorn
 
+from app.http.connection import bounded_protocol
 from app.http.shell import App
 from app.node import Node
 
@@ -24,7 +25,7 @@ class NodeServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=bounded_protocol(node.limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,

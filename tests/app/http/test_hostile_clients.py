@@ -1,0 +1,166 @@
+"""Clients that pretend, never end, drip or do not read: stopped early, and nobody else waits."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from app.limits import DEFAULT_LIMITS
+from sdstore.sds.model import Message
+from tests.support.server import RunningNode, running_node
+
+REQUEST_LINE = (
+    b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-protobuf\r\n"
+)
+LIMIT = DEFAULT_LIMITS.small_body_bytes_max
+# What the kernel's socket buffers take in although nobody reads any more.
+BUFFERED_BYTES_MAX = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    limits = replace(DEFAULT_LIMITS, body_read_timeout_s=1)
+    with running_node(tmp_path_factory.mktemp("node"), limits) as running:
+        yield running
+
+
+def connect(node: RunningNode) -> socket.socket:
+    host, port = node.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def sent_until_cut_off(connection: socket.socket) -> int:
+    chunk = b"10000\r\n" + bytes(65_536) + b"\r\n"
+    for sent_count in range(16_384):
+        try:
+            connection.sendall(chunk)
+        except OSError:
+            return sent_count * 65_536
+    pytest.fail("a gigabyte was taken")
+
+
+def everything(connection: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while chunk := connection.recv(65_536):
+            answer += chunk
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def test_a_pretended_10_gib_body_is_refused_before_it_is_sent(node: RunningNode) -> None:
+    with connect(node) as connection:
+        connection.sendall(REQUEST_LINE + b"content-length: 10737418240\r\n\r\nx")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"body_too_large"' in answer
+
+
+def test_an_endless_chunked_body_is_cut_off(node: RunningNode) -> None:
+    with connect(node) as connection:
+        connection.sendall(REQUEST_LINE + b"transfer-encoding: chunked\r\n\r\n")
+        assert sent_until_cut_off(connection) < LIMIT + BUFFERED_BYTES_MAX
+
+
+def test_a_body_that_drips_is_answered_at_the_deadline(node: RunningNode) -> None:
+    with connect(node) as connection:
+        connection.sendall(REQUEST_LINE + b"content-length: 100\r\n\r\nx")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer
+
+
+def test_a_client_that_hangs_up_leaves_the_node_well(node: RunningNode) -> None:
+    for _ in range(20):
+        with connect(node) as connection:
+            connection.sendall(REQUEST_LINE + b"content-length: 100\r\n\r\nx")
+    assert node.http.get("/livez").json() == {"status": "alive"}
+
+
+def test_headers_that_drip_are_answered_at_the_deadline(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, headers_timeout_s=1)
+    with running_node(tmp_path_factory.mktemp("node"), limits) as node:
+        for sent in (
+            b"",
+            b"GET /v1/feed HT",
+            REQUEST_LINE,
+            b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nGET /",
+        ):
+            with connect(node) as connection:
+                connection.sendall(sent)
+                answer = everything(connection)
+            assert b"HTTP/1.1 408 " in answer
+            assert answer.endswith(b'"code":"request_timeout"}')
+
+
+def test_a_connection_at_rest_between_requests_is_no_slow_request(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, headers_timeout_s=1)
+    request = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with running_node(tmp_path_factory.mktemp("node"), limits) as node, connect(node) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(1.5)
+
+
+def test_endless_headers_are_cut_off(node: RunningNode) -> None:
+    line = b"x-filler: " + b"x" * 8_000 + b"\r\n"
+    with connect(node) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\n" + line * 20)
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in answer
+
+
+def test_a_client_that_reads_nothing_is_cut_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+    limits = replace(DEFAULT_LIMITS, write_stall_timeout_s=1)
+    with running_node(tmp_path_factory.mktemp("node"), limits) as node:
+        for n in range(7):
+            message = Message(f"m{n}", "c", lamport_timestamp=n, content=bytes(1_000_000))
+            node.publish(message)
+        request = (
+            b"GET /v1/feed HTTP/1.1\r\nhost: localhost\r\naccept: application/x-protobuf\r\n\r\n"
+        )
+        with connect(node) as connection:
+            connection.sendall(request * 4)
+            time.sleep(2.5)
+            # What the kernel has buffered arrives, the rest does not.
+            assert len(everything(connection)) < 20_000_000
+
+
+def test_one_address_has_a_bounded_number_of_connections(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, connections_per_address_max=5)
+    with running_node(tmp_path_factory.mktemp("node"), limits) as node, ExitStack() as open_ones:
+        for _ in range(5):
+            open_ones.enter_context(connect(node))
+        with connect(node) as one_too_many:
+            assert everything(one_too_many) == b""
+        open_ones.close()
+        assert node.http.get("/livez").status_code == 200
+
+
+def test_hundreds_of_dripping_connections_do_not_delay_honest_callers(node: RunningNode) -> None:
+    with ExitStack() as open_ones:
+        for n in range(500):
+            connection = open_ones.enter_context(connect(node))
+            connection.sendall(
+                b"GET / HTTP" if n % 2 else REQUEST_LINE + b"content-length: 9\r\n\r\nx"
+            )
+        seconds = []
+        for _ in range(200):
+            started = time.monotonic()
+            assert node.http.get("/livez").status_code == 200
+            seconds.append(time.monotonic() - started)
+    assert sorted(seconds)[197] < 0.25
