@@ -29,6 +29,9 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
+FETCH_ELEMENTS_MAX = 16_384
+"""Elements of one range in one reply; a whole range may be a view of millions."""
+
 RESUME_BYTES = 32
 """Where a cut reply goes on."""
 
@@ -146,13 +149,16 @@ class ReconEndpoint:
     ) -> None:
         """Append the items asked for until the reply is full; then say where to go on."""
         for span, short_ids in read_fetch(fetch):
-            orders, ids = resolve_short_ids(view, span, short_ids)
-            sent_count = 0
-            while sent_count < len(ids):
+            orders, ids = resolve_short_ids(view, span, short_ids, FETCH_ELEMENTS_MAX + 1)
+            sent_count, some_count = 0, min(len(ids), FETCH_ELEMENTS_MAX)
+            while sent_count < some_count:
                 room = bytes_max - response.ByteSize() - RESUME_BYTES
                 loaded = await load_items(
                     self._local.store,
-                    [row.tobytes() for row in ids[sent_count : sent_count + FETCH_CHUNK]],
+                    [
+                        row.tobytes()
+                        for row in ids[sent_count : min(sent_count + FETCH_CHUNK, some_count)]
+                    ],
                     bytes_max=room,
                     hints_max=self._local.limits.hints_per_publish_max,
                 )
@@ -162,6 +168,9 @@ class ReconEndpoint:
                     return
                 response.items.extend(loaded.items)
                 sent_count += loaded.covered
+            if some_count < len(ids):
+                _cut(response, int(orders[some_count]), ids[some_count].tobytes())
+                return
 
 
 def _cut(response: wire.ReconResponse, order: int, element_id: bytes) -> None:

@@ -78,12 +78,16 @@ class FetchQueue:
                 asked[place] = inside and (some is None or name in some)
         return asked
 
-    def resume(self, batch: Batch, raw: bytes) -> None:
-        """Put back what a truncated response did not reach (its `resume` field)."""
+    def resume(self, batch: Batch, raw: bytes, accepted_count: int) -> None:
+        """Put back what a truncated response did not reach (its `resume` field).
+
+        `accepted_count`: how many of the elements that it brought `accept` took. A response that
+        only moves its bound could do so for ever, so without one of them it is at fault.
+        """
         if len(raw) != _RESUME_BYTES:
             raise RemoteProtocolError("malformed", "a resume bound has 16 bytes")
         bound = Bound(int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big"))
-        if not batch or bound <= batch[0].range.lower:
+        if not batch or not accepted_count or bound <= batch[0].range.lower:
             raise RemoteProtocolError("no_progress", "a truncated response must bring something")
         rest = [need for need in batch if bound < need.range.upper or need.range.upper == END]
         for need in reversed(rest):

@@ -24,6 +24,7 @@ from recon.limits import (
     FRAME_BYTES_MIN,
     FRAME_RESERVE_BYTES,
     LIST_COUNT_MAX,
+    NONCE_BYTES,
     PARTS_MAX,
     PHASE_MAX,
     PROTOCOL_VERSION,
@@ -123,7 +124,7 @@ class Initiator:
             self._waiting.take(slice(count, None)),
         )
         asks = self._asks(work)
-        flying = Asked(work, asks.counts, self._parts, self._phase())
+        flying = Asked(work, asks.counts, self._parts, self._phase(), self._send_interest)
         message = self._message(flying, asks)
         self._budget.requests += 1
         self._budget.bytes += message.ByteSize()
@@ -194,16 +195,22 @@ class Initiator:
             self._list_cap = min(self._list_cap, learned.list_cap)
             self._wait(learned.work)
             return learned.events
-        if status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
+        if status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
             self._send_interest = True
             self._wait(flying.work)
             return []
         self._over = True
         if status == recon_pb2.NONCE_EXPIRED:
-            return [Expired(response.responder_nonce)]
+            return [Expired(self._fresh_nonce(response.responder_nonce))]
         if status in {recon_pb2.BUSY, recon_pb2.REFUSED}:
             return [Busy(response.retry_after_s, status == recon_pb2.REFUSED)]
         raise RemoteProtocolError("status", str(status))
+
+    def _fresh_nonce(self, nonce: bytes) -> bytes:
+        """A nonce to go on with; one that we use already cannot have expired in favour of itself."""
+        if len(nonce) != NONCE_BYTES or nonce == self._header.responder_nonce:
+            raise RemoteProtocolError("nonce", "an expired nonce was not replaced by a fresh one")
+        return nonce
 
 
 def _check_settings(options: Options, limits: Limits) -> None:

@@ -27,12 +27,17 @@ from sdstore.wire.recon_pb2 import Answers
 
 
 class Asked(NamedTuple):
-    """A request in flight: its ranges, our counts then, and the parts and phase that splits were wanted with."""
+    """A request in flight.
+
+    Its ranges, our counts then, the parts and phase that splits were wanted with, and whether it
+    carried the interest in full.
+    """
 
     work: Work
     counts: I64
     parts: int
     phase: int
+    told_interest: bool = False
 
 
 @dataclass(slots=True)
@@ -101,6 +106,8 @@ class Learning:
         ranges = self._work.ranges
         # What we took in since we asked is known to the peer or will be found next time.
         some = reply.counts[told] > 0
+        if self._counts[told[some]].any():
+            raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
         self._need_whole(ranges.take(told[some]), reply.counts[told[some]])
         none = told[~some]
         where = self._view.locate(ranges.take(none))

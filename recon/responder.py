@@ -148,13 +148,16 @@ class _Answering:
         return kinds, parts, implied
 
 
-def resolve_short_ids(view: View, span: Range, wanted: U8 | None) -> tuple[U64, U8]:
+def resolve_short_ids(
+    view: View, span: Range, wanted: U8 | None, limit: int | None = None
+) -> tuple[U64, U8]:
     """The elements of a range that bear one of the short ids u8[k, 6]; None: all of the range.
 
-    Returns orders u64[n] and ids u8[n, 32], sorted.
+    Returns orders u64[n] and ids u8[n, 32], sorted. `limit` bounds the answer of a whole range,
+    which may be a view of millions, to what the caller can send.
     """
     if wanted is None:
-        return view.elements(span)
+        return view.elements(span, limit)
     return view.elements_named(span, wanted)
 
 

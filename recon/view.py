@@ -255,14 +255,19 @@ class View:
 
     # Questions about one range
 
-    def elements(self, span: Range) -> tuple[U64, U8]:
-        """orders u64[n] and ids u8[n, 32] of a range, sorted."""
-        _, _, rows = self.members(self.locate(RangeColumns.of(span)))
+    def elements(self, span: Range, limit: int | None = None) -> tuple[U64, U8]:
+        """orders u64[n] and ids u8[n, 32] of a range, sorted; the first `limit` of them."""
+        places = self.locate(RangeColumns.of(span))
+        if limit is not None:  # the first ones of the range are among the first ones of each run
+            pairs = zip(places.starts, places.stops, strict=True)
+            stops = tuple(np.minimum(start + limit, stop) for start, stop in pairs)
+            places = Places(places.starts, stops)
+        _, _, rows = self.members(places)
         orders, ids = self.columns_of(rows)
         if len(self.runs) > 1:
             sequence = element_sequence(orders, heads_of(ids))
             orders, ids = orders[sequence], ids[sequence]
-        return orders, ids
+        return orders[:limit], ids[:limit]
 
     def elements_named(self, span: Range, wanted: U8) -> tuple[U64, U8]:
         """Those elements of a range that bear one of the short ids u8[k, 6], sorted."""

@@ -110,11 +110,9 @@ class Moves:
             request.fetch.CopyFrom(pack_fetch(move.fetch))
         response = await self._exchange.content_call(self._header, request)
         await self._take_outcomes(loaded.ids, loaded.items, list(response.push_outcomes))
-        await self._take_arrivals(move.fetch, response.items)
-        if response.truncated and not response.items:
-            raise Problem(Code.PEER_MISBEHAVED, "a truncated answer brought nothing")
+        accepted_count = await self._take_arrivals(move.fetch, response.items)
         if response.truncated:
-            self._fetches.resume(move.fetch, response.resume)
+            self._fetches.resume(move.fetch, response.resume, accepted_count)
 
     async def settle_orphans(self) -> None:
         """Publish the claims that arrived before their entries; what has none by now is refused."""
@@ -156,7 +154,8 @@ class Moves:
 
     # --- fetched -------------------------------------------------------------------------------
 
-    async def _take_arrivals(self, batch: Batch, items: Sequence[Item]) -> None:
+    async def _take_arrivals(self, batch: Batch, items: Sequence[Item]) -> int:
+        """Publish what was served; how many elements that was."""
         arrived = await read_items(self._local.store, items)
         asked = self._fetches.accept(batch, *arrived.columns())
         if not asked.all():
@@ -166,6 +165,7 @@ class Moves:
         self._orphans += arrived.orphans
         self._credit(arrived.content_bytes)
         self.served_count += arrived.elements_count
+        return len(asked)
 
     async def _without_known_claims(self, arrived: Arrived) -> list[tuple[Item, Element]]:
         """A claim may come alone after it came inside its entry: no need to write it again."""

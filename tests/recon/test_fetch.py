@@ -68,7 +68,7 @@ def test_a_cut_answer_is_continued_until_everything_is_there(wanted: np.ndarray 
         orders, ids, resume = serve(VIEW, pack_fetch(batch), 17)
         found |= set_of(orders, ids)
         if resume is not None:
-            queue.resume(batch, resume)
+            queue.resume(batch, resume, len(orders))
         rounds += 1
     assert found == set(ELEMENTS)
     assert rounds == 12
@@ -79,7 +79,9 @@ def test_a_cut_answer_that_brought_nothing_is_the_peers_fault() -> None:
     batch = [Need(UPPER, None, 100)]
     for raw in (bound_bytes(MIDDLE), bound_bytes(WHOLE.lower), b"", b"x" * 17):
         with pytest.raises(RemoteProtocolError):
-            queue.resume(batch, raw)
+            queue.resume(batch, raw, 1)
+    with pytest.raises(RemoteProtocolError):
+        queue.resume(batch, bound_bytes(Bound(2**64 - 1, 0)), 0)
 
 
 def test_a_greedy_fetch_is_refused() -> None:

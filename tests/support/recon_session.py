@@ -216,7 +216,7 @@ class Session:
         self.outcome.accepted |= accepted
         self.initiator.credit(CONTENT_BYTES * len(accepted))
         if response.truncated:
-            self.fetch_queue.resume(batch, response.resume)
+            self.fetch_queue.resume(batch, response.resume, len(accepted))
 
 
 def was_wanted(view: View, needs: list[Need], element: Element) -> bool:

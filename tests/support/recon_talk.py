@@ -132,7 +132,7 @@ def collect(out: Outcome, ours: View, theirs: View, ids_max: int = 1000, cut: in
         assert queue.accept(batch, orders, ids).all()
         out.need |= set_of(orders, ids)
         if resume is not None:
-            queue.resume(batch, resume)
+            queue.resume(batch, resume, len(orders))
 
 
 def serve(view: View, fetch, cut: int):
