@@ -79,5 +79,4 @@ FAULTS = [
     _fault("what was cut off is not asked for again", "fetch", "        for need in reversed(rest):\n", "        for need in rest[:0]:\n", (_T.format("fetch"), *_SYNC)),
     # Disk
     _fault("a checkpoint is not verified", "checkpoint", "!= digest:\n        return None", "== b'':\n        return None", _DISK),
-    _fault("a checkpoint may be cut", "checkpoint", "len(raw) != start + count * _ROW_BYTES", "len(raw) < start", _DISK),
 ]  # fmt: skip

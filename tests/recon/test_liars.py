@@ -230,6 +230,15 @@ def test_an_honest_million_like_session_stays_far_from_the_depth_limit() -> None
         assert out.fault == fault
 
 
+def test_requests_are_a_budget() -> None:
+    elements = crowd(1, 5000, 2**63)
+    mine, yours = view_of(elements[500:]), view_of(elements[:-500])
+    for requests_max, fault in ((1, "budget_requests"), (50, None)):
+        limits = replace(DEFAULT_LIMITS, requests_max=requests_max)
+        out = converse(Initiator(mine, HEADER, limits=limits), lambda r: respond(yours, r))
+        assert out.fault == fault
+
+
 def test_time_is_a_budget_that_content_extends() -> None:
     mine, yours = view_of(crowd(1, 50, 50)), view_of(crowd(2, 50, 50))
     for credit, fine in ((0, False), (100 << 20, True)):
