@@ -140,6 +140,12 @@ class Limits:
         16 * MIB, "bytes", "one request with pushed entries; ranges alone stay below 1 MiB"
     )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
+    index_save_interval_s: int = _bound(
+        300, "seconds", "a killed node reads at most what came since the index was last written"
+    )
+    index_save_growth_min: int = _bound(
+        20_000, "elements", "fewer are read from SQL in a few milliseconds"
+    )
     recon_views_max: int = _bound(16, "views", "each is 50 bytes per element of its interest")
     recon_view_elements_per_minute: int = _bound(
         60_000_000, "elements per minute and caller", "about six seconds of one core"

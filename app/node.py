@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from app.budget import ReconBudgets
+from app.errors import Problem
 from app.federation.interests import interest_of
 from app.federation.peers import Peers
 from app.federation.syncs import Syncs
@@ -28,6 +31,9 @@ from app.store.store import Store
 from recon.interest import Interest
 
 SECRET_BYTES = 32
+INDEX_FILE = "index.checkpoint"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,12 +77,40 @@ class Node:
             await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
-            await node.index.catch_up()
+            await closing.enter_async_context(_index_kept(node))
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
             await node.peers.start()
             closing.push_async_callback(node.peers.close)
             yield node
+
+
+@asynccontextmanager
+async def _index_kept(node: Node) -> AsyncIterator[None]:
+    """The range index, read at the start, written now and then and at the end."""
+    path, limits = node.settings.data_dir / INDEX_FILE, node.limits
+    await node.index.start(path)
+
+    async def keep_writing() -> None:
+        while True:
+            await asyncio.sleep(limits.index_save_interval_s)
+            await _save_index(node, limits.index_save_growth_min)
+
+    writing = asyncio.create_task(keep_writing())
+    try:
+        yield
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await _save_index(node, 1)
+
+
+async def _save_index(node: Node, growth_min: int) -> None:
+    try:
+        await node.index.save(node.settings.data_dir / INDEX_FILE, growth_min)
+    except (OSError, Problem) as error:
+        # A full disk costs the next start some seconds, nothing else.
+        _log.warning("the index was not written: %s", error)
 
 
 @dataclass(slots=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from app.errors import Code, Problem
+from app.indexfile import Position, load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
 from recon.cache import ViewCache
@@ -43,11 +45,30 @@ class NodeIndex:
         self.elements = RangeIndex()
         self.channel_numbers: dict[str, int] = {}
         self._store = store
+        self._limits = limits
         self._views = ViewCache(self.elements, views_max=limits.recon_views_max)
-        self._position = (0, 0)
+        self._position = Position(0, 0)
+        self._saved_count = 0
         self._last_channel_number = 0
         self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         self._following = asyncio.Lock()
+
+    async def start(self, path: Path) -> None:
+        """Read the index saved at `path` where it still fits, and from SQL what is newer."""
+        if (saved := await load_index(path, self._store)) is not None:
+            self.elements, self._position = saved
+            self._views = ViewCache(self.elements, views_max=self._limits.recon_views_max)
+            self._saved_count = len(self.elements)
+            await self._learn_channels()
+        await self.catch_up()
+
+    async def save(self, path: Path, growth_min: int = 1) -> None:
+        """Write the index to `path` if it grew by `growth_min` elements since it was written."""
+        await self.catch_up()
+        count = len(self.elements)
+        if count - self._saved_count >= growth_min:
+            await save_index(path, self.elements, self._store, self._position)
+            self._saved_count = count
 
     async def catch_up(self) -> None:
         """Take in everything that is committed by now."""
@@ -113,7 +134,7 @@ class NodeIndex:
         if int(columns.groups.max()) // 2 > self._last_channel_number:
             await self._learn_channels()
         self.elements.insert(columns.orders, columns.ids, columns.groups)
-        self._position = columns.next
+        self._position = Position(*columns.next)
         return True
 
     async def _learn_channels(self) -> None:
