@@ -10,7 +10,7 @@ import numpy as np
 from app.entries import Entry
 from app.limits import DEFAULT_LIMITS
 from app.rangeindex import NodeIndex, root_of
-from app.store.records import ChannelInfo
+from app.store.records import ChannelInfo, Page
 from app.store.store import Store
 from recon.ranges import ALL_ORDERS, WHOLE
 from recon.session import SessionKey
@@ -90,7 +90,9 @@ async def _check_messages(
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
     async for page in _pages(store, channel):
-        for entry in page:
+        for digest in page.damaged:
+            findings.add(f"message {digest.hex()}: the frame is damaged")
+        for entry in page.entries:
             if fault := fault_of(entry):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
             position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)
@@ -98,13 +100,14 @@ async def _check_messages(
                 findings.add(f"channel {channel.channel_id!r}: the log is out of order")
             last = position
             digests.append(entry.digest)
-        tick(len(page))
+        digests += page.damaged
+        tick(len(page.entries) + len(page.damaged))
     ids = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     if root_of(ids) != root:
         findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
 
 
-async def _pages(store: Store, channel: ChannelInfo) -> AsyncIterator[list[Entry]]:
+async def _pages(store: Store, channel: ChannelInfo) -> AsyncIterator[Page]:
     after = None
     while True:
         page = await store.page(
@@ -113,7 +116,7 @@ async def _pages(store: Store, channel: ChannelInfo) -> AsyncIterator[list[Entry
             limit=ENTRIES_PER_READ,
             bytes_max=DEFAULT_LIMITS.reply_bytes_max,
         )
-        yield page.entries
+        yield page
         if page.next is None:
             return
         after = page.next

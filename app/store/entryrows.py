@@ -1,16 +1,13 @@
-"""Rows of entries become `Entry` records; their frames are read apart, up to a bound in bytes."""
+"""Rows of entries, and how many of them fit a reply; `app.store.framereads` makes them records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from app.entries import Entry
-from app.store.database import Database
-from app.store.frames import unpack
 from app.store.sql import Row
-from app.store.statements import ReadStatements
 from sdstore.sds.model import Dialect
 
 
@@ -45,12 +42,3 @@ def fitting_count(rows: Sequence[Row], bytes_max: int, *, at_least: int = 1) -> 
     """How many rows' frames fit into `bytes_max`; at least one, so that every reader gets on."""
     sizes = accumulate(row[ENTRY_WIDTH - 1] for row in rows)
     return max(at_least, sum(1 for size in sizes if size <= bytes_max))
-
-
-async def load_entries(
-    database: Database, statements: ReadStatements, rows: Sequence[Row]
-) -> list[Entry]:
-    """The entries of these rows, in their order."""
-    stored: list[Any] = await database.among(statements.frames, [row[0] for row in rows])
-    frames = {seq: unpack(codec, reference, data) for seq, codec, reference, data in stored}
-    return [entry_of(row, frames[row[0]]) for row in rows]

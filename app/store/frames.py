@@ -1,25 +1,291 @@
-"""How frames lie in the database: their own room, out of the way of scans."""
+"""How frames lie in the database: lossless, compressed, in tables that scans never touch.
+
+A large frame is compressed against a *reference*: an earlier frame of its channel, from which it
+hardly differs (a bloom filter gains ten bits a message). A small one is compressed with a
+dictionary that is part of this package. docs/decisions/0003 tells what happens to damaged rows.
+
+Nothing here knows a database. `FrameUnpacker.unpack` is a generator that asks for the rows it
+needs and is sent them, so that a node's event loop, its writer's thread and a Spark task use it.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
+from importlib.resources import files
+from typing import NamedTuple
 
-from app.errors import Code, Problem
+from zstandard import (
+    DICT_TYPE_RAWCONTENT,
+    ZstdCompressionDict,
+    ZstdCompressor,
+    ZstdDecompressor,
+    ZstdError,
+    frame_content_size,
+)
+
+from sdstore.sds.digest import frame_hash
+
+REFERENCE_BYTES_MIN = 4 * 1024
+"""Smaller frames have no filter; loading a dictionary of their own would cost more than it saves."""
+
+REFERENCE_BYTES_MAX = 128 * 1024
+"""A filter of 64 KiB and a long history; bounds what one reference costs a cache."""
+
+DICTIONARIES_BYTES_MAX = 64 * 1024 * 1024
+"""References ready for reading: some 200 conversations at once."""
+
+FRAMES_PER_STEP = 64
+"""Frames unpacked before the next are looked at: all that they need is in memory together."""
+
+_BUILT_IN = ZstdCompressionDict(files(__package__).joinpath("frames.zdict").read_bytes())
+_LEVEL = 3
+_REFERENCE_LEVEL = 1  # the same size as higher levels where nearly all is one long match
+_DECOMPRESSOR_BYTES = 160 * 1024  # zstd's own state
+_DEPTH_MAX = 2  # a frame, its reference, the base of that
+
+_log = logging.getLogger(__name__)
 
 
 class Codec(IntEnum):
     """How the data of a frame is to be read. The numbers are stored; they never change."""
 
     RAW = 0
+    BUILT_IN = 1
+    """zstd with the dictionary of this package, `frames.zdict`, which never changes either."""
+    REFERENCE = 2
+    """zstd with the frame `reference_no` as raw content of the dictionary."""
 
 
-def pack(frame: bytes) -> tuple[int, int | None, bytes]:
-    """(codec, reference number, data) of a frame."""
-    return Codec.RAW, None, frame
+class StoredFrame(NamedTuple):
+    """The columns of a frame; `reference_no` is the sequence number of the reference."""
+
+    codec: int
+    reference_no: int | None
+    data: bytes
 
 
-def unpack(codec: int, _reference_no: int | None, data: bytes) -> bytes:
-    """The frame, byte for byte."""
-    if codec != Codec.RAW:
-        raise Problem(Code.INTERNAL_ERROR, f"no codec {codec}")
-    return data
+class PackedFrame(NamedTuple):
+    """A frame as it was found, and what its message says about it.
+
+    The codec is None where no row was found.
+    """
+
+    seq: int
+    frame_bytes: int
+    frame_hash: bytes
+    codec: int | None
+    reference_no: int | None
+    data: bytes | None
+
+
+class Ask(NamedTuple):
+    """Rows that the unpacker needs: of `frame_references`, or of `frames` itself."""
+
+    seqs: list[int]
+    of_references: bool = True
+
+
+FrameRow = tuple[int, int, int | None, bytes]
+"""Sequence number, codec, reference number, data."""
+
+
+class FramePacker:
+    """Compresses; belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._compressor = _compressor(_BUILT_IN, _LEVEL)
+
+    def pack(self, frame: bytes) -> StoredFrame:
+        """A frame by itself."""
+        data = self._compressor.compress(frame)
+        if len(data) < len(frame):
+            return StoredFrame(Codec.BUILT_IN, None, data)
+        return StoredFrame(Codec.RAW, None, frame)
+
+
+class Reference:
+    """A frame that others are compressed against; belongs to one thread."""
+
+    def __init__(self, seq: int, frame: bytes) -> None:
+        self.seq = seq
+        self.frame = frame
+        self._compressor = _compressor(_raw_content(frame), _REFERENCE_LEVEL)
+
+    def pack(self, frame: bytes) -> StoredFrame:
+        """`frame` as what differs from this one."""
+        data = self._compressor.compress(frame)
+        if len(data) < len(frame):
+            return StoredFrame(Codec.REFERENCE, self.seq, data)
+        return StoredFrame(Codec.RAW, None, frame)
+
+
+class FrameUnpacker:
+    """Gives frames back byte for byte, each proved by its hash; belongs to one thread.
+
+    References have two copies, one in `frames` and one in `frame_references`. The second is read
+    first; only where the outcome is wrong every combination of copies is tried.
+    """
+
+    def __init__(self) -> None:
+        self._built_in = ZstdDecompressor(dict_data=_BUILT_IN)
+        self._references: OrderedDict[int, _Dictionary] = OrderedDict()
+        self._references_bytes = 0
+
+    def unpack(
+        self, frames: Sequence[PackedFrame]
+    ) -> Generator[Ask, list[FrameRow], dict[int, bytes]]:
+        """The frames by sequence number; those that are damaged beyond repair are left out."""
+        found: dict[int, bytes] = {}
+        for start in range(0, len(frames), FRAMES_PER_STEP):
+            yield from self._unpack_step(frames[start : start + FRAMES_PER_STEP], found)
+        return found
+
+    def unpack_at_hand(self, packed: PackedFrame) -> bytes | None:
+        """One frame if nothing needs to be asked for: the hot path of reading."""
+        return self._proved(packed, self._references)
+
+    # ---- as long as everything is well
+
+    def _unpack_step(
+        self, frames: Sequence[PackedFrame], found: dict[int, bytes]
+    ) -> Generator[Ask, list[FrameRow], None]:
+        references = yield from self._fetch(frame.reference_no for frame in frames)
+        damaged: list[PackedFrame] = []
+        for packed in frames:
+            frame = self._proved(packed, references)
+            if frame is None:
+                damaged.append(packed)
+            else:
+                found[packed.seq] = frame
+        for packed in damaged:
+            recovered = yield from self._recover(packed, references)
+            if recovered is not None:
+                found[packed.seq] = recovered
+
+    def _fetch(
+        self, numbers: Iterable[int | None]
+    ) -> Generator[Ask, list[FrameRow], dict[int, _Dictionary]]:
+        """References, and first the bases that they need; those that are not there are left out."""
+        # Held here, so that whoever unpacks between two answers cannot push them out.
+        ready: dict[int, _Dictionary] = {}
+        rows: list[FrameRow] = []
+        wanted = {number for number in numbers if number is not None}
+        for _ in range(_DEPTH_MAX):
+            wanted = {number for number in wanted if not self._is_taken(number, ready)}
+            if not wanted:
+                break
+            rows = [*(yield Ask(sorted(wanted))), *rows]
+            wanted = {row[2] for row in rows if row[2] is not None} - {row[0] for row in rows}
+        for seq, codec, reference_no, data in rows:
+            content = self._decoded(codec, ready.get(reference_no or 0), data, REFERENCE_BYTES_MAX)
+            if content is not None:
+                ready[seq] = self._keep(seq, content)
+        return ready
+
+    def _is_taken(self, seq: int, ready: dict[int, _Dictionary]) -> bool:
+        if seq in self._references:
+            self._references.move_to_end(seq)
+            ready[seq] = self._references[seq]
+        return seq in ready
+
+    def _keep(self, seq: int, content: bytes) -> _Dictionary:
+        if (old := self._references.pop(seq, None)) is not None:
+            self._references_bytes -= old.bytes
+        kept = self._references[seq] = _Dictionary(content)
+        self._references_bytes += kept.bytes
+        while self._references_bytes > DICTIONARIES_BYTES_MAX:
+            _, oldest = self._references.popitem(last=False)
+            self._references_bytes -= oldest.bytes
+        return kept
+
+    def _proved(self, packed: PackedFrame, references: Mapping[int, _Dictionary]) -> bytes | None:
+        if packed.codec is None or packed.data is None:
+            return None
+        dictionary = references.get(packed.reference_no or 0)
+        frame = self._decoded(packed.codec, dictionary, packed.data, packed.frame_bytes)
+        return frame if frame is not None and frame_hash(frame) == packed.frame_hash else None
+
+    def _decoded(
+        self, codec: int, dictionary: _Dictionary | None, data: bytes, bytes_max: int
+    ) -> bytes | None:
+        """What `data` means, None if nothing; never more than `bytes_max`, whatever it claims."""
+        if codec == Codec.RAW:
+            return data if len(data) <= bytes_max else None
+        decompressor = self._built_in if codec == Codec.BUILT_IN else None
+        if codec == Codec.REFERENCE and dictionary is not None:
+            decompressor = dictionary.decompressor
+        if decompressor is None:
+            return None
+        with suppress(ZstdError):
+            if 0 <= frame_content_size(data) <= bytes_max:
+                return decompressor.decompress(data)
+        return None
+
+    # ---- where something is damaged
+
+    def _recover(
+        self, packed: PackedFrame, references: dict[int, _Dictionary]
+    ) -> Generator[Ask, list[FrameRow], bytes | None]:
+        """Try every copy of the frame with every copy of what it was compressed against."""
+        # Another frame's recovery may have found the right reference meanwhile.
+        frame = self._proved(packed, references)
+        if frame is not None:
+            return frame
+        rows = yield from self._copies(packed.seq)
+        for _, codec, reference_no, data in rows:
+            contents = yield from self._contents(reference_no, _DEPTH_MAX)
+            for content in contents or [b""]:
+                dictionary = _Dictionary(content)
+                frame = self._decoded(codec, dictionary, data, packed.frame_bytes)
+                if frame is not None and frame_hash(frame) == packed.frame_hash:
+                    if reference_no is not None:
+                        references[reference_no] = self._keep(reference_no, content)
+                    _log.error("a copy of frame %d or of its reference is damaged", packed.seq)
+                    return frame
+        _log.error("frame %d is damaged", packed.seq)
+        return None
+
+    def _contents(self, seq: int | None, depth: int) -> Generator[Ask, list[FrameRow], list[bytes]]:
+        """Everything that the copies of a reference may mean."""
+        if seq is None or not depth:
+            return []
+        found: dict[bytes, None] = {}
+        for _, codec, reference_no, data in (yield from self._copies(seq)):
+            bases = yield from self._contents(reference_no, depth - 1)
+            for base in bases or [b""]:
+                content = self._decoded(codec, _Dictionary(base), data, REFERENCE_BYTES_MAX)
+                if content is not None:
+                    found[content] = None
+        return list(found)
+
+    @staticmethod
+    def _copies(seq: int) -> Generator[Ask, list[FrameRow], list[FrameRow]]:
+        second = yield Ask([seq])
+        first = yield Ask([seq], of_references=False)
+        return list(dict.fromkeys([*second, *first]))
+
+
+class _Dictionary:
+    """A reference ready for decompression."""
+
+    def __init__(self, content: bytes) -> None:
+        self.decompressor = ZstdDecompressor(dict_data=_raw_content(content))
+        self.bytes = len(content) + _DECOMPRESSOR_BYTES
+
+
+def is_referable(frame: bytes) -> bool:
+    """Whether a frame is compressed against references and may be one."""
+    return REFERENCE_BYTES_MIN <= len(frame) <= REFERENCE_BYTES_MAX
+
+
+def _raw_content(frame: bytes) -> ZstdCompressionDict:
+    return ZstdCompressionDict(frame, dict_type=DICT_TYPE_RAWCONTENT)
+
+
+def _compressor(dictionary: ZstdCompressionDict, level: int) -> ZstdCompressor:
+    # Which dictionary it was stands in the row; the size is checked before anything is unpacked.
+    return ZstdCompressor(level, dict_data=dictionary, write_content_size=True, write_dict_id=False)

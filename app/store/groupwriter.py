@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from app.entries import NewEntry
 from app.limits import Limits
 from app.store.database import Database, Transaction
-from app.store.frames import pack
+from app.store.framewriter import FrameWriter
 from app.store.keys import Keys
 from app.store.records import MetId, NewClaim, WriteResult
 from app.store.references import ReferenceWriter
@@ -53,6 +53,7 @@ class GroupWriter:
         self._limits = limits
         self._now_ms = now_ms
         self._statements = write_statements(database.sql, limits)
+        self._frames = FrameWriter(self._statements)
         self._references = ReferenceWriter(self._statements, keys, limits)
         self._channel_numbers: dict[str, int] = {}
 
@@ -60,15 +61,19 @@ class GroupWriter:
         self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
     ) -> list[WriteResult]:
         """One result for each entry, in order; nothing is written if it raises."""
-        with self._database.transaction() as transaction:
-            group = self._begin(transaction)
-            self._find_known(transaction, group, entries)
-            self._number_channels(transaction, group, entries, met)
-            results = [self._decide(group, entry) for entry in entries]
-            self._insert(transaction, group)
-            claims = self._write_claims(transaction, group, entries)
-            settled = self._references.write(transaction, group, met)
-            self._write_refused(transaction, refused)
+        try:
+            with self._database.transaction() as transaction:
+                group = self._begin(transaction)
+                self._find_known(transaction, group, entries)
+                self._number_channels(transaction, group, entries, met)
+                results = [self._decide(group, entry) for entry in entries]
+                self._insert(transaction, group)
+                claims = self._write_claims(transaction, group, entries)
+                settled = self._references.write(transaction, group, met)
+                self._write_refused(transaction, refused)
+        except BaseException:
+            self._frames.forget()
+            raise
         self._remember(group)
         self._references.remember(settled)
         return _with_claims(entries, results, claims)
@@ -122,8 +127,7 @@ class GroupWriter:
     def _insert(self, transaction: Transaction, group: Group) -> None:
         rows = [self._message_row(entry, result) for entry, result in group.written]
         transaction.many(self._statements.insert_messages, rows)
-        frames = [(result.seq, *pack(entry.frame)) for entry, result in group.written]
-        transaction.many(self._statements.insert_frames, frames)
+        self._frames.write(transaction, group.written)
         transaction.many(self._statements.count_channels, _channel_rows(group))
 
     def _message_row(self, entry: NewEntry, result: WriteResult) -> Row:

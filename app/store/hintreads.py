@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
 from app.store.database import Database
-from app.store.entryrows import load_entries
+from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.records import HintPage, Position
 from app.store.sql import Row
@@ -38,10 +38,16 @@ class HintReads:
     """Look-ups by hint, and the claims on entries."""
 
     def __init__(
-        self, database: Database, statements: ReadStatements, keys: Keys, limits: Limits
+        self,
+        database: Database,
+        statements: ReadStatements,
+        frames: FrameReads,
+        keys: Keys,
+        limits: Limits,
     ) -> None:
         self._database = database
         self._statements = statements
+        self._frames = frames
         self._keys = keys
         self._limits = limits
 
@@ -56,7 +62,7 @@ class HintReads:
         rows = await self._database.among(self._statements.entries_by_seq, seqs)
         by_seq = {row[0]: row for row in rows}
         ordered = [by_seq[seq] for seq in seqs]
-        return HintPage(await load_entries(self._database, self._statements, ordered), resume)
+        return HintPage(await self._frames.entries(ordered), resume)
 
     async def matches(
         self, hints: Sequence[bytes], channel_id: str | None

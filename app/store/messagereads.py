@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from app.entries import Entry
 from app.limits import Limits
 from app.store.database import Database, chunks
-from app.store.entryrows import ENTRY_WIDTH, entry_of, fitting_count, load_entries
-from app.store.frames import unpack
+from app.store.entryrows import ENTRY_WIDTH, fitting_count
+from app.store.framereads import FrameReads, damaged
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.hintreads import HintReads
 from app.store.keys import Keys
@@ -31,18 +31,20 @@ class MessageReads:
         self,
         database: Database,
         statements: ReadStatements,
+        frames: FrameReads,
         keys: Keys,
         hints: HintReads,
         limits: Limits,
     ) -> None:
         self._database = database
         self._statements = statements
+        self._frames = frames
         self._keys = keys
         self._hints = hints
         self._limits = limits
 
     async def find(self, message_id: str, channel_id: str | None) -> Found | None:
-        """The entry served under an ID, and the digests of all that bear it."""
+        """The entry served under an ID, and the digests of all that bear it; FRAME_DAMAGED."""
         key = self._keys.of_text(message_id)
         if channel_id is None:
             rows = await self._database.single(self._statements.find, (key, message_id))
@@ -51,20 +53,22 @@ class MessageReads:
             rows = await self._database.single(query, (key, message_id, channel_id))
         if not rows:
             return None
-        served = rows[0]
-        entry = entry_of(served, unpack(*served[ENTRY_WIDTH:]))
+        entry = await self._frames.entry(rows[0])
         if len(rows) == 1:
             return Found(entry, (entry.digest,))
         matches = await self._matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))
 
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
-        """The entries that are here, in the order asked."""
+        """The entries that are here, in the order asked; FRAME_DAMAGED where none can be read."""
         prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
         rows = await self._database.among(self._statements.entries_by_digest, prefixes)
         by_digest = {row[4]: row for row in rows}
         found = [by_digest[digest] for digest in dict.fromkeys(digests) if digest in by_digest]
-        return await load_entries(self._database, self._statements, found)
+        entries = await self._frames.entries(found)
+        if found and not entries:
+            raise damaged(found[0][4])
+        return entries
 
     async def lookup(
         self,
@@ -101,13 +105,16 @@ class MessageReads:
         by_seq = {row[0]: row for row in rows}
         wanted = [by_seq[seq] for _, seq, _ in matches]
         count = fitting_count(wanted, room, at_least=0 if result.found else 1)
-        entries = await load_entries(self._database, self._statements, wanted[:count])
-        result.found.extend((m[0], e) for m, e in zip(matches, entries, strict=False))
-        answered = {key for key, _, _ in matches[:count]}
-        matched = {key for key, _, _ in matches}
-        result.missing.extend(key for key in step if key not in matched)
-        left_out = [key for key in step if key in matched and key not in answered]
-        result.not_examined.extend(left_out)
+        fitting = {seq: by_seq[seq] for _, seq, _ in matches[:count]}
+        entries = {e.seq: e for e in await self._frames.entries(list(fitting.values()))}
+        # A damaged frame is missing: whoever asked gets it elsewhere.
+        found = [(key, entries[seq]) for key, seq, _ in matches[:count] if seq in entries]
+        result.found.extend(found)
+        answered = {key for key, _ in found}
+        left_out = {key for key, _, _ in matches[count:]} - answered
+        result.not_examined.extend(key for key in step if key in left_out)
+        gone = left_out | answered
+        result.missing.extend(key for key in step if key not in gone)
         if count < len(wanted):
             return 0
         return room - sum(int(row[ENTRY_WIDTH - 1]) for row in wanted)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.store.database import Database
-from app.store.entryrows import fitting_count, load_entries
+from app.store.entryrows import EntryRow, fitting_count
+from app.store.framereads import FrameReads
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ChannelInfo, Page, Position
 from app.store.sql import Row
@@ -18,9 +19,10 @@ _SEQ_MAX = 2**63 - 1
 class PageReads:
     """Pages of entries, and the channels they are in."""
 
-    def __init__(self, database: Database, statements: ReadStatements) -> None:
+    def __init__(self, database: Database, statements: ReadStatements, frames: FrameReads) -> None:
         self._database = database
         self._statements = statements
+        self._frames = frames
 
     async def channels(
         self, after: str | None, limit: int, prefix: str | None
@@ -114,13 +116,15 @@ class PageReads:
         if not rows:
             return Page([], None)
         count = min(limit, fitting_count(rows, bytes_max))
-        entries = await load_entries(self._database, self._statements, rows[:count])
+        entries = await self._frames.entries(rows[:count])
+        read = {entry.seq for entry in entries}
+        damaged = tuple(row[4] for row in rows[:count] if row[0] not in read)
         if count == len(rows):
-            return Page(entries, None)
-        last = entries[-1]
+            return Page(entries, None, damaged)
+        last = EntryRow(*rows[count - 1])
         if in_log_order:
-            return Page(entries, (last.lamport_timestamp, last.message_id, last.digest.hex()))
-        return Page(entries, (last.seq,))
+            return Page(entries, (last.lamport, last.message_id, last.digest.hex()), damaged)
+        return Page(entries, (last.seq,), damaged)
 
 
 def window(lamport_from: int | None, lamport_to: int | None) -> tuple[int, int]:

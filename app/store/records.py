@@ -67,10 +67,14 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries in order; `next` is None at the end."""
+    """Entries in order; `next` is None at the end.
+
+    `damaged`: digests of the entries left out because their frames cannot be read.
+    """
 
     entries: list[Entry]
     next: Position | None
+    damaged: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

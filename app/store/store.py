@@ -15,6 +15,7 @@ from app.limits import Limits
 from app.store.database import Database
 from app.store.elementreads import ElementReads
 from app.store.faults import UnsupportedDatabaseError
+from app.store.framereads import FrameReads
 from app.store.gapreads import GapReads
 from app.store.groupwriter import GroupWriter
 from app.store.hintreads import HintReads
@@ -71,9 +72,10 @@ class Store:
         self.database_id = database_id
         self._database = database
         statements = read_statements(database.sql, limits)
-        self._hints = HintReads(database, statements, keys, limits)
-        self._messages = MessageReads(database, statements, keys, self._hints, limits)
-        self._pages = PageReads(database, statements)
+        frames = FrameReads(database, statements)
+        self._hints = HintReads(database, statements, frames, keys, limits)
+        self._messages = MessageReads(database, statements, frames, keys, self._hints, limits)
+        self._pages = PageReads(database, statements, frames)
         self._elements = ElementReads(database, statements)
         self._gaps = GapReads(database, statements, keys)
         self._writer = GroupWriter(database, keys, limits, now_ms)

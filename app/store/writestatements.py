@@ -11,6 +11,7 @@ from app.limits import Limits
 from app.store.schema import (
     ByteText,
     channels,
+    frame_references,
     frames,
     history_claims,
     messages,
@@ -27,8 +28,12 @@ from app.store.statements import (
     highest,
     history_hints,
     refused_among,
+    stored_frames,
     with_id,
 )
+
+CHANNEL_REFERENCES_MAX = 4
+"""References of one channel that the writer chooses from: one conversation and what comes late."""
 
 
 class WriteStatements:
@@ -54,9 +59,37 @@ class WriteStatements:
         )
         self.insert_messages = sql.insert(messages)
         self.insert_frames = sql.insert(frames)
+        self._compile_frames(sql)
         self.count_channels = sql.upsert(channels, "channel_no", _merge_channel)
         self._compile_claims(sql, limits)
         self._compile_references(sql)
+
+    def _compile_frames(self, sql: SqlDialect) -> None:
+        copies = frame_references
+        self.insert_copies = sql.insert(copies)
+        self.frames = stored_frames(sql, frames)
+        self.references = stored_frames(sql, copies)
+        self.references_here = sql.among(copies.c.seq, select(copies.c.seq).where)
+        self.frames_here = sql.among(frames.c.seq, select(frames.c.seq).where)
+        named = select(
+            copies.c.channel_no,
+            messages.c.lamport,
+            copies.c.seq,
+            messages.c.frame_bytes,
+            messages.c.frame_hash,
+            copies.c.codec,
+            copies.c.reference_no,
+            copies.c.data,
+        ).join_from(copies, messages, copies.c.seq == messages.c.seq)
+        self.references_named = sql.among(copies.c.seq, named.where)
+        self.latest_references = sql.each(
+            {"channel_no": Integer()},
+            lambda key: (
+                named.where(copies.c.channel_no == key["channel_no"])
+                .order_by(copies.c.seq.desc())
+                .limit(constant(CHANNEL_REFERENCES_MAX))
+            ),
+        )
 
     def _compile_claims(self, sql: SqlDialect, limits: Limits) -> None:
         self.insert_published = sql.insert(published_claims)

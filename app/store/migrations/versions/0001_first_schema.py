@@ -101,6 +101,18 @@ frames = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# The second copy of every frame that others are compressed against (docs/decisions/0003).
+frame_references = Table(
+    "frame_references",
+    metadata,
+    Column("seq", Number, primary_key=True, autoincrement=False),
+    Column("channel_no", Integer, nullable=False),
+    Column("codec", SmallInteger, nullable=False),
+    Column("reference_no", Number),
+    Column("data", LargeBinary, nullable=False),
+)
+index_ending_in_key("frame_references_by_channel", frame_references, "channel_no")
+
 published_claims = Table(
     "published_claims",
     metadata,
