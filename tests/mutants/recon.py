@@ -75,7 +75,7 @@ FAULTS = [
     # Fetching
     _fault("anything that arrives is accepted", "fetch", "asked[place] = inside and (some is None or name in some)", "asked[place] = True", (_T.format("fetch"),)),
     _fault("short ids are not compared", "fetch", "inside and (some is None or name in some)", "inside", (_T.format("fetch"),)),
-    _fault("a cut answer need not progress", "fetch", "if not batch or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
+    _fault("a cut answer need not progress", "fetch", "if not batch or not accepted_count or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
     _fault("what was cut off is not asked for again", "fetch", "        for need in reversed(rest):\n", "        for need in rest[:0]:\n", (_T.format("fetch"), *_SYNC)),
     # Disk
     _fault("a checkpoint is not verified", "checkpoint", "!= digest:\n        return None", "== b'':\n        return None", _DISK),
