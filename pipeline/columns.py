@@ -57,7 +57,7 @@ ENTRIES = pa.schema(
         _column(
             "frame",
             pa.binary(),
-            "the message as received, byte for byte (proto/); null where it was retired",
+            "the message as received, byte for byte (proto/); null where the store has none: retired, or lost",
             nullable=True,
         ),
     ]

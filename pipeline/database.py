@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.store.frames import unpack
+from app.store.frames import FrameUnpacker, PackedFrame
 from pipeline.columns import CLAIMS, ENTRY_KEYS, StoredRow, entries_batch
 from pipeline.errors import DatabaseError
 from pipeline.manifest import Watermark
@@ -31,7 +31,6 @@ _SQLITE, _POSTGRES = "sqlite:///", "postgresql://"
 _FETCH_ROWS = 256  # rows may weigh 1 MiB each
 _BATCH_ROWS = 4_096
 _BATCH_BYTES = 16 * 1024 * 1024
-_DIGEST_ROWS = 16_384
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
 
@@ -71,8 +70,9 @@ class Database(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        return [row for rows in self._rows(sql, parameters, _DIGEST_ROWS) for row in rows]
+        """All rows of a query, also while another one is being read."""
 
     # --- the store ---------------------------------------------------------------------------
 
@@ -110,14 +110,16 @@ class Database(ABC):
         where, parameters = self._entry_condition(scan)
         rows = self._rows(
             "SELECT m.seq, m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect,"
-            " m.digest, m.frame_hash, f.codec, f.reference_no, f.data"
+            " m.digest, m.frame_hash, m.frame_bytes, f.codec, f.reference_no, f.data"
             " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
             f" LEFT JOIN frames f ON f.seq = m.seq WHERE {where} ORDER BY m.seq",
             parameters,
             _FETCH_ROWS,
         )
-        for portion in _portions(_stored_row(row) for fetched in rows for row in fetched):
-            yield entries_batch(portion)
+        unpacker = FrameUnpacker()
+        for portion in _portions(row for fetched in rows for row in fetched):
+            frames = self._unpacked(unpacker, portion)
+            yield entries_batch([_stored_row(row, frames.get(row[0])) for row in portion])
 
     def keys(self, scan: Scan) -> Iterator[pa.RecordBatch]:
         """The entries in `scan` in arrival order, in the columns of `ENTRY_KEYS`."""
@@ -202,6 +204,22 @@ class Database(ABC):
     def _claim_condition(self, scan: Scan) -> tuple[str, list[int]]:
         return self._condition(scan, {"p.claim_no": scan.seq})
 
+    def _unpacked(self, unpacker: FrameUnpacker, rows: Sequence[Any]) -> dict[int, bytes]:
+        """Frames by sequence number; the unpacker asks for what frames are compressed against."""
+        asking = unpacker.unpack([PackedFrame(row[0], row[8], row[7], *row[9:]) for row in rows])
+        try:
+            ask = next(asking)
+            while True:
+                table = "frame_references" if ask.of_references else "frames"
+                numbers = ", ".join(map(str, ask.seqs))
+                found = self._all(
+                    f"SELECT seq, codec, reference_no, data FROM {table} WHERE seq IN ({numbers})"
+                )
+                ask = asking.send(found)
+        except StopIteration as done:
+            frames: dict[int, bytes] = done.value
+            return frames
+
     def _condition(self, scan: Scan, bounds: dict[str, Interval]) -> tuple[str, list[int]]:
         terms, parameters = ["1 = 1"], []
         for column, interval in bounds.items():
@@ -275,6 +293,9 @@ class SqliteDatabase(Database):
         while fetched := cursor.fetchmany(rows):
             yield fetched
 
+    def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return self._connection.execute(sql, parameters).fetchall()
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
@@ -299,6 +320,9 @@ class PostgresDatabase(Database):
             while fetched := cursor.fetchmany(rows):
                 yield fetched
 
+    def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return self._connection.execute(sql.encode(), parameters, binary=True).fetchall()
+
     def close(self) -> None:
         """End the transaction and the connection."""
         self._connection.close()
@@ -308,28 +332,20 @@ def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
-def _stored_row(columns: Sequence[Any]) -> StoredRow:
-    seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, *packed = columns
+def _stored_row(row: Any, frame: bytes | None) -> StoredRow:
+    seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, *_ = row
     return StoredRow(
-        seq=seq,
-        received_at_ms=at_ms,
-        channel_id=channel_id,
-        message_id=message_id,
-        lamport_timestamp=lamport,
-        dialect=dialect,
-        digest=digest,
-        frame_hash=frame_hash,
-        frame=None if packed[-1] is None else unpack(*packed),
+        seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, frame
     )
 
 
-def _portions(rows: Iterator[StoredRow]) -> Iterator[list[StoredRow]]:
-    """Rows in lists that are bounded in number and in bytes."""
-    held: list[StoredRow] = []
+def _portions(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    """Rows of entries in lists that are bounded in number and in bytes of their frames."""
+    held: list[Any] = []
     bytes_count = 0
     for row in rows:
         held.append(row)
-        bytes_count += len(row.frame or b"")
+        bytes_count += row[8]
         if len(held) >= _BATCH_ROWS or bytes_count >= _BATCH_BYTES:
             yield held
             held, bytes_count = [], 0
