@@ -9,8 +9,9 @@ element as its length in bytes (-1: null) and its bytes, all numbers big-endian.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from psycopg.adapt import Dumper
@@ -53,7 +54,7 @@ def array_of(kind: TypeEngine[Any], values: Sequence[Any]) -> BinaryArray:
         oid, width = integer
         return _array(oid, len(values), _integers(values, width))
     if isinstance(kind, Text):
-        return _array(_TEXT_OID, len(values), _sized([wire_text(value) for value in values]))
+        return _array(_TEXT_OID, len(values), _sized(_texts(values)))
     if isinstance(kind, LargeBinary):
         return _array(_BYTES_OID, len(values), _sized(values))
     raise TypeError(f"no array of {kind!r}")
@@ -77,6 +78,22 @@ def _integers(values: Sequence[int | None], width: int) -> bytes:
     return rows.tobytes()
 
 
+def _texts(values: Sequence[str]) -> Sequence[bytes | None]:
+    return [wire_text(v) for v in values] if "\0" in "".join(values) else [*map(str.encode, values)]
+
+
 def _sized(values: Sequence[bytes | None]) -> bytes:
-    parts = [(_NULL, b"") if v is None else (_LENGTH(len(v)), v) for v in values]
-    return b"".join([part for pair in parts for part in pair])
+    if None in values:
+        return b"".join([_NULL if v is None else _LENGTH(len(v)) + v for v in values])
+    present = cast("Sequence[bytes]", values)
+    lengths = [*map(len, present)]
+    if len(set(lengths)) == 1:
+        return _of_one_length(present, lengths[0])
+    return b"".join(chain.from_iterable(zip(map(_LENGTH, lengths), present, strict=True)))
+
+
+def _of_one_length(values: Sequence[bytes], length: int) -> bytes:
+    rows = np.empty(len(values), [("length", ">i4"), ("value", f"V{length}")])
+    rows["length"] = length
+    rows["value"] = np.frombuffer(b"".join(values), f"V{length}") if length else b""
+    return rows.tobytes()

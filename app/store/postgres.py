@@ -99,8 +99,10 @@ class PostgresDatabase(Database):
     def transaction(self) -> Iterator[Transaction]:
         try:
             writer = self._begin()
-            yield PostgresTransaction(writer)
-            writer.execute("COMMIT")
+            # The server inserts one column of rows while the next one is made.
+            with writer.pipeline():
+                yield PostgresTransaction(writer)
+                writer.execute("COMMIT")
         except BaseException as error:
             self._roll_back()
             problem = problem_of(error)
