@@ -11,6 +11,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Select,
+    Table,
     bindparam,
     func,
     literal_column,
@@ -22,6 +23,7 @@ from app.limits import Limits
 from app.store.schema import (
     ByteText,
     channels,
+    frame_references,
     frames,
     history_claims,
     messages,
@@ -98,20 +100,29 @@ class ReadStatements:
             {**_ID_ARGUMENTS, "channel_no": Integer()},
             lambda key: self._matches(with_id(key) & (messages.c.channel_no == key["channel_no"])),
         )
+        self.entries_numbered = sql.each(
+            {**_ID_ARGUMENTS, "channel_no": Integer()},
+            lambda key: (
+                _entries()
+                .where(with_id(key), messages.c.channel_no == key["channel_no"])
+                .order_by(*_SERVED_FIRST)
+                .limit(constant(self._variants_max))
+            ),
+        )
         self.entries_by_seq = sql.among(messages.c.seq, lambda among: _entries().where(among))
         self.entries_by_digest = sql.among(
             prefix(messages.c.digest), lambda among: _entries().where(among)
         )
         digests = select(messages.c.digest, messages.c.seq)
         self.seqs_by_digest = sql.among(prefix(messages.c.digest), digests.where)
-        self.frames = sql.among(
-            frames.c.seq, lambda among: select(frames.c.seq, *_FRAME_COLUMNS).where(among)
-        )
+        self.frames = stored_frames(sql, frames)
+        self.references = stored_frames(sql, frame_references)
 
     def _find(self, condition: ColumnElement[bool]) -> Select[Any]:
         # Two rows: the one that is served, and whether there are others to be listed.
         served = _entries().add_columns(*_FRAME_COLUMNS).where(condition)
-        served = served.join(frames, frames.c.seq == messages.c.seq)
+        # An entry whose frame is gone is found all the same, and its second copy looked for.
+        served = served.outerjoin(frames, frames.c.seq == messages.c.seq)
         return served.order_by(*_SERVED_FIRST).limit(constant(2))
 
     def _matches(self, condition: ColumnElement[bool]) -> Select[Any]:
@@ -263,6 +274,15 @@ def claims_by_seq(sql: SqlDialect) -> ManyQuery:
     claims = published_claims
     found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
     return sql.among(claims.c.seq, found.where)
+
+
+def stored_frames(sql: SqlDialect, table: Table) -> ManyQuery:
+    """(seq, codec, reference number, data) of many frames, of either copy."""
+    columns = table.c
+    return sql.among(
+        columns.seq,
+        select(columns.seq, columns.codec, columns.reference_no, columns.data).where,
+    )
 
 
 def refused_among(sql: SqlDialect) -> ManyQuery:
