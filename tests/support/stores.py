@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,6 @@ from app.store.records import MetId
 from app.store.schema import metadata
 from app.store.store import Store
 from sdstore.sds.model import Kind
-from tests.support.postgres import running_postgres
 
 BYTES_MAX = 10**9
 _FILLED_TABLES = [table for table in metadata.tables if table != "store_meta"]
@@ -79,13 +78,23 @@ class PostgresStores:
         self._server_url = server_url
         self._numbers = count()
         self._run = secrets.token_hex(4)
-        self._template = self._create()
+        self._made: list[str] = []
         self._idle: list[str] = []
+        self._template = self.empty_url()
         migrate(self._template)
 
     def new_url(self) -> str:
         """The URL of a new, empty database with a schema."""
-        return self._create(template=self._name_of(self._template))
+        return self._create(self._name_of(self._template))
+
+    def empty_url(self, encoding: str = "UTF8") -> str:
+        """The URL of a database without any table."""
+        return self._create("template0", f"ENCODING '{encoding}' LOCALE 'C'")
+
+    def close(self) -> None:
+        """Drop whatever was made."""
+        for name in self._made:
+            self._execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def refuse_rows(self, url: str, message_id: str) -> None:
         """Make the database itself fail every message with this ID."""
@@ -114,9 +123,10 @@ class PostgresStores:
                 connection.execute(f"TRUNCATE {', '.join(_FILLED_TABLES)}")
             self._idle.append(url)
 
-    def _create(self, template: str = "template0") -> str:
+    def _create(self, template: str, options: str = "") -> str:
         name = f"sdstore_{self._run}_{next(self._numbers)}"
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} {options} STRATEGY file_copy")
+        self._made.append(name)
         return make_url(self._server_url).set(database=name).render_as_string(hide_password=False)
 
     @staticmethod
@@ -129,15 +139,6 @@ class PostgresStores:
 
 
 Stores = SqliteStores | PostgresStores
-
-
-def make_stores(kind: str, folder: Path) -> Iterator[Stores]:
-    """Where tests get their databases of one kind from."""
-    if kind == "sqlite":
-        yield SqliteStores(folder)
-    else:
-        with running_postgres() as url:
-            yield PostgresStores(url)
 
 
 def prepared(

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.postgres import running_postgres
+from tests.support.stores import PostgresStores, SqliteStores, Stores
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The maintenance database of the one server of a test run."""
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_stores(postgres_url: str) -> Iterator[PostgresStores]:
+    """Databases of that server."""
+    stores = PostgresStores(postgres_url)
+    yield stores
+    stores.close()
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    """Both kinds of databases, one after the other."""
+    if request.param == "sqlite":
+        return SqliteStores(tmp_path_factory.mktemp("stores"))
+    found: PostgresStores = request.getfixturevalue("postgres_stores")
+    return found
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,0 +1,341 @@
+"""What only a database server brings: several writers, lost connections, restarts, servers that
+this node cannot use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+
+from app.entries import OutcomeKind
+from app.errors import Code, Problem
+from app.ingest.records import Publication
+from app.limits import DEFAULT_LIMITS, Limits
+from app.rangeindex import NodeIndex
+from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
+from app.store.migrate import migrate
+from app.store.pgsession import VERSION_MIN, check_server
+from app.store.store import Store
+from sdstore.sds.model import HistoryEntry
+from tests.support.ingest import Ingest, open_ingest
+from tests.support.postgres import PostgresServer, own_postgres
+from tests.support.publications import content_frame
+from tests.support.stores import BYTES_MAX, PostgresStores, entry_of
+
+pytestmark = pytest.mark.anyio
+
+GROUPS = 40
+IMPATIENT = Limits(database_wait_s=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that the tests may stop."""
+    with own_postgres() as running:
+        yield running
+
+
+def execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[call-overload]
+
+
+def frame_of(writer: int, group: int, number: int) -> bytes:
+    """Every tenth message is written by both writers."""
+    name = "both" if number == 9 else str(writer)
+    told = (HistoryEntry(f"{name}/{group - 1}/{number}"), HistoryEntry(f"nobody/{group}"))
+    return content_frame(
+        number,
+        channel_id=f"channel {group % 7}",
+        message_id=f"{name}/{group}/{number}",
+        history=told,
+    )
+
+
+def write_groups(store: Store, writer: int, begin: threading.Barrier) -> None:
+    begin.wait()
+    for group in range(GROUPS):
+        entries = [entry_of(frame_of(writer, group, n), b"%d" % writer) for n in range(10)]
+        store.write_group(entries)
+
+
+async def follow_feed(store: Store, is_over: Callable[[], bool]) -> list[bytes]:
+    """What a reader of the feed sees while others write."""
+    seen: list[bytes] = []
+    seq = 0
+    while True:
+        was_over = is_over()
+        page = await store.feed(seq, 7, BYTES_MAX)
+        seen += [entry.digest for entry in page.entries]
+        if page.entries:
+            assert page.entries[0].seq > seq
+            seq = page.entries[-1].seq
+        elif was_over:
+            return seen
+        await asyncio.sleep(0)
+
+
+async def follow_index(store: Store, is_over: Callable[[], bool]) -> NodeIndex:
+    index = NodeIndex(store, DEFAULT_LIMITS)
+    while True:
+        was_over = is_over()
+        await index.catch_up()
+        if was_over:
+            return index
+        await asyncio.sleep(0)
+
+
+async def test_followers_of_two_writing_processes_miss_nothing_and_see_nothing_twice(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    writers = [await Store.open(url, DEFAULT_LIMITS) for _ in range(2)]
+    reader = await Store.open(url, DEFAULT_LIMITS)
+    for store in writers:
+        store.begin_writing()
+    begin = threading.Barrier(2)
+    writing = [
+        asyncio.create_task(asyncio.to_thread(write_groups, store, number, begin))
+        for number, store in enumerate(writers)
+    ]
+
+    def is_over() -> bool:
+        return all(task.done() for task in writing)
+
+    seen, index, _ = await asyncio.gather(
+        follow_feed(reader, is_over), follow_index(reader, is_over), asyncio.gather(*writing)
+    )
+    expected = {
+        entry_of(frame_of(writer, group, number)).digest
+        for writer in range(2)
+        for group in range(GROUPS)
+        for number in range(10)
+    }
+    assert len(seen) == len(set(seen)) == len(expected) == 19 * GROUPS
+    assert set(seen) == expected
+    claims = 2 * 10 * GROUPS
+    assert len(index.elements) == len(expected) + claims
+    channels = await reader.channels(None, 100)
+    assert sum(channel.count for channel in channels) == len(expected)
+    for channel in channels:
+        # What either wrote before the other told of it is no gap.
+        gaps = await reader.gaps(channel.channel_id, None, 1000)
+        assert {gap.message_id.split("/")[0] for gap in gaps.gaps} <= {"nobody", "0", "1", "both"}
+        for gap in gaps.gaps:
+            assert await reader.find(gap.message_id, channel.channel_id) is None
+    for store in (*writers, reader):
+        await store.close()
+
+
+async def test_two_processes_that_are_sent_the_same_store_it_once(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    async with open_ingest(url) as one, open_ingest(url) as two:
+        outcomes = await asyncio.gather(
+            *(
+                ingest.door.publish(Publication(content_frame(number, channel_id=str(number % 3))))
+                for number in range(60)
+                for ingest in (one, two)
+            )
+        )
+        kinds = [outcome.kind for outcome in outcomes]
+        assert kinds.count(OutcomeKind.STORED) == 60
+        assert kinds.count(OutcomeKind.DUPLICATE) == 60
+        for ingest in (one, two):
+            feed = await ingest.store.feed(0, 1000, BYTES_MAX)
+            assert [entry.seq for entry in feed.entries] == list(range(1, 61))
+
+
+async def publish_and_note(
+    ingest: Ingest, numbers: range, acknowledged: set[bytes], refused: list[Code]
+) -> None:
+    for number in numbers:
+        try:
+            outcome = await ingest.door.publish(Publication(content_frame(number)))
+        except Problem as problem:
+            refused.append(problem.code)
+        else:
+            assert outcome.digest is not None
+            acknowledged.add(outcome.digest)
+
+
+async def test_connections_that_are_cut_cost_no_acknowledged_message_and_heal(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    acknowledged: set[bytes] = set()
+    refused: list[Code] = []
+    async with open_ingest(url) as ingest:
+        publishing = asyncio.gather(
+            *(
+                publish_and_note(ingest, range(n * 1000, n * 1000 + 100), acknowledged, refused)
+                for n in range(8)
+            )
+        )
+        cuts = 0
+        while not publishing.done():
+            await asyncio.to_thread(
+                execute,
+                url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid != pg_backend_pid()",
+            )
+            cuts += 1
+            # A reader that is handed a dead connection asks again with another.
+            with contextlib.suppress(Problem):
+                await ingest.store.watermark()
+            await asyncio.sleep(0.02)
+        await publishing
+        await publish_and_note(ingest, range(9000, 9010), acknowledged, [])
+        assert len(acknowledged) + len(refused) == 810
+        found = await ingest.store.by_digest(list(acknowledged))
+        assert {entry.digest for entry in found} == acknowledged
+    assert cuts > 3
+    assert set(refused) <= {Code.STORE_UNAVAILABLE}
+
+
+async def test_a_reader_with_nothing_but_dead_connections_gets_its_answer(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    async with open_ingest(url) as ingest:
+        await ingest.door.publish(Publication(content_frame(1)))
+        await asyncio.gather(*(ingest.store.watermark() for _ in range(20)))
+        execute(
+            url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid != pg_backend_pid()",
+        )
+        assert await ingest.store.find("message-000001", "channel") is not None
+        # Neither does a writer, which has written nothing yet, trouble its publisher.
+        outcome = await ingest.door.publish(Publication(content_frame(2)))
+        assert outcome.kind is OutcomeKind.STORED
+
+
+async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> None:
+    async with open_ingest(server.url, IMPATIENT) as ingest:
+        await ingest.door.publish(Publication(content_frame(1)))
+        server.stop()
+        try:
+            for attempt in (
+                ingest.door.publish(Publication(content_frame(2))),
+                ingest.store.find("message-000001", "channel"),
+                ingest.store.watermark(),
+            ):
+                with pytest.raises(Problem) as refused:
+                    await attempt
+                assert refused.value.code is Code.STORE_UNAVAILABLE
+            # Longer than the pool tries by itself.
+            await asyncio.sleep(2 * IMPATIENT.database_wait_s)
+        finally:
+            server.start()
+        outcome = await ingest.door.publish(Publication(content_frame(3)))
+        assert outcome.kind is OutcomeKind.STORED
+        for number in (1, 3):
+            assert await ingest.store.find(f"message-{number:06}", "channel") is not None
+
+
+async def test_a_full_disk_of_the_server_refuses_writers_and_serves_readers(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    execute(
+        url,
+        "CREATE FUNCTION full_disk() RETURNS trigger AS "
+        "$$BEGIN RAISE 'No space left on device' USING ERRCODE = 'disk_full'; END$$ "
+        "LANGUAGE plpgsql",
+    )
+    async with open_ingest(url) as ingest:
+        await ingest.door.publish(Publication(content_frame(1)))
+        execute(
+            url, "CREATE TRIGGER full_disk BEFORE INSERT ON frames EXECUTE FUNCTION full_disk()"
+        )
+        with pytest.raises(Problem) as refused:
+            await ingest.door.publish(Publication(content_frame(2)))
+        assert refused.value.code is Code.DISK_FULL
+        assert await ingest.store.find("message-000001", "channel") is not None
+        assert await ingest.store.find("message-000002", "channel") is None
+        execute(url, "DROP TRIGGER full_disk ON frames")
+        outcome = await ingest.door.publish(Publication(content_frame(2)))
+        assert outcome.kind is OutcomeKind.STORED
+
+
+async def test_a_writer_that_does_not_get_its_turn_says_so(postgres_stores: PostgresStores) -> None:
+    url = postgres_stores.new_url()
+    slow = await Store.open(url, DEFAULT_LIMITS)
+    slow.begin_writing()
+    async with open_ingest(url, Limits(database_statement_s=1)) as ingest:
+        with slow._database.transaction():
+            with pytest.raises(Problem) as refused:
+                await ingest.door.publish(Publication(content_frame(1)))
+            assert refused.value.code is Code.STORE_UNAVAILABLE
+        await ingest.door.publish(Publication(content_frame(1)))
+    await slow.close()
+
+
+async def test_processes_that_open_a_new_database_at_once_make_its_tables_once(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.empty_url()
+    await asyncio.gather(*(asyncio.to_thread(migrate, url) for _ in range(4)))
+    stores = await asyncio.gather(*(Store.open(url, DEFAULT_LIMITS) for _ in range(4)))
+    assert len({store.database_id for store in stores}) == 1
+    for store in stores:
+        await store.close()
+
+
+def test_every_text_is_compared_by_its_bytes(postgres_stores: PostgresStores) -> None:
+    with psycopg.connect(postgres_stores.new_url()) as connection:
+        found = connection.execute(
+            "SELECT table_name, column_name, collation_name FROM information_schema.columns "
+            "WHERE table_schema = 'public' AND data_type = 'text' AND table_name != 'store_meta'"
+        ).fetchall()
+    assert len(found) >= 5
+    assert {collation for *_, collation in found} == {"C"}
+
+
+async def test_a_database_in_another_encoding_is_refused(postgres_stores: PostgresStores) -> None:
+    with pytest.raises(UnsupportedDatabaseError, match="UTF8"):
+        await Store.open(postgres_stores.empty_url("LATIN1"), DEFAULT_LIMITS)
+
+
+def test_a_server_that_is_too_old_is_refused() -> None:
+    old = SimpleNamespace(server_version=14_00_12)
+    with pytest.raises(UnsupportedDatabaseError, match=f"PostgreSQL {VERSION_MIN} or later"):
+        check_server(old)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("postgresql://user:secret@127.0.0.1:1/nowhere", DatabaseUnreachableError),
+        ("postgresql://user:secret@localhost/x?nonsense=1", UnsupportedDatabaseError),
+        ("postgresql://user:secret@localhost:port/x", StoreError),
+    ],
+)
+async def test_a_database_that_cannot_be_had_is_named_without_its_password(
+    url: str, fault: type[StoreError]
+) -> None:
+    with pytest.raises(fault) as refused:
+        await Store.open(url, DEFAULT_LIMITS)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_url_says_where_its_socket_is_and_what_to_set(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    url = f"{postgres_stores.new_url()}&application_name=by%20the%20test"
+    store = await Store.open(url, DEFAULT_LIMITS)
+    with psycopg.connect(url) as connection:
+        names = connection.execute(
+            "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
+        ).fetchall()
+    assert {name for (name,) in names} == {"by the test"}
+    await store.close()
