@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from app.settings import Settings, load_settings
 from app.store.faults import StoreError as DatabaseError
 
 if TYPE_CHECKING:
+    from app.ingest.door import Door
     from app.store.store import Store
 
 SQLITE_PREFIX = "sqlite:///"
@@ -38,8 +39,37 @@ async def open_store(settings: Settings) -> Store:
     """The store these settings name, made where there is none."""
     from app.store.store import Store  # noqa: PLC0415 - half a second of imports
 
-    try:
+    with database_errors():
         return await Store.open(settings.database_url, DEFAULT_LIMITS)
+
+
+@asynccontextmanager
+async def open_door(settings: Settings) -> AsyncIterator[Door]:
+    """The one door of the store these settings name, which is made where there is none.
+
+    Raises CliError where another process writes to it.
+    """
+    from app.ingest.committer import GroupCommitter  # noqa: PLC0415 - half a second of imports
+    from app.ingest.door import Door  # noqa: PLC0415
+
+    store = await open_store(settings)
+    try:
+        committer = GroupCommitter(store, DEFAULT_LIMITS)
+        with database_errors():
+            await committer.start()
+        try:
+            yield Door(store, committer, DEFAULT_LIMITS)
+        finally:
+            await committer.close()
+    finally:
+        await store.close()
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Why a database cannot be used, as one line."""
+    try:
+        yield
     except DatabaseError as error:
         raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
 

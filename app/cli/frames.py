@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.delimited import BadItem, DelimitedReader
+from app.cli.delimited import BadItem, DelimitedReader, delimited
 from sdstore.client.records import PublishItem
-from sdstore.sds.codec import MessageError, encode
-from sdstore.sds.jsonform import from_json
+from sdstore.sds.codec import MessageError, decode, encode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.jsonform import from_json, to_json
 
 LINE_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON is 1.4 MiB, its hints and names a little more
+NDJSON_SUFFIXES = {".ndjson", ".jsonl", ".json"}
 
 if TYPE_CHECKING:
     # Generic for type checkers only.
@@ -33,34 +36,62 @@ class FileFormat(StrEnum):
     FRAME = "frame"
 
 
-def read_items(
-    stream: Stream, file_format: FileFormat, frame_bytes_max: int
-) -> Iterator[PublishItem | BadItem]:
-    """The messages of a file, in order, and a BadItem for each that is none."""
-    if file_format is FileFormat.AUTO:
-        # A frame of 123 bytes starts a protobuf file with "{" too, but none goes on with a quote.
-        is_json = stream.peek(2)[:2] in (b'{"', b"{ ")
-        file_format = FileFormat.NDJSON if is_json else FileFormat.PROTOBUF
-    if file_format is FileFormat.NDJSON:
-        yield from _read_ndjson(stream)
-    elif file_format is FileFormat.PROTOBUF:
-        yield from _read_delimited(stream, frame_bytes_max)
-    else:
-        yield PublishItem(stream.read(frame_bytes_max + 1))
+def format_of_name(path: Path) -> FileFormat:
+    """The format that a file's name asks for: NDJSON by its suffix, else protobuf."""
+    return FileFormat.NDJSON if path.suffix in NDJSON_SUFFIXES else FileFormat.PROTOBUF
 
 
-def _read_delimited(stream: Stream, frame_bytes_max: int) -> Iterator[PublishItem | BadItem]:
-    for item in DelimitedReader(stream, frame_bytes_max):
-        yield item if isinstance(item, BadItem) else PublishItem(item)
+class MessageFile:
+    """The messages of a stream in order, and a BadItem for each that is none.
+
+    `position` is the byte behind the last item that was given; a stream that can be rewound may be
+    read from there on.
+    """
+
+    def __init__(self, stream: Stream, file_format: FileFormat, frame_bytes_max: int) -> None:
+        self.position = stream.tell() if stream.seekable() else 0
+        self._stream = stream
+        self._format = file_format
+        self._frame_bytes_max = frame_bytes_max
+
+    def __iter__(self) -> Iterator[PublishItem | BadItem]:
+        if self._format is FileFormat.AUTO:
+            # A frame of 123 bytes starts a protobuf file with "{" too, but no quote follows it.
+            is_json = self._stream.peek(2)[:2] in (b'{"', b"{ ")
+            self._format = FileFormat.NDJSON if is_json else FileFormat.PROTOBUF
+        if self._format is FileFormat.NDJSON:
+            return self._lines()
+        return self._records() if self._format is FileFormat.PROTOBUF else self._whole()
+
+    def _records(self) -> Iterator[PublishItem | BadItem]:
+        start = self.position
+        reader = DelimitedReader(self._stream, self._frame_bytes_max)
+        for item in reader:
+            self.position = start + reader.position
+            yield item if isinstance(item, BadItem) else PublishItem(item)
+
+    def _lines(self) -> Iterator[PublishItem | BadItem]:
+        while line := self._stream.readline(LINE_BYTES_MAX):
+            self.position += len(line)
+            if line.strip():
+                yield _item_of_line(line)
+
+    def _whole(self) -> Iterator[PublishItem | BadItem]:
+        yield PublishItem(self._stream.read(self._frame_bytes_max + 1))
 
 
-def _read_ndjson(stream: Stream) -> Iterator[PublishItem | BadItem]:
-    while line := stream.readline(LINE_BYTES_MAX):
-        if len(line) == LINE_BYTES_MAX:
-            yield BadItem("malformed_file", f"a line is longer than {LINE_BYTES_MAX} bytes")
-            return
-        if line.strip():
-            yield _item_of_line(line)
+def record_of(frame: bytes, hints: Sequence[bytes], file_format: FileFormat) -> bytes:
+    """A message as it lies in a file; only NDJSON has room for hints."""
+    if file_format is not FileFormat.NDJSON:
+        return delimited(frame)
+    message, dialect = decode(frame)
+    document: dict[str, Any] = {
+        "message": to_json(message),
+        "meta": {"digest": entry_digest(message).hex(), "dialect": dialect.label},
+    }
+    if hints:
+        document["retrieval_hints"] = [each.hex() for each in hints]
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 
 
 def _item_of_line(line: bytes) -> PublishItem | BadItem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,7 +14,7 @@ import typer
 
 from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
-from app.cli.frames import FileFormat, read_items
+from app.cli.frames import FileFormat, MessageFile
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
@@ -49,8 +49,8 @@ def publish(
     if hints and file_format is not FileFormat.FRAME:
         raise CliError(Exit.USAGE, "invalid_parameter", "--hint goes with --format frame")
     with node_client(node) as client, open_input(file) as stream:
-        items = read_items(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
-        counts = _report(_outcomes(client, items, hints), stream, as_json)
+        items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
+        counts = _report(_outcomes(client, items, hints), items, size_of(stream), as_json)
     if not as_json:
         print_counts("published", counts)
     return Exit.REFUSED if counts["refused"] else Exit.DONE
@@ -70,6 +70,11 @@ def open_input(path: Path) -> Iterator[Stream]:
         yield stream
 
 
+def print_refusal(document: Mapping[str, Any]) -> None:
+    """One line on stderr about a message that was refused."""
+    print_error(f"message {document['item']}: {document['code']}: {document['detail']}")
+
+
 def print_counts(verb: str, counts: Counter[str]) -> None:
     """One line: how many messages, and what became of them."""
     parts = [f"{count:,} {outcome}" for outcome, count in sorted(counts.items())]
@@ -78,7 +83,7 @@ def print_counts(verb: str, counts: Counter[str]) -> None:
 
 
 def _outcomes(
-    client: StoreClient, items: Iterator[PublishItem | BadItem], hints: tuple[bytes, ...]
+    client: StoreClient, items: Iterable[PublishItem | BadItem], hints: tuple[bytes, ...]
 ) -> Iterator[Numbered]:
     """One outcome per item with its number from 1; what could not be read is not sent."""
     numbers: deque[int] = deque()
@@ -100,9 +105,10 @@ def _outcomes(
     yield from unreadable
 
 
-def _report(outcomes: Iterator[Numbered], stream: Stream, as_json: bool) -> Counter[str]:
+def _report(
+    outcomes: Iterator[Numbered], items: MessageFile, size: int | None, as_json: bool
+) -> Counter[str]:
     counts: Counter[str] = Counter()
-    size = size_of(stream)
     with progress_bar() as bar:
         task = bar.add_task("publishing", total=size, figures="")
         for number, outcome in outcomes:
@@ -111,9 +117,8 @@ def _report(outcomes: Iterator[Numbered], stream: Stream, as_json: bool) -> Coun
             if as_json:
                 print_json(document)
             elif document["outcome"] == "refused":
-                print_error(f"message {number}: {document['code']}: {document['detail']}")
-            position = stream.tell() if size else 0
-            bar.update(task, completed=position, figures=f"{counts.total():,} messages")
+                print_refusal(document)
+            bar.update(task, completed=items.position, figures=f"{counts.total():,} messages")
     return counts
 
 

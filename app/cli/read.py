@@ -1,4 +1,4 @@
-"""Verbs that read from a node: get, hint, channels."""
+"""Verbs that read from a node: get, hint, channels, gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from app.cli.exits import CliError, Exit
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelId, NodeUrl
-from app.cli.output import print_json, stdout, table
+from app.cli.output import print_json, print_note, stdout, table
 from app.cli.show import message_document, message_table
 from sdstore.client import StoreClient
 from sdstore.client.records import Channel, StoredMessage
@@ -92,6 +92,28 @@ def channels(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
         ]
     numbers = ["messages", "first Lamport", "last Lamport"]
     stdout().print(table("channel", *numbers, rows=rows, right=numbers))
+
+
+@verbs.command()
+def gaps(
+    channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages that a channel's histories name and the node lacks."""
+    with node_client(node) as client:
+        found = [
+            {"message_id": each.message_id, "hints": [hint.hex() for hint in each.retrieval_hints]}
+            for each in client.gaps(channel_id)
+        ]
+    if as_json:
+        for document in found:
+            print_json(document)
+    elif found:
+        rows = [(str(each["message_id"]), ", ".join(each["hints"])) for each in found]
+        stdout().print(table("missing message", "hints", rows=rows))
+    else:
+        print_note("no gaps")
 
 
 def hex_argument(text: str, what: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from app.cli.main import MODULES, app
+from app.cli.program import MODULES, app
 
 MARK = "<!-- written by app.cli.reference: do not edit below -->\n"
 

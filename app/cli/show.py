@@ -48,7 +48,7 @@ def message_table(document: dict[str, Any]) -> Table:
         ("channel", message.get("channel_id", "")),
         ("sender", message.get("sender_id", "")),
         ("Lamport", message.get("lamport_timestamp", "")),
-        ("content", _preview(base64.b64decode(message.get("content", "")))),
+        ("content", content_preview(message)),
         ("history", _shortened(history)),
         ("bloom filter", human_bytes(len(base64.b64decode(message.get("bloom_filter", ""))))),
         ("dialect", meta["dialect"]),
@@ -58,6 +58,11 @@ def message_table(document: dict[str, Any]) -> Table:
     grid = table("", "", rows=[row for row in rows if row[1] not in ("", "0 B")])
     grid.show_header = False
     return grid
+
+
+def content_preview(message: dict[str, Any]) -> str:
+    """The beginning of a message's content, as text where it is text."""
+    return _preview(base64.b64decode(message.get("content", "")))
 
 
 def _preview(content: bytes) -> str:

@@ -1,16 +1,18 @@
-"""Verbs that touch a store directly: check."""
+"""Verbs that look after a store: check, migrate, backup."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.database import database_settings, existing_store
-from app.cli.exits import Exit
+from app.cli.backup import back_up
+from app.cli.database import database_settings, existing_store, require_database
+from app.cli.exits import CliError, Exit
 from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
-from app.cli.output import counted, print_error, print_json, progress_bar, stdout
+from app.cli.output import counted, human_bytes, print_error, print_json, progress_bar, stdout
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,6 +47,52 @@ def check(
     else:
         _print(findings, settings)
     return Exit.NO if findings.damages else Exit.DONE
+
+
+@verbs.command()
+def migrate(
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a database to the schema of this version; `serve` does it too when it starts."""
+    from app.cli.migrating import migrated  # noqa: PLC0415 - half a second of imports
+
+    settings = database_settings(database, data_dir, config)
+    require_database(settings.database_url)
+    before, after = asyncio.run(migrated(settings))
+    if as_json:
+        print_json({"database": settings.database_url, "before": before, "after": after})
+        return
+    what = f"is at revision {after}" if before == after else f"went from {before} to {after}"
+    stdout().print(f"{settings.database_url} {what}", markup=False)
+
+
+@verbs.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a SQLite store while its node goes on; `serve --database` can use the copy as it is."""
+    if file.exists() and not force:
+        raise CliError(Exit.REFUSED, "file_exists", f"{file} is there already; --force replaces it")
+    settings = database_settings(database, data_dir, config)
+    with progress_bar() as bar:
+        task = bar.add_task("copying", total=None, figures="")
+        size = back_up(
+            settings.database_url,
+            file,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        print_json({"file": str(file), "bytes": size})
+    else:
+        stdout().print(f"copied to {file} ({human_bytes(size)})", markup=False)
 
 
 async def _check(settings: Settings, *, deep: bool) -> Findings:

@@ -45,18 +45,22 @@ async def sync_with_peer(
     *,
     memory: PeerMemory | None = None,
     dry_run: bool = False,
+    fetch_only: bool = False,
     progress: Progress | None = None,
     changed: Callable[[], None] = lambda: None,
 ) -> SyncReport:
     """Make this store and a peer equal over what both want of `interest`.
 
     `progress` is kept up to date, and `changed` called, while the session runs. A dry run finds the
-    differences and moves nothing. Never raises for what the peer does: the report says it.
+    differences and moves nothing, `fetch_only` sends nothing. Never raises for what the peer does:
+    the report says it.
     """
     started = time.monotonic()
     session = _Session(
-        local, transport, interest, memory or PeerMemory(), dry_run, progress or Progress(), changed
+        local, transport, interest, memory or PeerMemory(), progress or Progress(), changed
     )
+    session.fetches = not dry_run
+    session.sends = not (dry_run or fetch_only)
     outcome, code, detail = await _judged(session, local.limits.sync_seconds_max)
     session.show_progress(finished=outcome is SyncOutcome.IN_SYNC)
     return SyncReport(
@@ -84,7 +88,7 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
         return _outcome_of(problem.code), problem.code, problem.detail
     except TimeoutError:
         return SyncOutcome.PARTIAL, Code.RECON_BUDGET_SPENT, f"not done after {seconds_max} s"
-    if session.dry_run and (session.missing_here or session.missing_there):
+    if not session.fetches and (session.missing_here or session.missing_there):
         return SyncOutcome.DIFFERENT, "", ""
     if session.unserved_count:
         detail = f"the peer offered {session.unserved_count} elements that it did not serve"
@@ -107,11 +111,11 @@ class _Session:
         transport: PeerTransport,
         interest: Interest,
         memory: PeerMemory,
-        dry_run: bool,
         progress: Progress,
         changed: Callable[[], None],
     ) -> None:
-        self.dry_run = dry_run
+        self.fetches = True
+        self.sends = True
         self.progress = progress
         self.missing_here = 0
         self.missing_there = 0
@@ -251,11 +255,11 @@ class _Streams:
     def _take(self, event: Event) -> None:
         if isinstance(event, Have):
             self._session.missing_there += len(event.ids)
-            if not self._session.dry_run:
+            if self._session.sends:
                 self._moves.add_have(event)
         elif isinstance(event, Need):
             self._session.missing_here += event.count
-            if not self._session.dry_run:
+            if self._session.fetches:
                 self._moves.add_need(event)
         elif isinstance(event, Fault):
             raise event.error

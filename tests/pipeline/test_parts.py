@@ -193,7 +193,7 @@ def test_java_that_is_there_is_used_and_else_the_wheel(tmp_path: Path) -> None:
 def test_the_command_line_starts_without_spark() -> None:
     """Nobody waits for Spark, or needs it, to be told how a verb is used."""
     code = (
-        "import sys; from app.cli.main import run; run(['snapshot', '--help']);"
+        "import sys; from app.cli.program import run; run(['snapshot', '--help']);"
         "sys.exit(bool({'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys()))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest.mock import patch
 
-from app.cli.main import run
+from app.cli.program import run
 
 PROCESS_SECONDS_MAX = 60
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,3 +29,10 @@ def other_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of another one."""
     with running_node(tmp_path_factory.mktemp("other")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def silent() -> Iterator[str]:
+    """The URL of somebody who takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
-from app.cli.frames import FileFormat, read_items
+from app.cli.frames import FileFormat, MessageFile
 from app.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -96,7 +96,7 @@ def test_the_format_is_told_from_the_beginning() -> None:
     line = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
     for raw, count in ((line * 2, 2), (delimited(frame(1)), 1), (b"", 0)):
         stream = io.BufferedReader(io.BytesIO(raw))
-        items = list(read_items(stream, FileFormat.AUTO, FRAME_BYTES_MAX))
+        items = list(MessageFile(stream, FileFormat.AUTO, FRAME_BYTES_MAX))
         assert len(items) == count
         assert all(isinstance(each, PublishItem) for each in items)
 
@@ -105,5 +105,5 @@ def test_a_bad_line_costs_itself() -> None:
     good = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}'
     lines = [good, b"{", b"[]", b"null", b'{"message": 3}', b'{"message": {}}', b"\xff", good]
     stream = io.BufferedReader(io.BytesIO(b"\n".join(lines)))
-    items = list(read_items(stream, FileFormat.NDJSON, FRAME_BYTES_MAX))
+    items = list(MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX))
     assert [isinstance(each, BadItem) for each in items] == [False, *[True] * 6, False]

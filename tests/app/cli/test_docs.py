@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.exits import Exit
-from app.cli.main import MODULES
+from app.cli.program import MODULES
 from app.cli.reference import updated
 from tests.support.cli import cli
 

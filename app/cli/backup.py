@@ -1,0 +1,64 @@
+"""An online copy of a SQLite store: the node goes on reading and writing meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from app.cli.database import SQLITE_PREFIX, require_database
+from app.cli.exits import CliError, Exit
+
+PAGES_PER_STEP = 4_096  # 16 MiB: the bar moves, and a busy writer is not held up
+
+Tell = Callable[[int, int], None]
+
+
+def back_up(database_url: str, target: Path, tell: Tell) -> int:
+    """Copy the database to `target`, which appears whole or not at all; its size in bytes.
+
+    `tell` is called with the pages that are done and that there are. Raises CliError.
+    """
+    if not database_url.startswith(SQLITE_PREFIX):
+        detail = "PostgreSQL has its own tool: pg_dump --format=custom --file FILE URL"
+        raise CliError(Exit.USAGE, "unsupported_database", detail)
+    require_database(database_url)
+    draft = target.with_name(f"{target.name}.partial")
+    draft.unlink(missing_ok=True)
+    try:
+        _copy(Path(database_url.removeprefix(SQLITE_PREFIX)), draft, tell)
+        size = draft.stat().st_size
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return size
+
+
+def _copy(source: Path, draft: Path, tell: Tell) -> None:
+    def progress(_status: int, remaining: int, total: int) -> None:
+        tell(total - remaining, total)
+
+    with (
+        closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as original,
+        closing(sqlite3.connect(draft)) as copy,
+    ):
+        original.backup(copy, pages=PAGES_PER_STEP, progress=progress)
+        # One file, without a log beside it.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        (verdict,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise CliError(Exit.NO, "damaged", f"{source} is damaged: {verdict}")
+    with draft.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is on disk when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

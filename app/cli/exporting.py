@@ -1,0 +1,69 @@
+"""Exporting: a store's messages to a file that can be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from app.cli.database import existing_store
+from app.cli.existing import ExistingMessages, continued
+from app.cli.exits import CliError, Exit
+from app.cli.frames import FileFormat, record_of
+from app.entries import Entry
+from app.limits import DEFAULT_LIMITS
+from app.settings import Settings
+from app.store.store import Store
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import entry_digest
+
+PAGE_ENTRIES = 1_000
+Tell = Callable[[int, int], None]
+
+
+async def export_to(
+    settings: Settings, file: Path, file_format: FileFormat, channels: frozenset[str], tell: Tell
+) -> dict[str, int]:
+    """Write what the file lacks; counts of messages before and now, and bytes written.
+
+    `tell` is called with how far the store has been read, and how far it goes.
+    """
+    async with existing_store(settings) as store:
+        existing = ExistingMessages(file, file_format)
+        before, seq = 0, 0
+        last: bytes | None = None
+        for item in existing:
+            before, last = before + 1, item.frame
+        if last is not None:
+            seq = await _seq_of(store, last, file)
+        total, _ = await store.watermark()
+        written = messages = 0
+        with continued(file, existing.end) as target:
+            while entries := (await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).entries:
+                wanted = [e for e in entries if not channels or e.channel_id in channels]
+                written += target.write(await _records(store, wanted, file_format))
+                messages += len(wanted)
+                seq = entries[-1].seq
+                tell(seq, total)
+        return {"messages": messages, "bytes": written, "before": before}
+
+
+_PAGE_BYTES = DEFAULT_LIMITS.reply_bytes_max
+
+
+async def _seq_of(store: Store, frame: bytes, file: Path) -> int:
+    """Where the store has the message that the file ends with."""
+    entries = await store.by_digest([entry_digest(decode(frame)[0])])
+    if not entries:
+        detail = f"{file} ends with a message that this store does not have"
+        raise CliError(Exit.REFUSED, "foreign_file", detail)
+    return entries[0].seq
+
+
+async def _records(store: Store, entries: list[Entry], file_format: FileFormat) -> bytes:
+    claims = {}
+    if file_format is FileFormat.NDJSON:
+        claims = await store.hints_of([entry.digest for entry in entries])
+    return b"".join(
+        record_of(entry.frame, [c.hint for c in claims.get(entry.digest, ())], file_format)
+        for entry in entries
+    )

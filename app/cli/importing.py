@@ -1,0 +1,174 @@
+"""Importing: messages from a file through the one door, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from app.cli.database import open_door
+from app.cli.delimited import BadItem
+from app.cli.frames import FileFormat, MessageFile
+from app.entries import Outcome
+from app.errors import Code, Problem
+from app.ingest.door import Door, Publication
+from app.limits import DEFAULT_LIMITS
+from app.settings import Settings
+from sdstore.client.records import PublishItem
+
+if TYPE_CHECKING:
+    from app.cli.frames import Stream
+
+BATCH_ITEMS = 2_000
+BATCH_BYTES = 8 << 20
+BATCHES_IN_FLIGHT = 3  # one being written, one waiting for the writer, one being read
+PATIENCE_S = 0.2
+
+Told = Callable[[list[dict[str, Any]]], None]
+_Item = PublishItem | BadItem
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a file has been imported: kept beside the data, forgotten at the end.
+
+    `identity` tells a file that was changed since: its import begins anew.
+    """
+
+    path: Path | None = None
+    identity: list[Any] = field(default_factory=list)
+    position: int = 0
+    items_count: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data_dir: Path, file: Path, *, is_fresh: bool) -> Progress:
+        """What is remembered of a file; nothing is kept of a pipe."""
+        if not file.is_file():
+            return cls()
+        whole = file.resolve()
+        facts = whole.stat()
+        identity = [str(whole), facts.st_size, facts.st_mtime_ns]
+        name = blake3(str(whole).encode()).hexdigest(length=16)
+        path = data_dir / "imports" / f"{name}.json"
+        try:
+            known = {} if is_fresh else json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        if known.get("identity") != identity:
+            return cls(path, identity)
+        return cls(path, identity, known["position"], known["items_count"], known["counts"])
+
+    def save(self) -> None:
+        """Remember it; the file is whole at every moment."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(".new")
+        known = {name: value for name, value in asdict(self).items() if name != "path"}
+        draft.write_text(json.dumps(known), encoding="utf-8")
+        draft.replace(self.path)
+
+    def forget(self) -> None:
+        """The file is imported."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Batch:
+    first_number: int
+    items: list[_Item]
+    position: int
+    outcomes: asyncio.Task[list[Outcome | Problem]]
+
+
+class Import:
+    """One import; `progress` says where it begins and how far it is."""
+
+    def __init__(self, stream: Stream, file_format: FileFormat, progress: Progress) -> None:
+        self._progress = progress
+        self._stream = stream
+        self._format = file_format
+
+    async def run(self, settings: Settings, tell: Told) -> None:
+        """Import to the end; `tell` gets the refused messages of each batch when it is on disk."""
+        async with open_door(settings) as door:
+            if self._progress.position:
+                self._stream.seek(self._progress.position)
+            under_way: deque[_Batch] = deque()
+            for batch in self._batches(door):
+                under_way.append(batch)
+                if len(under_way) == BATCHES_IN_FLIGHT:
+                    await self._finish(under_way.popleft(), tell)
+            while under_way:
+                await self._finish(under_way.popleft(), tell)
+        self._progress.forget()
+
+    def _batches(self, door: Door) -> Iterator[_Batch]:
+        file = MessageFile(self._stream, self._format, DEFAULT_LIMITS.frame_bytes_max)
+        items = iter(file)
+        number = self._progress.items_count + 1
+        while batch := _take(items):
+            outcomes = asyncio.create_task(_publish(door, batch))
+            yield _Batch(number, batch, file.position, outcomes)
+            number += len(batch)
+
+    async def _finish(self, batch: _Batch, tell: Told) -> None:
+        outcomes = iter(await batch.outcomes)
+        counts = Counter(self._progress.counts)
+        refusals = []
+        for number, item in enumerate(batch.items, batch.first_number):
+            outcome = item if isinstance(item, BadItem) else next(outcomes)
+            if isinstance(outcome, Outcome):
+                counts[outcome.kind.value] += 1
+                continue
+            counts["refused"] += 1
+            refusals.append(
+                {
+                    "item": number,
+                    "outcome": "refused",
+                    "code": str(outcome.code),
+                    "detail": outcome.detail,
+                }
+            )
+        self._progress.counts = dict(counts)
+        self._progress.items_count += len(batch.items)
+        self._progress.position = batch.position
+        self._progress.save()
+        tell(refusals)
+
+
+def _take(items: Iterator[_Item]) -> list[_Item]:
+    """The next items, up to a batch."""
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += len(item.frame) if isinstance(item, PublishItem) else 0
+        if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
+            break
+    return batch
+
+
+async def _publish(door: Door, items: list[_Item]) -> list[Outcome | Problem]:
+    """Outcomes of the readable items. Raises Problem for what is no message's fault."""
+    publications = [
+        Publication(item.frame, item.retrieval_hints)
+        for item in items
+        if isinstance(item, PublishItem)
+    ]
+    while True:
+        outcomes = await door.publish_many(publications)
+        faults = [each for each in outcomes if isinstance(each, Problem) and each.status >= 500]
+        if not faults:
+            return outcomes
+        if faults[0].code is not Code.OVERLOADED:
+            raise faults[0]
+        await asyncio.sleep(PATIENCE_S)

@@ -1,0 +1,111 @@
+"""Finds the verb, runs it, turns whatever ends it into an exit code.
+
+A verb's module is imported when the verb is used: asking a node for a message should not wait for
+the server's imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from app.cli.exits import CliError, Exit, exit_of
+from app.cli.output import print_error
+from app.errors import Problem, SettingsError
+from sdstore.client.errors import StoreError
+
+PLUGIN_GROUP = "sdstore.verbs"
+"""Entry points of packages that add verbs: name of the verb = module with a Typer `verbs`."""
+
+MODULES = {
+    "serve": "app.cli.serve",
+    "publish": "app.cli.publish",
+    "get": "app.cli.read",
+    "hint": "app.cli.read",
+    "channels": "app.cli.read",
+    "gaps": "app.cli.read",
+    "tail": "app.cli.tail",
+    "backfill": "app.cli.backfill",
+    "sync": "app.cli.sync",
+    "peers": "app.cli.peers",
+    "import": "app.cli.transfer",
+    "export": "app.cli.transfer",
+    "backup": "app.cli.store",
+    "migrate": "app.cli.store",
+    "check": "app.cli.store",
+    "demo": "app.cli.demo",
+    "openapi": "app.cli.openapi",
+    "version": "app.cli.about",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Verbs by name; help lists them in the order of `MODULES`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """The names of all verbs."""
+        return [*MODULES, *sorted({each.name for each in entry_points(group=PLUGIN_GROUP)})]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The verb of this name, or None."""
+        module_name = MODULES.get(cmd_name)
+        if module_name is None:
+            plugins = entry_points(group=PLUGIN_GROUP, name=cmd_name)
+            module_name = next((each.module for each in plugins), None)
+        if module_name is None:
+            return None
+        return typer.main.get_group(import_module(module_name).verbs).commands.get(cmd_name)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="A store node for SDS messages, and everything to work with one.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    """A store node for SDS messages, and everything to work with one."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(Exit.USAGE)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        code = app(args=list(arguments), prog_name="sdstore", standalone_mode=False)
+        sys.stdout.flush()
+    except CliError as error:
+        print_error(str(error))
+        return error.exit_code
+    except (StoreError, Problem) as error:
+        print_error(f"{error.code}: {error.detail}")
+        return exit_of(error)
+    except SettingsError as error:
+        print_error(f"invalid_setting: {error}")
+        return Exit.USAGE
+    except TyperException as error:
+        print_error(f"usage: {error.format_message()}")
+        return Exit.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not flush into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    except OSError as error:
+        print_error(f"io_error: {error}")
+        return Exit.LOCAL_FAULT
+    return code if isinstance(code, int) else Exit.DONE

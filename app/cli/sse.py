@@ -1,0 +1,35 @@
+"""Reading server-sent events (the WHATWG text format), as far as nodes write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+EVENT_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON, with its names
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event; `event_id` is empty where it has none."""
+
+    name: str
+    event_id: str
+    data: str
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[ServerEvent]:
+    """Events of a stream of lines. Comments and events without data are passed over."""
+    name, event_id, data = "message", "", ""
+    for line in lines:
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                yield ServerEvent(name, event_id, data)
+            name, event_id, data = "message", "", ""
+        elif field == "event":
+            name = value
+        elif field == "id":
+            event_id = value
+        elif field == "data" and len(data) + len(value) <= EVENT_BYTES_MAX:
+            data = f"{data}\n{value}" if data else value

@@ -1,0 +1,47 @@
+"""Ctrl-C ends every verb that can take long: with 130, and without a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.cli import command
+
+STARTED_S = 6.0  # all of them together, on two cores
+VERBS = [
+    ("import", "{fifo}", "--data-dir", "{folder}"),
+    ("publish", "{fifo}", "--node", "{node}"),
+    ("tail", "c", "--node", "{node}"),
+    ("sync", "{silent}", "--node", "{node}"),
+    ("backfill", "c", "--into", "{folder}/x.ldp", "--node", "{silent}"),
+    ("get", "x", "--node", "{silent}"),
+    ("channels", "--node", "{silent}"),
+    ("serve", "--port", "0", "--data-dir", "{folder}/served"),
+    ("demo", "--messages", "50000"),
+]
+
+
+def test_ctrl_c_ends_any_verb_with_130_and_no_traceback(
+    node: str, silent: str, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    names = {"fifo": fifo, "folder": tmp_path, "node": node, "silent": silent}
+    with ExitStack() as stack:
+        running = []
+        for verb in VERBS:
+            arguments = command(*(each.format(**names) for each in verb))
+            pipe = subprocess.PIPE
+            process = stack.enter_context(subprocess.Popen(arguments, stdout=pipe, stderr=pipe))
+            stack.callback(process.kill)
+            running.append(process)
+        time.sleep(STARTED_S)
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        ends = [(each.communicate(timeout=30)[1], each.returncode) for each in running]
+    for verb, (errors, code) in zip(VERBS, ends, strict=True):
+        assert (verb[0], code, b"Traceback" in errors) == (verb[0], 130, False), errors

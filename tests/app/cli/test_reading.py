@@ -1,0 +1,109 @@
+"""tail, gaps and peers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.cli.delimited import delimited
+from app.demo.nodes import running_node
+from sdstore.sds.codec import encode
+from sdstore.sds.model import HistoryEntry, Message
+from tests.support.cli import cli, command
+from tests.support.federation import message
+
+
+def publish(node: str, *messages: Message) -> None:
+    frames = b"".join(delimited(encode(each)) for each in messages)
+    assert cli("publish", "-", "--node", node, stdin=frames).code == 0
+
+
+@contextmanager
+def tailing(*arguments: str) -> Iterator[Iterator[dict[str, object]]]:
+    """The documents that `sdstore tail` prints, as they come."""
+    with subprocess.Popen(
+        command("tail", *arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield (json.loads(line) for line in process.stdout)
+        finally:
+            process.kill()
+
+
+def message_id(document: dict[str, object]) -> object:
+    shown = document["message"]
+    assert isinstance(shown, dict)
+    return shown["message_id"]
+
+
+def test_tail_shows_older_messages_and_then_new_ones_as_they_come(node: str) -> None:
+    publish(node, *(message(number, "tail/a") for number in range(5)))
+    with tailing("tail/a", "-n", "2", "--node", node) as documents:
+        assert [message_id(next(documents)) for _ in range(2)] == ["m3", "m4"]
+        publish(node, message(1, "tail/other"), message(7, "tail/a"))
+        assert message_id(next(documents)) == "m7"
+        publish(node, Message("sync", "tail/a", lamport_timestamp=9))
+        relayed = next(documents)
+        assert (message_id(relayed), relayed["meta"]) == ("sync", {"kind": "sync", "dialect": "v2"})
+
+
+def test_tail_goes_on_where_it_was_when_the_node_comes_back(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        port = node.rpartition(":")[2]
+        publish(node, message(1))
+        follower = tailing("c", "--node", node)
+        documents = follower.__enter__()
+        assert message_id(next(documents)) == "m1"
+        publish(node, message(2))
+        assert message_id(next(documents)) == "m2"
+    publish_offline(tmp_path, message(3))
+    try:
+        with running_node(tmp_path, "--port", port):
+            publish(node, message(4))
+            assert [message_id(next(documents)) for _ in range(2)] == ["m3", "m4"]
+    finally:
+        follower.__exit__(None, None, None)
+
+
+def publish_offline(data_dir: Path, *messages: Message) -> None:
+    frames = b"".join(delimited(encode(each)) for each in messages)
+    assert cli("import", "-", "--data-dir", data_dir, stdin=frames).code == 0
+
+
+def test_tail_without_following_ends(node: str) -> None:
+    publish(node, *(message(number, "tail/b") for number in range(30)))
+    result = cli("tail", "tail/b", "--no-follow", "--json", "--node", node)
+    assert [message_id(line) for line in result.lines] == [f"m{n}" for n in range(20, 30)]
+    lines = cli("tail", "tail/b", "--no-follow", "-n", "1", "--node", node).out.splitlines()
+    assert lines == [f"{29:>14} – content 29"]
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(node: str) -> None:
+    publish(node, message(1, "tail/c", content=b"\x1b[2J\x07 boo\r\nfake line"))
+    (line,) = cli("tail", "tail/c", "--no-follow", "--node", node).out.splitlines()
+    assert "\x1b" not in line
+    assert "\\x1b[2J" in line
+
+
+def test_gaps_lists_what_histories_name_and_nobody_sent(node: str) -> None:
+    history = (HistoryEntry("lost", b"\x01\x02", ""), HistoryEntry("m1"))
+    publish(node, message(1, "gaps"), message(2, "gaps", causal_history=history))
+    found = cli("gaps", "gaps", "--json", "--node", node).json
+    assert found == {"message_id": "lost", "hints": ["0102"]}
+    assert "lost" in cli("gaps", "gaps", "--node", node).out
+    assert cli("gaps", "no such channel", "--json", "--node", node).out == ""
+
+
+def test_peers_are_added_listed_and_removed(node: str, other_node: str) -> None:
+    added = cli("peers", "add", other_node, "--json", "--node", node).json
+    assert added.keys() == {"id", "url", "state", "failures", "last_sync_id", "next_sync_at_ms"}
+    assert added["url"] == other_node
+    assert cli("peers", "list", "--json", "--node", node).json["id"] == added["id"]
+    removed = cli("peers", "remove", other_node, "--json", "--node", node).json
+    assert removed == {"removed": added["id"], "url": other_node}
+    assert cli("peers", "list", "--json", "--node", node).out == ""
+    assert cli("peers", "remove", added["id"], "--node", node).code == 1

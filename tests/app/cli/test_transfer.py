@@ -1,0 +1,238 @@
+"""Import, export, backup, migrate, check and backfill: files and stores."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from app.cli.delimited import delimited
+from app.demo.messages import conversation, real_frames
+from app.demo.nodes import running_node
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.digest import entry_digest
+from tests.support.cli import cli, command
+from tests.support.federation import message
+
+# One frame an entry: a rebroadcast with another bloom filter is the same one.
+ITEMS = list(
+    {
+        entry_digest(decode(item.frame)[0]): item
+        for item in reversed([*conversation(600, 3), *real_frames()])
+    }.values()
+)
+FILE = b"".join(delimited(item.frame) for item in ITEMS)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of frames in every dialect."""
+    path = tmp_path / "messages.ldp"
+    path.write_bytes(FILE)
+    return path
+
+
+def entries_of(data_dir: Path) -> int:
+    count = cli("check", "--data-dir", data_dir, "--json").json["entries"]
+    assert isinstance(count, int)
+    return count
+
+
+def test_what_is_exported_and_imported_is_the_same_store(tmp_path: Path, file: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert cli("import", file, "--data-dir", one).code == 0
+    again = tmp_path / "again.ldp"
+    assert cli("export", again, "--data-dir", one).code == 0
+    assert again.read_bytes() == FILE
+    assert cli("import", again, "--data-dir", two).code == 0
+    assert entries_of(one) == entries_of(two) == len(ITEMS)
+    assert cli("check", "--deep", "--data-dir", two).code == 0
+
+
+def test_ndjson_keeps_messages_and_hints(tmp_path: Path) -> None:
+    with running_node(tmp_path / "one") as node:
+        for number in range(3):
+            frame = encode(message(number))
+            cli(
+                "publish",
+                "-",
+                "--format",
+                "frame",
+                "--hint",
+                f"0{number}",
+                "--node",
+                node,
+                stdin=frame,
+            )
+    file = tmp_path / "all.ndjson"
+    assert cli("export", file, "--data-dir", tmp_path / "one").code == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["retrieval_hints"] for line in lines] == [["00"], ["01"], ["02"]]
+    assert cli("import", file, "--data-dir", tmp_path / "two").code == 0
+    with running_node(tmp_path / "two") as node:
+        assert cli("hint", "01", "--node", node, "--json").json["message"]["message_id"] == "m1"
+
+
+def test_an_export_is_continued_with_what_is_new(tmp_path: Path, file: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", file, "--data-dir", data)
+    cli("export", copy, "--data-dir", data)
+    more = delimited(encode(message(1, "new")))
+    cli("import", "-", "--data-dir", data, stdin=more)
+    result = cli("export", copy, "--data-dir", data, "--json").json
+    assert (result["messages"], result["before"]) == (1, len(ITEMS))
+    assert copy.read_bytes() == FILE + more
+
+
+def test_an_export_that_was_cut_off_is_completed(tmp_path: Path, file: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", file, "--data-dir", data)
+    for cut in (1, 1_000, len(FILE) // 2):
+        copy.write_bytes(FILE[:-cut])
+        assert cli("export", copy, "--data-dir", data).code == 0
+        assert copy.read_bytes() == FILE
+
+
+def test_an_export_does_not_touch_a_file_that_is_something_else(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    cli("import", file, "--data-dir", data)
+    for other in (b"a diary, not messages", delimited(encode(message(1, "elsewhere")))):
+        strange = tmp_path / "strange"
+        strange.write_bytes(other)
+        assert cli("export", strange, "--data-dir", data).code == 4
+        assert strange.read_bytes() == other
+
+
+def test_only_the_channels_asked_for_are_exported(tmp_path: Path, file: Path) -> None:
+    cli("import", file, "--data-dir", tmp_path)
+    out = cli("export", "-", "--format", "ndjson", "--channel", "chan", "--data-dir", tmp_path)
+    assert {line["message"]["channel_id"] for line in out.lines} == {"chan"}
+    assert len(out.lines) == 2
+
+
+def test_each_of_many_bad_frames_is_told_and_the_rest_is_stored(tmp_path: Path) -> None:
+    """100,000 frames, one in a hundred damaged."""
+    chance = random.Random(5)
+    frames = [b"\x12\x08%08d\x1a\x01cP%c\xa2\x01\x03abc" % (n, n % 128) for n in range(100_000)]
+    bad = set(chance.sample(range(100_000), 1_000))
+    file = tmp_path / "many.ldp"
+    damaged = (b"\xff" + each[1:] if number in bad else each for number, each in enumerate(frames))
+    file.write_bytes(b"".join(map(delimited, damaged)))
+    result = cli("import", file, "--data-dir", tmp_path / "data", "--json")
+    *refused, done = result.lines
+    assert result.code == 4
+    assert {line["item"] - 1 for line in refused} == bad
+    assert {line["code"] for line in refused} == {"malformed_frame"}
+    assert done == {"outcome": "done", "counts": {"refused": 1_000, "stored": 99_000}}
+    assert entries_of(tmp_path / "data") == 99_000
+
+
+def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    file, data = tmp_path / "many.ldp", tmp_path / "data"
+    items = conversation(20_000, 9)
+    file.write_bytes(b"".join(delimited(item.frame) for item in items))
+    importing = subprocess.Popen(command("import", file, "--data-dir", data))
+    marks = data / "imports"
+    deadline = time.monotonic() + 30
+    while not (marks.is_dir() and list(marks.glob("*.json"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    importing.kill()
+    importing.wait()
+    kept = entries_of(data)
+    assert 0 < kept < len(items)
+    result = cli("import", file, "--data-dir", data)
+    assert result.code == 0
+    assert "going on behind message" in result.err
+    assert entries_of(data) == len(items)
+    assert not list(marks.glob("*.json"))
+
+
+def test_a_file_that_was_changed_since_is_imported_anew(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    cli("import", file, "--data-dir", data)
+    marks = data / "imports"
+    assert not list(marks.glob("*.json"))
+    result = cli("import", file, "--data-dir", data, "--json")
+    assert result.json["counts"] == {"duplicate": len(ITEMS)}
+
+
+def test_importing_beside_a_running_node_is_refused(
+    node: str, node_folder: Path, file: Path
+) -> None:
+    assert cli("channels", "--node", node).code == 0
+    result = cli("import", file, "--data-dir", node_folder)
+    assert result.code == 6
+    assert "another process writes" in result.err
+
+
+def test_a_backup_beside_a_running_node_is_a_store(tmp_path: Path, file: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with running_node(tmp_path / "data") as node:
+        cli("publish", file, "--node", node)
+        assert cli("backup", copy, "--data-dir", tmp_path / "data").code == 0
+    assert cli("check", "--deep", "--database", f"sqlite:///{copy}").code == 0
+    assert cli("check", "--database", f"sqlite:///{copy}", "--json").json["entries"] == len(ITEMS)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_backup_replaces_nothing_unless_told(tmp_path: Path, file: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    cli("import", file, "--data-dir", data)
+    copy.write_bytes(b"precious")
+    assert cli("backup", copy, "--data-dir", data).code == 4
+    assert copy.read_bytes() == b"precious"
+    assert cli("backup", copy, "--data-dir", data, "--force", "--json").json["bytes"] > 10_000
+
+
+def test_migrate_says_where_the_schema_is(tmp_path: Path, file: Path) -> None:
+    cli("import", file, "--data-dir", tmp_path)
+    report = cli("migrate", "--data-dir", tmp_path, "--json").json
+    assert report.keys() == {"database", "before", "after"}
+    assert report["before"] == report["after"] is not None
+
+
+def test_a_deep_check_finds_damage(tmp_path: Path, file: Path) -> None:
+    cli("import", file, "--data-dir", tmp_path)
+    database = sqlite3.connect(tmp_path / "sdstore.db")
+    database.execute("UPDATE channels SET count = count + 1 WHERE channel_id = 'chan'")
+    database.commit()
+    database.close()
+    result = cli("check", "--data-dir", tmp_path)
+    assert result.code == 1
+    assert "chan" in result.err
+
+
+def test_backfill_fetches_only_what_the_file_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "channel.ndjson"
+    with running_node(tmp_path / "data") as node:
+        arguments = ("backfill", "c", "--into", file, "--node", node, "--json")
+        publish(node, range(300))
+        publish(node, range(5), channel="other")
+        first = cli(*arguments)
+        assert (first.code, first.json["entries_received"]) == (0, 300)
+        publish(node, range(300, 310))
+        again = cli(*arguments)
+        assert (again.json["entries_received"], again.json["outcome"]) == (10, "in_sync")
+        assert again.json["bytes_down"] < first.json["bytes_down"] / 2
+    ids = {json.loads(line)["message"]["message_id"] for line in file.read_text().splitlines()}
+    assert ids == {f"m{number}" for number in range(310)}
+
+
+def test_backfill_into_frames_can_be_imported(tmp_path: Path) -> None:
+    file = tmp_path / "channel.ldp"
+    with running_node(tmp_path / "data") as node:
+        publish(node, range(50))
+        assert cli("backfill", "c", "--into", file, "--node", node).code == 0
+    assert cli("import", file, "--data-dir", tmp_path / "two").code == 0
+    assert entries_of(tmp_path / "two") == 50
+
+
+def publish(node: str, numbers: range, channel: str = "c") -> None:
+    frames = b"".join(delimited(encode(message(number, channel))) for number in numbers)
+    assert cli("publish", "-", "--node", node, stdin=frames).code == 0
