@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from app.cli.delimited import BadItem
-from app.cli.frames import FileFormat, read_items
+from app.cli.frames import FileFormat, MessageFile
 from app.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -39,7 +39,7 @@ def real_frames() -> list[PublishItem]:
     """Frames that js-waku, nim-sds and the official schemas wrote."""
     raw = files("app.demo").joinpath("frames.ldp").read_bytes()
     stream = io.BufferedReader(io.BytesIO(raw))
-    items = read_items(stream, FileFormat.PROTOBUF, DEFAULT_LIMITS.frame_bytes_max)
+    items = MessageFile(stream, FileFormat.PROTOBUF, DEFAULT_LIMITS.frame_bytes_max)
     return [item for item in items if not isinstance(item, BadItem)]
 
 
