@@ -51,8 +51,9 @@ Arguments = Mapping[str, TypeEngine[Any]]
 Keyed = Mapping[str, ColumnElement[Any]]
 """Arguments of one key of an `each` query, by name."""
 
-SQLITE_KEYS_PER_QUERY = 128
-"""Placeholders of an `among` query on SQLite; beyond this, longer lists gain nothing."""
+SQLITE_KEYS_PER_QUERY = (1, 16, 128)
+"""Placeholders of the forms of an `among` query on SQLite: preparing many for one key costs ten
+times the look-up, and beyond 128 longer lists gain nothing."""
 
 
 class Query(NamedTuple):
@@ -72,12 +73,13 @@ class ManyQuery(NamedTuple):
     """Text that serves many keys or rows; the driver-specific side knows how to feed it.
 
     `constants` follow the caller's own arguments; `types` are those of the arrays that PostgreSQL
-    is given.
+    is given; `shorter` are forms for fewer keys on SQLite, as (keys at most, text), shortest first.
     """
 
     text: str
     constants: Row = ()
     types: tuple[TypeEngine[Any], ...] = ()
+    shorter: tuple[tuple[int, str], ...] = ()
 
 
 class SqlDialect(ABC):
@@ -132,10 +134,12 @@ class SqliteSql(SqlDialect):
     def among(
         self, key: ColumnElement[Any], make: Callable[[ColumnElement[bool]], Select[Any]]
     ) -> ManyQuery:
-        keys: list[BindParameter[Any]] = [
-            bindparam(f"key_{number}") for number in range(SQLITE_KEYS_PER_QUERY)
-        ]
-        return self._many(make(key.in_(keys)), [each.key for each in keys])
+        forms = []
+        for most in SQLITE_KEYS_PER_QUERY:
+            keys: list[BindParameter[Any]] = [bindparam(f"key_{n}") for n in range(most)]
+            forms.append((most, self._many(make(key.in_(keys)), [each.key for each in keys])))
+        *shorter, (_, longest) = forms
+        return longest._replace(shorter=tuple((most, form.text) for most, form in shorter))
 
     def each(self, arguments: Arguments, make: Callable[[Keyed], Select[Any]]) -> ManyQuery:
         binds = {name: bindparam(name, type_=kind) for name, kind in arguments.items()}

@@ -58,6 +58,8 @@ class SqliteDatabase(Database):
         self._reader = self._connect()
         self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         self._reader.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
+        self._commits = 0
+        self._reads_as_of: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._lock: sqlite3.Connection | None = None
 
@@ -72,14 +74,14 @@ class SqliteDatabase(Database):
         return cls(url)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:
-        return self._reader.execute(query.text, query.arguments(values)).fetchall()
+        return self._reading().execute(query.text, query.arguments(values)).fetchall()
 
     async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
         found: list[Row] = []
-        for number, part in enumerate(chunks(keys, SQLITE_KEYS_PER_QUERY)):
+        for number, part in enumerate(chunks(keys, SQLITE_KEYS_PER_QUERY[-1])):
             if number:
                 await asyncio.sleep(0)
-            found += _among(self._reader, query, part)
+            found += _among(self._reading(), query, part)
         return found
 
     async def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
@@ -87,11 +89,11 @@ class SqliteDatabase(Database):
         for number, part in enumerate(chunks(arguments, LOOKUPS_PER_TURN)):
             if number:
                 await asyncio.sleep(0)
-            found += _each(self._reader, query, part, number * LOOKUPS_PER_TURN)
+            found += _each(self._reading(), query, part, number * LOOKUPS_PER_TURN)
         return found
 
     async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
-        return self._reader.execute(query.text, arguments + query.constants).fetchall()
+        return self._reading().execute(query.text, arguments + query.constants).fetchall()
 
     def begin_writing(self) -> None:
         if self._writer is None:
@@ -110,6 +112,7 @@ class SqliteDatabase(Database):
             writer.execute("BEGIN IMMEDIATE")
             yield SqliteTransaction(writer)
             writer.execute("COMMIT")
+            self._commits += 1
         except BaseException as error:
             # Some faults roll back by themselves, and a failed roll-back must not hide the fault.
             if writer.in_transaction:
@@ -121,9 +124,29 @@ class SqliteDatabase(Database):
             raise
 
     async def close(self) -> None:
+        self._end_reading()
         for connection in (self._reader, self._writer, self._lock):
             if connection is not None:
                 connection.close()
+
+    def _reading(self) -> sqlite3.Connection:
+        """The reader's connection, inside of a transaction that ends with this turn of the loop.
+
+        Beginning to read costs system calls, a third of a look-up; all reads of a turn share them,
+        unless this process commits meanwhile: what is committed is seen at once.
+        """
+        if self._reads_as_of != self._commits:
+            self._end_reading()
+        if self._reads_as_of is None:
+            self._reads_as_of = self._commits
+            self._reader.execute("BEGIN")
+            asyncio.get_running_loop().call_soon(self._end_reading)
+        return self._reader
+
+    def _end_reading(self) -> None:
+        if self._reads_as_of is not None:
+            self._reads_as_of = None
+            self._reader.execute("COMMIT")
 
     def _connect(self) -> sqlite3.Connection:
         # Connections are handed between threads, never shared by two at a time.
@@ -145,7 +168,7 @@ class SqliteTransaction:
     def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
         return [
             row
-            for part in chunks(keys, SQLITE_KEYS_PER_QUERY)
+            for part in chunks(keys, SQLITE_KEYS_PER_QUERY[-1])
             for row in _among(self._connection, query, part)
         ]
 
@@ -173,15 +196,19 @@ def problem_of(error: BaseException) -> Problem | None:
 
 
 def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-    padding = SQLITE_KEYS_PER_QUERY - len(keys)
-    padded = (*keys, *([keys[-1]] * padding), *query.constants)
-    return connection.execute(query.text, padded).fetchall()
+    text, most = query.text, SQLITE_KEYS_PER_QUERY[-1]
+    for fewer, shorter in query.shorter:
+        if len(keys) <= fewer:
+            text, most = shorter, fewer
+            break
+    padded = (*keys, *([keys[-1]] * (most - len(keys))), *query.constants)
+    return connection.execute(text, padded).fetchall()
 
 
 def _each(
     connection: sqlite3.Connection, query: ManyQuery, arguments: Sequence[Row], first: int
 ) -> list[Row]:
-    text, constants, _ = query
+    text, constants = query.text, query.constants
     execute = connection.cursor().execute
     return [
         (number, *row)
