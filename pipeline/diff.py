@@ -78,7 +78,8 @@ def _side(spark: SparkSession, side: Path | str) -> DataFrame:
         manifests.load(side)
         return read_entries(spark, side).select(*_KEYS)
     source = spark.read.format(FORMAT).option("url", side).option("frames", "false")
-    return source.load().select(*_KEYS)
+    # Kept, because it is read three times: to find the ranges, to hash them, to join their rows.
+    return source.load().select(*_KEYS).persist(StorageLevel.DISK_ONLY)
 
 
 def _without_common_files(
@@ -131,10 +132,7 @@ def _with_ranges(one: DataFrame, other: DataFrame) -> tuple[DataFrame, DataFrame
     )
     number = f.size(f.filter("cuts", lambda cut: cut < f.col("lamport_timestamp")))
     numbered = [
-        side.join(cuts, "channel_id")
-        .withColumn("range", number)
-        .drop("cuts")
-        .persist(StorageLevel.DISK_ONLY)
+        side.join(cuts, "channel_id").withColumn("range", number).drop("cuts")
         for side in (one, other)
     ]
     return numbered[0], numbered[1]

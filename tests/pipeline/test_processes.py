@@ -57,7 +57,7 @@ def run(folder: Path, *arguments: str, master: str | None = None) -> dict[str, A
 def wait_until(is_so: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while not is_so():
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
