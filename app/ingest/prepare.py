@@ -8,7 +8,7 @@ from app.ingest.records import Publication, Relayed, WakuEnvelope
 from app.limits import Limits
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import Kind, Message, MessageError
+from sdstore.sds.model import HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.schemes import verifies
 from sdstore.sds.waku import waku_message_hash
 
@@ -37,24 +37,23 @@ def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
 
 
 def _check_message(message: Message, limits: Limits) -> None:
-    id_bytes_max = limits.message_id_bytes_max
-    sender_bytes_max = limits.sender_id_bytes_max
     history, repairs = message.causal_history, message.repair_request
-    _check_text(message.message_id, id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
+    filter_bytes = len(message.bloom_filter)
+    _check_text(message.message_id, limits.message_id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
     _check_text(message.channel_id, limits.channel_id_bytes_max, Code.CHANNEL_ID_TOO_LONG)
-    _check_text(message.sender_id, sender_bytes_max, Code.SENDER_ID_TOO_LONG)
+    _check_text(message.sender_id, limits.sender_id_bytes_max, Code.SENDER_ID_TOO_LONG)
     _check_size(len(history), limits.history_entries_max, "entries", Code.HISTORY_TOO_LONG)
     _check_size(len(repairs), limits.history_entries_max, "entries", Code.HISTORY_TOO_LONG)
-    _check_size(
-        len(message.bloom_filter),
-        limits.bloom_filter_bytes_max,
-        "bytes",
-        Code.BLOOM_FILTER_TOO_LARGE,
-    )
+    filter_bytes_max = limits.bloom_filter_bytes_max
+    _check_size(filter_bytes, filter_bytes_max, "bytes", Code.BLOOM_FILTER_TOO_LARGE)
     for entry in (*history, *repairs):
-        _check_text(entry.message_id, id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
-        _check_text(entry.sender_id, sender_bytes_max, Code.SENDER_ID_TOO_LONG)
-        _check_size(len(entry.retrieval_hint), limits.hint_bytes_max, "bytes", Code.HINT_TOO_LONG)
+        _check_entry(entry, limits)
+
+
+def _check_entry(entry: HistoryEntry, limits: Limits) -> None:
+    _check_text(entry.message_id, limits.message_id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
+    _check_text(entry.sender_id, limits.sender_id_bytes_max, Code.SENDER_ID_TOO_LONG)
+    _check_size(len(entry.retrieval_hint), limits.hint_bytes_max, "bytes", Code.HINT_TOO_LONG)
 
 
 def _check_text(text: str, bytes_max: int, code: Code) -> None:

@@ -6,9 +6,8 @@ which digests are here, which channels have numbers, which references are unreso
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.entries import NewEntry
 from app.limits import Limits
@@ -114,14 +113,13 @@ class GroupWriter:
     def _decide(group: Group, entry: NewEntry) -> WriteResult:
         known = group.known.get(entry.digest)
         if known is not None:
-            return known
+            # Of two copies in one group the second is a duplicate.
+            return replace(known, is_new=False) if known.is_new else known
         group.last_seq += 1
         channel_no = group.channel_numbers[entry.message.channel_id]
-        at_ms = group.received_at_ms
-        result = WriteResult(group.last_seq, channel_no, at_ms, is_new=True)
+        result = WriteResult(group.last_seq, channel_no, group.received_at_ms, is_new=True)
         group.written.append((entry, result))
-        # The next copy in this group is a duplicate of this one.
-        group.known[entry.digest] = WriteResult(group.last_seq, channel_no, at_ms, is_new=False)
+        group.known[entry.digest] = result
         return result
 
     def _insert(self, transaction: Transaction, group: Group) -> None:
@@ -201,18 +199,13 @@ class GroupWriter:
 
 
 def _channel_rows(group: Group) -> list[Row]:
-    counts: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
+    lamports: dict[str, list[int]] = {}
     for entry, _ in group.written:
-        channel_id = entry.message.channel_id
         lamport = entry.message.lamport_timestamp or 0
-        counts[channel_id] += 1
-        first[channel_id] = min(lamport, first.get(channel_id, lamport))
-        last[channel_id] = max(lamport, last.get(channel_id, lamport))
+        lamports.setdefault(entry.message.channel_id, []).append(lamport)
     return [
-        (group.channel_numbers[channel_id], channel_id, count, first[channel_id], last[channel_id])
-        for channel_id, count in counts.items()
+        (group.channel_numbers[channel_id], channel_id, len(its), min(its), max(its))
+        for channel_id, its in lamports.items()
     ]
 
 
