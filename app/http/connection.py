@@ -25,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
     limits: Limits
     open_count: Counter[str]
 
+    _in_headers = False
     _headers_timer: asyncio.TimerHandle | None = None
     _writing_timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
@@ -54,7 +55,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take bytes; those of headers that have not ended are counted."""
         self._chunk_bytes = len(data)
         super().data_received(data)
-        if self._headers_timer is not None:
+        if self._in_headers:
+            self._await_headers()
             self._header_bytes += len(data)
             if self._header_bytes > self.limits.header_bytes_max:
                 self._refuse(_HEADERS_TOO_LARGE)
@@ -62,15 +64,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        if self._headers_timer is None:
-            self._await_headers()
+        self._in_headers = True
 
     def on_headers_complete(self) -> None:
         """The headers of a request have arrived."""
-        self._headers_arrived()
         # The chunk may hold a body too: a closer look is rarely needed.
         if self._header_bytes + self._chunk_bytes > self.limits.header_bytes_max:
             self._check_header_bytes()
+        self._headers_arrived()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -99,12 +100,15 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError(_HEADERS_TOO_LARGE.detail)
 
     def _await_headers(self) -> None:
-        self._header_bytes = 0
-        self._headers_timer = self.loop.call_later(
-            self.limits.headers_timeout_s, self._headers_late
-        )
+        # Most headers come whole: no timer is ever needed for them.
+        if self._headers_timer is None:
+            self._headers_timer = self.loop.call_later(
+                self.limits.headers_timeout_s, self._headers_late
+            )
 
     def _headers_arrived(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None

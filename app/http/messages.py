@@ -107,10 +107,10 @@ async def _get_variant(call: Call, form: Form, digest: str) -> Reply:
 
 async def _by_digest(call: Call, digest_hex: str) -> Entry:
     digest = hex_bytes(digest_hex, "the digest")
-    entries = await call.node.store.by_digest([digest]) if len(digest) == 32 else []
-    if not entries or not call.caller.covers(entries[0].channel_id):
+    entry = await call.node.store.entry(digest) if len(digest) == 32 else None
+    if entry is None or not call.caller.covers(entry.channel_id):
         raise _not_found()
-    return entries[0]
+    return entry
 
 
 def _frame_reply(
