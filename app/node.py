@@ -67,8 +67,13 @@ class Node:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Node]:
-        """An open node; raises `app.store.faults.StoreError` where the database cannot be used."""
+    async def open(
+        cls, settings: Settings, limits: Limits = DEFAULT_LIMITS, *, is_first: bool = True
+    ) -> AsyncIterator[Node]:
+        """An open node; raises `app.store.faults.StoreError` where the database cannot be used.
+
+        Of several workers, the first keeps the index file and talks to the peers of the settings.
+        """
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as closing:
             store = await Store.open(settings.database_url, limits)
@@ -77,19 +82,21 @@ class Node:
             await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
-            await closing.enter_async_context(_index_kept(node))
+            await node.index.start(settings.data_dir / INDEX_FILE)
+            if is_first:
+                await closing.enter_async_context(_index_kept(node))
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
-            await node.peers.start()
+            if is_first:
+                await node.peers.start()
             closing.push_async_callback(node.peers.close)
             yield node
 
 
 @asynccontextmanager
 async def _index_kept(node: Node) -> AsyncIterator[None]:
-    """The range index, read at the start, written now and then and at the end."""
-    path, limits = node.settings.data_dir / INDEX_FILE, node.limits
-    await node.index.start(path)
+    """The range index, written now and then and at the end."""
+    limits = node.limits
 
     async def keep_writing() -> None:
         while True:

@@ -7,6 +7,7 @@ flags. A key that no setting has is an error in every layer, so that a misspelt 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -20,6 +21,8 @@ from app.errors import SettingsError
 ENVIRONMENT_PREFIX = "SDSTORE_"
 # What the test suite and the benchmarks read; never a setting of the node.
 FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_")
+
+_PASSWORD = re.compile(r"(?<=[?&]password=)[^&]*|(?<=:)[^:/@?]*(?=@)")
 
 
 def _split_commas(value: object) -> object:
@@ -70,6 +73,13 @@ class Settings(BaseModel):
         "info", description="least severe message that is logged"
     )
     cors_origins: CommaList = Field([], description="web origins whose pages may read; * is all")
+
+    @property
+    def shown_database_url(self) -> str:
+        """The database's URL without its password, in whichever place it stands."""
+        if self.database_url.startswith("sqlite:"):
+            return self.database_url
+        return _PASSWORD.sub("***", self.database_url)
 
     @property
     def is_loopback(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import print_json, stdout, table
 from app.limits import limits_table
 from app.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from app.node import Node
 
 verbs = typer.Typer()
 
@@ -90,27 +87,31 @@ def _refuse_exposure(settings: Settings) -> None:
 
 
 def _run(settings: Settings, as_json: bool) -> int:
-    from app.cli.server import bind, run_node, url_of  # noqa: PLC0415 - a second of imports
+    # A second of imports.
+    from app.cli.server import bind, run_node, url_of  # noqa: PLC0415
+    from app.cli.workers import run_workers  # noqa: PLC0415
 
     listener = bind(settings)
     url = url_of(listener)
+    database = settings.shown_database_url
 
-    def ready(node: Node) -> None:
+    def ready(node_id: str) -> None:
         if as_json:
-            facts = {"url": url, "node_id": node.node_id, "database": settings.database_url}
-            print_json(facts)
+            print_json({"url": url, "node_id": node_id, "database": database})
         else:
             console = stdout()
-            console.print(f"[bold]sdstore[/] serves {url} (database {settings.database_url})")
+            console.print(f"[bold]sdstore[/] serves {url} (database {database})")
             console.print("Ctrl-C stops it", style="dim")
         sys.stdout.flush()
 
     with listener:
-        return run_node(settings, listener, ready)
+        if settings.workers > 1:
+            return run_workers(settings, listener, ready)
+        return run_node(settings, listener, lambda node: ready(node.node_id))
 
 
 def _show_config(settings: Settings, provenance: dict[str, str], as_json: bool) -> None:
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json") | {"database_url": settings.shown_database_url}
     if as_json:
         print_json({name: {"value": values[name], "from": provenance[name]} for name in values})
         return

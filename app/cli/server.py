@@ -46,17 +46,29 @@ def url_of(listener: socket.socket) -> str:
 
 def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node], None]) -> Exit:
     """Serve until a signal; `ready` is called when the node answers. INTERRUPTED after Ctrl-C."""
-    _start_logging(settings)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            stopped_by = runner.run(_serve(settings, listener, ready))
+        stopped_by = serve_node(settings, listener, ready)
     except DatabaseError as error:
         raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from None
     return Exit.INTERRUPTED if signal.SIGINT in stopped_by else Exit.DONE
 
 
-def _start_logging(settings: Settings) -> None:
+def serve_node(
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[Node], None],
+    *,
+    is_first: bool = True,
+) -> list[int]:
+    """Serve until a signal; the signals that came. Raises `app.store.faults.StoreError`."""
+    start_logging(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, listener, ready, is_first=is_first))
+
+
+def start_logging(settings: Settings) -> None:
+    """Log to stderr, as talkative as the settings say."""
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -67,9 +79,9 @@ def _start_logging(settings: Settings) -> None:
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, ready: Callable[[Node], None]
+    settings: Settings, listener: socket.socket, ready: Callable[[Node], None], *, is_first: bool
 ) -> list[int]:
-    async with Node.open(settings) as node:
+    async with Node.open(settings, is_first=is_first) as node:
         server = NodeServer(create_app(node), node)
         signals = _stopping(server)
         gc.collect()
