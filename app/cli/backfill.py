@@ -38,7 +38,7 @@ def backfill(
 
     progress = Progress()
     with sync_progress() as bar:
-        task = bar.add_task(f"backfilling {into}", total=100, figures="", segments=[])
+        task = bar.add_task("backfilling", total=100, figures="", segments=[])
 
         def changed() -> None:
             shown = asdict(progress)

@@ -7,12 +7,15 @@ from itertools import accumulate
 from typing import Any
 
 from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from app.cli.output import human_bytes, stderr
 from app.federation.report import SegmentState
 
 BAR_CELLS = 40
+BAR_CELLS_MIN = 10
+BESIDE_BAR_CELLS = 70  # title, percentage, figures and time
 # Told apart by shape too: colours are off where NO_COLOR is set, and not everybody sees them.
 _LOOKS = {
     SegmentState.IN_SYNC: ("█", "green"),
@@ -25,9 +28,13 @@ _UNKNOWN = ("·", "dim")
 class RangeBarColumn(ProgressColumn):
     """Draws the field `segments` of a task."""
 
+    def __init__(self, cells: int) -> None:
+        super().__init__(Column(width=cells, no_wrap=True))
+        self._cells = cells
+
     def render(self, task: Task) -> Text:
         """The bar."""
-        return range_bar(task.fields.get("segments", ()))
+        return range_bar(task.fields.get("segments", ()), self._cells)
 
 
 def range_bar(segments: Sequence[Mapping[str, Any]], cells: int = BAR_CELLS) -> Text:
@@ -53,7 +60,7 @@ def sync_progress() -> Progress:
     console = stderr()
     return Progress(
         TextColumn("{task.description}"),
-        RangeBarColumn(),
+        RangeBarColumn(max(BAR_CELLS_MIN, min(BAR_CELLS, console.width - BESIDE_BAR_CELLS))),
         TextColumn("{task.percentage:>5.1f} %"),
         TextColumn("{task.fields[figures]}", style="dim"),
         TimeElapsedColumn(),

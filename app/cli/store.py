@@ -63,10 +63,10 @@ def migrate(
     require_database(settings.database_url)
     before, after = asyncio.run(migrated(settings))
     if as_json:
-        print_json({"database": settings.database_url, "before": before, "after": after})
+        print_json({"database": settings.shown_database_url, "before": before, "after": after})
         return
     what = f"is at revision {after}" if before == after else f"went from {before} to {after}"
-    stdout().print(f"{settings.database_url} {what}", markup=False)
+    stdout().print(f"{settings.shown_database_url} {what}", markup=False)
 
 
 @verbs.command()
@@ -111,4 +111,4 @@ def _print(findings: Findings, settings: Settings) -> None:
     entries = counted(findings.entries, "message", "messages")
     channels = counted(findings.channels, "channel", "channels")
     verdict = "damaged" if findings.damages else "sound"
-    stdout().print(f"{settings.database_url}: {verdict}, {entries} in {channels}", markup=False)
+    stdout().print(f"{settings.shown_database_url}: {verdict}, {entries} in {channels}", markup=False)

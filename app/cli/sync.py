@@ -33,7 +33,7 @@ def sync(
     """Make a running node and a peer equal, now."""
     with node_client(node) as client:
         started = client.start_sync(peer_url, channel or [], dry_run=dry_run)
-        document = watch(client, started.id, started.document, peer_url)
+        document = watch(client, started.id, started.document)
     report = document["report"]
     if as_json:
         print_json(document)
@@ -42,10 +42,10 @@ def sync(
     return exit_of_sync(report["outcome"])
 
 
-def watch(client: StoreClient, sync_id: str, document: Any, peer_url: str) -> dict[str, Any]:
+def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
     """Show a session until it is finished; its last document."""
     with sync_progress() as bar:
-        task = bar.add_task(f"syncing with {peer_url}", total=100, figures="")
+        task = bar.add_task("syncing", total=100, figures="")
         while True:
             progress = document["progress"]
             bar.update(

@@ -81,9 +81,15 @@ class _Channel:
 def overlapping_halves(
     items: list[PublishItem], seed: int
 ) -> tuple[list[PublishItem], list[PublishItem]]:
-    """Two parts that together hold everything and share about a third, spread over all of it."""
+    """Two parts that together hold everything: for stretches one node was away, or the other."""
     chance = random.Random(seed)
-    lots = [chance.choice(("left", "right", "both")) for _ in items]
-    left = [item for item, lot in zip(items, lots, strict=True) if lot != "right"]
-    right = [item for item, lot in zip(items, lots, strict=True) if lot != "left"]
+    left: list[PublishItem] = []
+    right: list[PublishItem] = []
+    at = 0
+    while at < len(items):
+        stretch = items[at : at + chance.randint(1, max(len(items) // 12, 1))]
+        at += len(stretch)
+        who = chance.choice(("left", "right", "both", "both"))
+        left += stretch if who != "right" else []
+        right += stretch if who != "left" else []
     return left, right

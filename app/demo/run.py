@@ -82,21 +82,23 @@ class _Story:
             left, right = set(one.get(channel, ())), set(two.get(channel, ()))
             counts = (len(left), len(right), len(left & right))
             verdict = "equal" if left == right else f"{len(left ^ right):,} apart"
-            rows.append((channel, *(f"{count:,}" for count in counts), verdict))
+            rows.append((channel or "(empty name)", *(f"{count:,}" for count in counts), verdict))
         numbers = ["on one", "on two", "on both"]
         self._console.print(table("channel", *numbers, "", rows=rows, right=numbers))
 
     def _sync(self, title: str, *, dry_run: bool) -> dict[str, Any]:
         self._console.rule(title)
         started = self._one.start_sync(self._urls[1], dry_run=dry_run)
-        document = watch(self._one, started.id, started.document, "node two")
+        document = watch(self._one, started.id, started.document)
         report: dict[str, Any] = document["report"]
         if report["detail"]:
             self._console.print(f"{report['code']}: {report['detail']}", markup=False)
-        self._console.print(
-            f"{report['missing_here']:,} elements missing on one, "
-            f"{report['missing_there']:,} missing on two"
-        )
+        missing = report["missing_here"], report["missing_there"]
+        if dry_run:
+            self._console.print(f"{missing[0]:,} elements missing on one, {missing[1]:,} on two")
+        else:
+            received, sent = report["entries_received"], report["entries_sent"]
+            self._console.print(f"one received {received:,} messages and sent {sent:,}")
         self._console.print(
             f"{report['rounds']} rounds, {report['requests']} requests, "
             f"{human_bytes(report['bytes_up'])} up, {human_bytes(report['bytes_down'])} down, "

@@ -26,7 +26,8 @@ from sdstore.wire.recon_pb2 import (
 )
 
 ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
-_LOAD_ENTRIES = 64  # frames loaded at once: at most 64 MiB where each has the largest size
+_FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
+_CHUNK_MAX = 512  # a few milliseconds of the event loop
 _DOOR_ITEMS = 1_024  # one group of the committer; the door itself yields to other callers
 _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
@@ -49,10 +50,11 @@ async def load_items(
     loaded = Loaded([], [], 0)
     room = bytes_max
     folded: set[bytes] = set()
-    for start in range(0, min(len(ids), ITEMS_PER_MESSAGE_MAX), _LOAD_ENTRIES):
-        chunk = ids[start : start + _LOAD_ENTRIES]
+    wanted = ids[:ITEMS_PER_MESSAGE_MAX]
+    while loaded.covered < len(wanted):
+        chunk = wanted[loaded.covered :][: _chunk_size(len(loaded.items), bytes_max - room, room)]
         found = await _items_by_element(store, chunk, hints_max, folded)
-        for position, element in enumerate(chunk, start):
+        for position, element in enumerate(chunk, loaded.covered):
             item = found.get(element)
             if item is None or element in folded:
                 continue
@@ -61,7 +63,15 @@ async def load_items(
                 return loaded._replace(covered=position)
             loaded.items.append(item)
             loaded.ids.append(element)
-    return loaded._replace(covered=min(len(ids), ITEMS_PER_MESSAGE_MAX))
+        loaded = loaded._replace(covered=loaded.covered + len(chunk))
+    return loaded
+
+
+def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
+    """Elements to look up next: about as many as the room holds, going by those so far."""
+    if not items_count:
+        return _FIRST_CHUNK
+    return max(1, min(room * items_count // max(items_bytes, 1) + 1, _CHUNK_MAX))
 
 
 async def _items_by_element(

@@ -26,7 +26,7 @@ from sdstore.sds.digest import claim_id
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest
 
-MOVE_ELEMENTS_MAX = 4_096  # short ids of one fetch: 24 kB
+MOVE_ELEMENTS_MAX = 1_024  # one group of the door, while the batches before and behind travel
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
 PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
 PATIENCE_STEP_S = 0.1

@@ -65,3 +65,20 @@ class SyncReport(Traffic):
     def in_sync(self) -> bool:
         """Whether both sides ended up holding the same."""
         return self.outcome is SyncOutcome.IN_SYNC
+
+
+Segments = list[tuple[SegmentState, float]]
+
+
+def filled(segments: Segments, arrived_share: float) -> Segments:
+    """The bar with what has arrived: missing stretches fill up in order, as they are fetched.
+
+    `arrived_share`: elements that arrived, of all.
+    """
+    shown: Segments = []
+    for state, share in segments:
+        got = min(share, arrived_share) if state is SegmentState.DONT_HAVE else 0.0
+        arrived_share -= got
+        shown += [(SegmentState.IN_SYNC, got)] if got else []
+        shown += [(state, share - got)] if share > got else []
+    return shown

@@ -19,7 +19,14 @@ from app.federation.exchange import Exchange, NonceExpiredError, busy
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory
 from app.federation.moves import MOVE_ELEMENTS_MAX, Moves
-from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport, Traffic
+from app.federation.report import (
+    Progress,
+    SegmentState,
+    SyncOutcome,
+    SyncReport,
+    Traffic,
+    filled,
+)
 from app.federation.transport import PeerTransport
 from recon.errors import RemoteProtocolError
 from recon.events import Busy, Event, Expired, Fault, Have, Need
@@ -194,15 +201,14 @@ class _Session:
         self._shown_at_s = now
         measured = self._initiator.progress
         self.elements_count = sum(measured.elements.values())
+        segments = [(SegmentState[each.state.name], each.share) for each in measured.segments]
         arrived = self.progress.entries_received + self.progress.claims_received
-        moved_percent = 100.0 * arrived / max(self.elements_count, 1)
-        self.progress.in_sync_percent = min(measured.percent_in_sync + moved_percent, 100.0)
-        self.progress.segments = [
-            (SegmentState[each.state.name], each.share) for each in measured.segments
-        ]
+        self.progress.segments = filled(segments, arrived / max(self.elements_count, 1))
         if finished:
-            self.progress.in_sync_percent = 100.0
             self.progress.segments = [(SegmentState.IN_SYNC, 1.0)]
+        self.progress.in_sync_percent = 100.0 * sum(
+            share for state, share in self.progress.segments if state is SegmentState.IN_SYNC
+        )
         self._changed()
 
 

@@ -1,0 +1,58 @@
+"""The range bar."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli.bar import range_bar
+from app.cli.output import human_bytes, printable
+from app.federation.report import SegmentState, filled
+
+states = st.sampled_from(SegmentState)
+HAVE, SYNCING, MISSING = SegmentState.IN_SYNC, SegmentState.SYNCING, SegmentState.DONT_HAVE
+
+
+@given(st.lists(st.tuples(states, st.floats(0, 1)), min_size=1, max_size=50), st.integers(1, 80))
+def test_a_bar_is_as_long_as_asked(parts: list[tuple[SegmentState, float]], cells: int) -> None:
+    total = sum(share for _, share in parts) or 1
+    segments = [{"state": state, "share": share / total} for state, share in parts]
+    assert len(range_bar(segments, cells)) == cells
+
+
+def test_states_can_be_told_apart_without_colours() -> None:
+    segments = [{"state": state, "share": 0.25} for state in (HAVE, SYNCING, MISSING)]
+    assert range_bar(segments, 8).plain == "██▒▒░░··"
+
+
+def test_a_bar_without_segments_is_all_unknown() -> None:
+    assert range_bar([], 4).plain == "····"
+
+
+def test_missing_stretches_fill_up_in_order_as_their_content_arrives() -> None:
+    bar = [(MISSING, 0.2), (HAVE, 0.3), (SYNCING, 0.1), (MISSING, 0.4)]
+    assert filled(bar, 0.0) == bar
+    assert filled(bar, 0.2) == [(HAVE, 0.2), *bar[1:]]
+    states_half_way = [state for state, _ in filled(bar, 0.4)]
+    assert states_half_way == [HAVE, HAVE, SYNCING, HAVE, MISSING]
+    assert MISSING not in {state for state, _ in filled(bar, 5.0)}
+
+
+@given(st.lists(st.tuples(states, st.floats(0.01, 1)), max_size=20), st.floats(0, 2))
+def test_filling_keeps_the_length(bar: list[tuple[SegmentState, float]], arrived: float) -> None:
+    before, after = (sum(share for _, share in each) for each in (bar, filled(bar, arrived)))
+    assert after == pytest.approx(before)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (34_100, "34.1 kB"), (5e12, "5.0 TB")],
+)
+def test_bytes_are_written_with_a_unit(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_what_is_printed_cannot_steer_a_terminal() -> None:
+    assert printable("a\x1b[31m\r\n\u202eb") == "a\\x1b[31m\\r\\n\\u202eb"
+    assert printable("канал ★") == "канал ★"
