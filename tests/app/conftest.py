@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.postgres import running_postgres
+from tests.support.postgres import URL_VARIABLE, running_postgres
 from tests.support.stores import PostgresStores, SqliteStores, Stores
 
 
@@ -20,7 +21,9 @@ def postgres_stores(postgres_url: str) -> Iterator[PostgresStores]:
     """Databases of that server."""
     stores = PostgresStores(postgres_url)
     yield stores
-    stores.close()
+    # A server of our own goes away with everything in it.
+    if URL_VARIABLE in os.environ:
+        stores.close()
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])

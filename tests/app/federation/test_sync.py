@@ -25,6 +25,7 @@ from tests.support.federation import (
     publish,
     run,
 )
+from tests.support.stores import Stores
 
 CHANNELS = ("a", "ab", "b", "", "a/b")
 numbers = st.integers(0, 40)
@@ -57,6 +58,7 @@ async def load(node: Node, content: dict[Any, int], hints: dict[int, list[bytes]
 )
 @given(contents, contents, hints, hints, interests, interests)
 def test_both_hold_what_either_held_within_the_mutual_interest(
+    stores: Stores,
     left: dict[Any, int],
     right: dict[Any, int],
     left_hints: dict[int, list[bytes]],
@@ -65,7 +67,11 @@ def test_both_hold_what_either_held_within_the_mutual_interest(
     right_interest: dict[str, Any],
 ) -> None:
     async def scenario(folder: Path) -> None:
-        async with open_nodes(folder, left_interest, right_interest) as (one, two):
+        ends = [
+            interest | {"database_url": stores.new_url()}
+            for interest in (left_interest, right_interest)
+        ]
+        async with open_nodes(folder, *ends) as (one, two):
             await load(one, left, left_hints)
             await load(two, right, right_hints)
             before = (await holdings(one), await holdings(two))

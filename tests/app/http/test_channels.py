@@ -19,6 +19,7 @@ from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 CHANNEL = "page/channel"
 # Published in an order that is not the log's.
@@ -31,8 +32,8 @@ IN_LOG_ORDER = sorted(MESSAGES, key=lambda m: (m.lamport_timestamp, m.message_id
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
-    with running_node(tmp_path_factory.mktemp("node")) as running:
+def node(tmp_path_factory: pytest.TempPathFactory, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node"), database_url=stores.new_url()) as running:
         for message in MESSAGES:
             running.publish(message)
         for name in ("alpha", "beta/1", "beta/2", "ü"):

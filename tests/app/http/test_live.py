@@ -21,6 +21,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 
 @dataclass
@@ -68,8 +69,8 @@ def message(number: int | str, channel_id: str = "c", content: bytes = b"hi") ->
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[RunningNode]:
-    with running_node(tmp_path) as running:
+def node(tmp_path: Path, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path, database_url=stores.new_url()) as running:
         yield running
 
 

@@ -16,6 +16,7 @@ from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import Dialect, HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 ODD_IDS = [
     "/myapp/1/chat/proto",
@@ -33,8 +34,8 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
-    with running_node(tmp_path_factory.mktemp("node")) as running:
+def node(tmp_path_factory: pytest.TempPathFactory, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node"), database_url=stores.new_url()) as running:
         yield running
 
 

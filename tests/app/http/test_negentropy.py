@@ -13,6 +13,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
+from tests.support.stores import Stores
 
 OCTETS = {"content-type": "application/octet-stream"}
 HERE = [Message(f"m{n}", "n/c", lamport_timestamp=n - 5, content=b"hi") for n in range(150)]
@@ -20,8 +21,8 @@ ONLY_THERE = [Message(f"x{n}", "n/c", lamport_timestamp=n * 7, content=b"x") for
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
-    with running_node(tmp_path_factory.mktemp("node")) as running:
+def node(tmp_path_factory: pytest.TempPathFactory, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node"), database_url=stores.new_url()) as running:
         for message in HERE:
             running.publish(message)
         running.publish(Message("elsewhere", "other", lamport_timestamp=3, content=b"hi"))

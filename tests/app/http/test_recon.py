@@ -27,6 +27,7 @@ from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 EVERYTHING = Interest.make(everything=True).encode()
 NONCE = os.urandom(16)
@@ -67,9 +68,10 @@ def fetch_all(node: RunningNode, header: SessionHeader) -> list[wire.ReconRespon
         response = ask(node, request_in(header, fetch=pack_fetch(batch)))
         responses.append(response)
         orders, ids = columns(response)
-        assert queue.accept(batch, orders, ids).all()
+        accepted = queue.accept(batch, orders, ids)
+        assert accepted.all()
         if response.truncated:
-            queue.resume(batch, response.resume)
+            queue.resume(batch, response.resume, len(accepted))
     return responses
 
 
@@ -96,8 +98,8 @@ def digests(responses: list[wire.ReconResponse]) -> set[bytes]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[RunningNode]:
-    with running_node(tmp_path) as running:
+def node(tmp_path: Path, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path, database_url=stores.new_url()) as running:
         yield running
 
 

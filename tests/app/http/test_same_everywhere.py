@@ -18,6 +18,7 @@ from sdstore.sds.jsonform import to_json
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 NDJSON = {"content-type": "application/x-ndjson"}
 CHANNELS = st.sampled_from(["a", "b/c", ""])
@@ -104,8 +105,8 @@ PLAN = st.lists(
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
-    with running_node(tmp_path_factory.mktemp("node")) as running:
+def node(tmp_path_factory: pytest.TempPathFactory, stores: Stores) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node"), database_url=stores.new_url()) as running:
         yield running
 
 
