@@ -21,7 +21,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
-from tests.support.stores import Stores
+from tests.support.stores import PostgresStores, Stores
 
 
 @dataclass
@@ -101,6 +101,21 @@ def test_sync_and_ephemeral_messages_are_relayed_without_an_id(node: RunningNode
         ("relayed", "e", None),
     ]
     assert [e.data["meta"]["kind"] for e in shown] == ["sync", "ephemeral"]
+
+
+def test_a_reader_hears_what_another_process_of_the_node_commits(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    url = postgres_stores.new_url()
+    with (
+        running_node(tmp_path / "a", database_url=url) as here,
+        running_node(tmp_path / "b", database_url=url) as there,
+        live(here) as events,
+    ):
+        sent = [f"m{number}" for number in range(20)]
+        for number in range(20):
+            (here, there)[number % 2].publish(message(number))
+        assert [next(events).message_id for _ in sent] == sent
 
 
 @pytest.mark.parametrize("by_header", [True, False])
