@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("recon", "negentropy", "store", "http", "pipeline")
+BENCHMARKS = ("recon", "negentropy", "store", "http", "postgres", "pipeline")
 
 
 def main() -> int:
