@@ -15,7 +15,7 @@ from app.store.database import Database, Transaction
 from app.store.framewriter import FrameWriter
 from app.store.keys import Keys
 from app.store.records import MetId, NewClaim, WriteResult
-from app.store.references import ReferenceWriter
+from app.store.references import Reference, ReferenceWriter
 from app.store.sql import Row
 from app.store.writestatements import write_statements
 from sdstore.sds.digest import claim_id
@@ -76,6 +76,13 @@ class GroupWriter:
         self._remember(group)
         self._references.remember(settled)
         return _with_claims(entries, results, claims)
+
+    def settle(self, references: Sequence[Reference], channel_numbers: dict[str, int]) -> None:
+        """Write what references of entries tell that are in the store already."""
+        with self._database.transaction() as transaction:
+            group = self._begin(transaction)
+            group.channel_numbers.update(channel_numbers)
+            self._references.settle(transaction, group, dict.fromkeys(references))
 
     def _begin(self, transaction: Transaction) -> Group:
         seq, claim_no, history_no, channel_no, has_missing = transaction.rows(

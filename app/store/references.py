@@ -6,7 +6,7 @@ what was settled lately is remembered and costs one dictionary look-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from app.limits import Limits
@@ -46,10 +46,20 @@ class ReferenceWriter:
         if group.has_missing:
             self._delete_found(transaction, group, arrived, met)
         unsettled = self._unsettled(group)
+        self.settle(transaction, group, unsettled, arrived)
+        return unsettled
+
+    def settle(
+        self,
+        transaction: Transaction,
+        group: Group,
+        unsettled: dict[Reference, None],
+        arrived: Collection[Name] = (),
+    ) -> None:
+        """Write what references tell; `arrived` are names that this group wrote itself."""
         names = dict.fromkeys((channel_no, message_id) for channel_no, message_id, _ in unsettled)
         self._write_missing(transaction, group, [name for name in names if name not in arrived])
         self._write_history_claims(transaction, group, unsettled)
-        return unsettled
 
     def remember(self, settled: dict[Reference, None]) -> None:
         """Called after the commit: what was rolled back is not settled."""

@@ -66,11 +66,7 @@ class SqliteDatabase(Database):
     @classmethod
     def open(cls, url: str) -> SqliteDatabase:
         """Make the file where there is none, and bring it to this code's schema."""
-        path = _path_of(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not is_current(_revision(path)):
-            with _writing_alone(path):
-                migrate(url)
+        prepare_file(_path_of(url))
         return cls(url)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:
@@ -124,6 +120,10 @@ class SqliteDatabase(Database):
             raise
 
     async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """`close` for those who have no event loop."""
         self._end_reading()
         for connection in (self._reader, self._writer, self._lock):
             if connection is not None:
@@ -224,6 +224,14 @@ def _path_of(url: str) -> Path:
     return Path(parsed.database)
 
 
+def prepare_file(path: Path) -> None:
+    """Make the file where there is none, and bring it to this code's schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not is_current(_revision(path)):
+        with writing_alone(path):
+            migrate(f"sqlite:///{path}")
+
+
 def _revision(path: Path) -> str | None:
     if not path.exists():
         return None
@@ -249,8 +257,8 @@ def _writer_lock(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def _writing_alone(path: Path) -> Iterator[None]:
-    """Hold the writer's lock for as long as a migration takes."""
+def writing_alone(path: Path) -> Iterator[None]:
+    """Hold the writer's lock of a file; `StoreBusyError` where another process has it."""
     lock = _writer_lock(path)
     try:
         yield
