@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -164,3 +165,16 @@ def test_hundreds_of_dripping_connections_do_not_delay_honest_callers(node: Runn
             assert node.http.get("/livez").status_code == 200
             seconds.append(time.monotonic() - started)
     assert sorted(seconds)[197] < 0.25
+
+
+def test_a_thousand_oversized_posts_leave_no_memory_behind(node: RunningNode) -> None:
+    large = bytes(LIMIT + 1)
+    headers = {"content-type": "application/x-protobuf"}
+    peaks_kib = []
+    # The first ones fill buffers that stay.
+    for count in (50, 1_000):
+        for _ in range(count):
+            answer = node.http.post("/v1/messages", content=large, headers=headers)
+            assert answer.status_code == 413
+        peaks_kib.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert peaks_kib[1] - peaks_kib[0] < 8 * 1_024
