@@ -83,8 +83,14 @@ class Limits:
 
     # --- ancestors and gaps ------------------------------------------------------------------
     ancestors_max: int = _bound(1_000, "messages", "one page of a causal closure")
+    ancestors_heads_max: int = _bound(
+        1_000, "IDs", "heads of one request; a channel has a handful that nobody answered yet"
+    )
     ancestors_visited_max: int = _bound(
-        20_000, "messages", "bounds the walk where most of the closure is already known"
+        20_000, "IDs", "looked at for one page, missing ones included; 0.3 s of look-ups"
+    )
+    ancestors_frontier_max: int = _bound(
+        4_096, "messages", "what a continuation remembers: 15 kB; the rest is named as missing"
     )
     gaps_max: int = _bound(1_000, "IDs", "one page of gaps")
     met_ids_max: int = _bound(

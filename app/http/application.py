@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app.errors import Code, Problem
 from app.http import (
+    ancestors,
     channels,
     entries,
     federation,
@@ -40,6 +41,7 @@ SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
 
 ROUTERS: tuple[APIRouter, ...] = (
     channels.router,
+    ancestors.router,
     hints.router,
     entries.router,
     live.router,

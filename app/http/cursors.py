@@ -18,7 +18,10 @@ from app.store.records import Position
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 TOKEN_CHARACTERS_MAX = 9_000
-"""The longest token: a message ID of 1 KiB of control characters, escaped, in base64."""
+"""The longest token but one: a message ID of 1 KiB of control characters, escaped, in base64."""
+
+ANCESTORS_TOKEN_CHARACTERS_MAX = 200_000
+"""The longest of all: twice 4,096 differences of sequence numbers up to 2^63."""
 
 
 class CursorKind(StrEnum):
@@ -29,6 +32,7 @@ class CursorKind(StrEnum):
     CHANNELS = "channels"
     HINT = "hint"
     GAPS = "gaps"
+    ANCESTORS = "ancestors"
 
 
 _SHAPES: dict[CursorKind, tuple[type, ...]] = {
@@ -42,6 +46,8 @@ _SHAPES: dict[CursorKind, tuple[type, ...]] = {
     CursorKind.HINT: (int, int, int),
     # message ID
     CursorKind.GAPS: (str,),
+    # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late
+    CursorKind.ANCESTORS: (int, str, str, str, str),
 }
 
 
@@ -60,7 +66,9 @@ class Cursors:
         """The position of a token; None for no token. `invalid_cursor`, `foreign_cursor`."""
         if token is None:
             return None
-        found_kind, database, *position = self._fields(token)
+        is_walk = kind is CursorKind.ANCESTORS
+        most = ANCESTORS_TOKEN_CHARACTERS_MAX if is_walk else TOKEN_CHARACTERS_MAX
+        found_kind, database, *position = self._fields(token[:most])
         if found_kind != kind or not _fits(position, _SHAPES[kind]):
             raise Problem(Code.INVALID_CURSOR, f"this is no {kind} cursor")
         if database != self._database:
@@ -69,7 +77,7 @@ class Cursors:
 
     def _fields(self, token: str) -> list[int | str]:
         try:
-            raw = urlsafe_b64decode(token[:TOKEN_CHARACTERS_MAX] + "=" * (-len(token) % 4))
+            raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
             fields = orjson.loads(raw)
         except (ValueError, Base64Error):
             fields = None

@@ -59,16 +59,23 @@ class MessageReads:
         matches = await self._matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))
 
+    async def entry(self, digest: bytes) -> Entry | None:
+        """The entry with a digest; FRAME_DAMAGED."""
+        rows = await self._rows([digest])
+        entries = await self._frames.entries(rows)
+        if rows and not entries:
+            raise damaged(digest)
+        return entries[0] if entries else None
+
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
-        """The entries that are here, in the order asked; FRAME_DAMAGED where none can be read."""
+        """The entries that are here and can be read, in the order asked."""
+        return await self._frames.entries(await self._rows(digests))
+
+    async def _rows(self, digests: Sequence[bytes]) -> list[Row]:
         prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
         rows = await self._database.among(self._statements.entries_by_digest, prefixes)
         by_digest = {row[4]: row for row in rows}
-        found = [by_digest[digest] for digest in dict.fromkeys(digests) if digest in by_digest]
-        entries = await self._frames.entries(found)
-        if found and not entries:
-            raise damaged(found[0][4])
-        return entries
+        return [by_digest[digest] for digest in dict.fromkeys(digests) if digest in by_digest]
 
     async def lookup(
         self,

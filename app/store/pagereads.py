@@ -73,8 +73,8 @@ class PageReads:
             query,
             channel_no=channel.channel_no,
             limit=limit + 1,
-            **_bound("low", low if low_is_position else None, lamports[0]),
-            **_bound("high", high if high_is_position else None, lamports[1]),
+            **position_bound("low", low if low_is_position else None, lamports[0]),
+            **position_bound("high", high if high_is_position else None, lamports[1]),
         )
         return await self._page(rows, limit, bytes_max, in_log_order=True)
 
@@ -135,7 +135,8 @@ def window(lamport_from: int | None, lamport_to: int | None) -> tuple[int, int]:
     )
 
 
-def _bound(end: str, position: Position | None, lamport: int) -> dict[str, object]:
+def position_bound(end: str, position: Position | None, lamport: int) -> dict[str, object]:
+    """The arguments of one end of a log page."""
     if position is None:
         return {end: lamport}
     digest = bytes.fromhex(str(position[2]))

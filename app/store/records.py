@@ -11,7 +11,8 @@ from app.entries import Entry
 
 Position = tuple[int | str, ...]
 """Where a reader is: log `(lamport, message ID, digest in hex)`, arrival and feed `(seq,)`,
-hint `(rank, number, seq)`, gaps `(message ID,)`."""
+hint `(rank, number, seq)`, gaps `(message ID,)`, ancestors `(lamport, message ID, digest in hex,
+waiting, late)` with sets of sequence numbers in the form that `app.store.ancestors` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,19 @@ class Page:
     entries: list[Entry]
     next: Position | None
     damaged: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AncestorPage:
+    """Part of a causal closure, every message after its causes; `next` is None at the end.
+
+    `missing`: IDs that it names and that are not here, cannot be read, or did not fit into `next`:
+    what comes before them is not followed.
+    """
+
+    entries: list[Entry]
+    missing: list[str]
+    next: Position | None
 
 
 @dataclass(frozen=True, slots=True)

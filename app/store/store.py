@@ -12,6 +12,7 @@ from typing import Literal
 
 from app.entries import Claim, Entry, NewEntry
 from app.limits import Limits
+from app.store.ancestors import AncestorReads
 from app.store.database import Database
 from app.store.elementreads import ElementReads
 from app.store.faults import UnsupportedDatabaseError
@@ -23,6 +24,7 @@ from app.store.keys import Keys
 from app.store.messagereads import MessageReads
 from app.store.pagereads import PageReads, window
 from app.store.records import (
+    AncestorPage,
     ChannelInfo,
     ElementColumns,
     Found,
@@ -76,6 +78,7 @@ class Store:
         self._hints = HintReads(database, statements, frames, keys, limits)
         self._messages = MessageReads(database, statements, frames, keys, self._hints, limits)
         self._pages = PageReads(database, statements, frames)
+        self._ancestors = AncestorReads(database, statements, frames, keys, limits)
         self._elements = ElementReads(database, statements)
         self._gaps = GapReads(database, statements, keys)
         self._writer = GroupWriter(database, keys, limits, now_ms)
@@ -121,11 +124,18 @@ class Store:
     # ---- reading: the event loop
 
     async def find(self, message_id: str, channel_id: str | None) -> Found | None:
-        """What is served under an ID: one whose ID verifies first, then the first seen."""
+        """What is served under an ID: one whose ID verifies first, then the first seen.
+
+        Raises `Problem` FRAME_DAMAGED.
+        """
         return await self._messages.find(message_id, channel_id)
 
+    async def entry(self, digest: bytes) -> Entry | None:
+        """One entry. Raises `Problem` FRAME_DAMAGED."""
+        return await self._messages.entry(digest)
+
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
-        """The entries that are here, in the order asked."""
+        """The entries that are here, in the order asked; damaged ones are left out."""
         return await self._messages.by_digest(digests)
 
     async def lookup(
@@ -202,6 +212,24 @@ class Store:
     async def gaps(self, channel_id: str, after: Position | None, limit: int) -> GapPage:
         """Message IDs that histories name and the store lacks; met sync messages are none."""
         return await self._gaps.page(channel_id, after, limit)
+
+    async def ancestors(
+        self,
+        channel_id: str,
+        heads: Sequence[str],
+        known: Sequence[str] = (),
+        *,
+        limit: int,
+        bytes_max: int,
+        after: Position | None = None,
+    ) -> AncestorPage:
+        """Everything before `heads`, not passing through `known`, the latest first.
+
+        Within a page every message comes after its causes. Pages may be empty and go on.
+        """
+        return await self._ancestors.page(
+            channel_id, heads, known, limit=limit, bytes_max=bytes_max, after=after
+        )
 
     async def elements_after(self, seq: int, claim_no: int, limit: int) -> ElementColumns:
         """Elements in the order they were committed; empty columns at the end.

@@ -1,0 +1,155 @@
+"""Ancestors: what comes causally before some messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from app.errors import Code, Problem
+from app.http.auth import Scope
+from app.http.call import Call, Headers
+from app.http.cursors import CursorKind, Cursors
+from app.http.forms import Form, answer_form, body_form
+from app.http.framework import After, CurrentCall, demands, respond
+from app.http.pages import next_link
+from app.http.parsing import read_json, read_protobuf
+from app.http.render import json_reply, message_json, message_protobuf, protobuf_reply
+from app.limits import DEFAULT_LIMITS
+from app.store.records import AncestorPage
+from sdstore.wire import store_pb2 as wire
+
+router = APIRouter(prefix="/v1", tags=["messages"])
+
+_LIMIT_DEFAULT = DEFAULT_LIMITS.page_items_default
+_URL_TOKEN_CHARACTERS_MAX = 4_000
+_ANSWERS = {
+    200: {
+        "description": "Part of the closure, in causal order",
+        "content": {"application/json": {}, "application/x-protobuf": {}},
+    }
+}
+
+
+class AncestorsBody(BaseModel):
+    """The JSON form of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    channel_id: str
+    heads: list[str] = Field(description="the walk starts here; they are not in the answer")
+    known: list[str] = Field(default_factory=list, description="the walk does not pass these")
+    limit: int = Field(default=0, ge=0, le=DEFAULT_LIMITS.ancestors_max, description="0: default")
+    after: str = Field(default="", description="the `next` of the page before this one")
+
+
+class _Wanted(NamedTuple):
+    channel_id: str
+    heads: Sequence[str]
+    known: Sequence[str]
+    limit: int
+    after: str | None
+
+
+_BODY = TypeAdapter(AncestorsBody)
+
+
+@router.get(
+    "/messages/{message_id:segment}/ancestors",
+    openapi_extra=demands(Scope.READ),
+    responses=_ANSWERS,
+)
+async def ancestors_of_one(
+    call: CurrentCall,
+    request: Request,
+    message_id: str,
+    channel_id: Annotated[str | None, Query(description="else that of the message served")] = None,
+    limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.ancestors_max)] = _LIMIT_DEFAULT,
+    after: After = None,
+) -> Response:
+    """Everything before one message, the latest first; in each page every message after its causes."""
+    found = await call.node.store.find(message_id, channel_id)
+    if found is None or not call.caller.covers(found.entry.channel_id):
+        raise Problem(Code.NOT_FOUND, "no such message is here")
+    wanted = _Wanted(found.entry.channel_id, [message_id], [], limit, after)
+    page, token = await _page(call, wanted)
+    return _answer(call, page, token, next_link(request, token if _fits_url(token) else None))
+
+
+@router.post(
+    "/messages/ancestors",
+    openapi_extra={
+        **demands(Scope.READ),
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": AncestorsBody.model_json_schema()},
+                "application/x-protobuf": {
+                    "schema": {
+                        "type": "string",
+                        "format": "binary",
+                        "description": "AncestorsRequest",
+                    }
+                },
+            },
+        },
+    },
+    responses=_ANSWERS,
+)
+async def ancestors(call: CurrentCall) -> Response:
+    """Everything before the heads, not passing through `known`; what of it is missing here."""
+    wanted = _wanted(call)
+    call.caller.require(Scope.READ, wanted.channel_id)
+    page, token = await _page(call, wanted)
+    return _answer(call, page, token, [])
+
+
+def _fits_url(token: str | None) -> bool:
+    # A longer one goes on with POST, which takes it in the body.
+    return token is not None and len(token) <= _URL_TOKEN_CHARACTERS_MAX
+
+
+def _wanted(call: Call) -> _Wanted:
+    request: AncestorsBody | wire.AncestorsRequest
+    if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
+        request = read_protobuf(wire.AncestorsRequest, call.body)
+    else:
+        request = read_json(_BODY, call.body)
+    limits = call.node.limits
+    if len(request.heads) > limits.ancestors_heads_max:
+        raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.ancestors_heads_max} heads")
+    if len(request.known) > limits.lookup_keys_max:
+        raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} known IDs")
+    if any("\0" in text for text in (*request.heads, *request.known, request.channel_id)):
+        raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
+    if request.limit > limits.ancestors_max:
+        raise Problem(Code.INVALID_BODY, f"limit: at most {limits.ancestors_max}")
+    limit = request.limit or _LIMIT_DEFAULT
+    return _Wanted(request.channel_id, request.heads, request.known, limit, request.after or None)
+
+
+async def _page(call: Call, wanted: _Wanted) -> tuple[AncestorPage, str | None]:
+    cursors = Cursors(call.node.store.database_id)
+    page = await call.node.store.ancestors(
+        wanted.channel_id,
+        wanted.heads,
+        wanted.known,
+        limit=wanted.limit,
+        bytes_max=call.node.limits.reply_bytes_max,
+        after=cursors.read(CursorKind.ANCESTORS, wanted.after),
+    )
+    token = None if page.next is None else cursors.write(CursorKind.ANCESTORS, *page.next)
+    return page, token
+
+
+def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Response:
+    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+        message = wire.AncestorsPage(
+            messages=map(message_protobuf, page.entries), missing=page.missing, next=token or ""
+        )
+        return respond(protobuf_reply(message.SerializeToString(), 200, headers))
+    messages = list(map(message_json, page.entries))
+    document = {"messages": messages, "missing": page.missing, "next": token}
+    return respond(json_reply(document, 200, headers))

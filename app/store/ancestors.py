@@ -1,0 +1,291 @@
+"""What comes causally before some messages of a channel.
+
+The walk goes from the heads back in time: of all messages that are known to be causes, the last one
+in log order is taken next. Clocks grow from cause to effect, so the place where a page ends and the
+causes still to be taken are all that the next page needs to know. Where clocks contradict
+the order of causes, a page may repeat a message of an earlier one, once.
+
+On a server each look-up costs a round trip, and a chain is a thousand look-ups deep. So the walk
+reads the log ahead in windows that grow as long as they turn out to be useful, and looks up all IDs
+that a window names at once. Whatever a window misses is looked up as the walk gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from app.entries import Entry
+from app.errors import Code, Problem
+from app.limits import Limits
+from app.store.causalorder import causal_order
+from app.store.database import Database
+from app.store.entryrows import EntryRow, fitting_count
+from app.store.framereads import FrameReads
+from app.store.keys import Keys
+from app.store.pagereads import position_bound
+from app.store.records import AncestorPage, ChannelInfo, Position
+from app.store.sql import Row
+from app.store.statements import ReadStatements
+from sdstore.sds.codec import decode
+from sdstore.sds.model import LAMPORT_MIN
+
+WINDOW_MIN, WINDOW_START, WINDOW_MAX = 1, 16, 256
+"""Entries read ahead; the largest takes some 5 ms to decode, which other callers wait for."""
+
+LogKey = tuple[int, bytes, bytes]
+"""Lamport timestamp, message ID as UTF-8, digest: compares as the log order does."""
+
+_SEQ_MAX = 2**63 - 1
+_BEHIND_ALL: LogKey = (2**63 - 1, b"\xff", b"")
+
+
+class _Latest:
+    """An entry to be taken; the heap gives the last one in log order first."""
+
+    __slots__ = ("key", "row")
+
+    def __init__(self, row: EntryRow) -> None:
+        self.key = row.lamport, row.message_id.encode(), row.digest
+        self.row = row
+
+    def __lt__(self, other: _Latest) -> bool:
+        return self.key > other.key
+
+
+class _Loaded(NamedTuple):
+    entry: Entry
+    causes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One page of a walk.
+
+    `seen`: IDs for which nothing is left to be done, heads and known ones among them. `until`: the
+    earliest log position taken. `late`: taken although they lie behind it.
+    """
+
+    channel: ChannelInfo
+    heads: frozenset[str]
+    seen: set[str]
+    limits: Limits
+    until: LogKey = _BEHIND_ALL
+    late: set[int] = field(default_factory=set)
+    waiting: list[_Latest] = field(default_factory=list)
+    taken: list[_Loaded] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    # What was read ahead, and what its IDs lead to.
+    loaded: dict[int, _Loaded] = field(default_factory=dict)
+    named: dict[str, list[EntryRow]] = field(default_factory=dict)
+    window: int = WINDOW_START // 2
+    used: int = WINDOW_START
+
+    def follow(self, message_id: str) -> None:
+        """Everything under an ID is to be taken, unless an earlier page did."""
+        rows = self.named.pop(message_id, None)
+        if not rows:
+            self.missing.add(message_id)
+            return
+        for each in map(_Latest, rows):
+            if each.key < self.until:
+                heappush(self.waiting, each)
+            elif each.row.seq not in self.late:
+                self._follow_late(each)
+
+    def _follow_late(self, each: _Latest) -> None:
+        if len(self.late) >= self.limits.ancestors_frontier_max:
+            self.missing.add(each.row.message_id)
+            return
+        self.late.add(each.row.seq)
+        heappush(self.waiting, each)
+
+    def take(self, each: _Latest, loaded: _Loaded) -> None:
+        """Make an entry part of the page, unless it is a head, and go on to its causes."""
+        if each.row.message_id not in self.heads:
+            self.taken.append(loaded)
+            self.until = min(self.until, each.key)
+        for message_id in loaded.causes:
+            if message_id not in self.seen:
+                self.seen.add(message_id)
+                self.follow(message_id)
+
+    def is_spent(self) -> bool:
+        """Whether the next message might name more than may be remembered."""
+        limits = self.limits
+        return (
+            len(self.waiting) + limits.history_entries_max > limits.ancestors_frontier_max
+            or len(self.seen) + limits.history_entries_max > limits.ancestors_visited_max
+        )
+
+    def next(self) -> Position | None:
+        """Where the next page goes on. What does not fit in is left to the caller, as missing."""
+        self.waiting.sort()
+        most = self.limits.ancestors_frontier_max
+        self.missing.update(each.row.message_id for each in self.waiting[most:])
+        if not self.waiting:
+            return None
+        lamport, message_id, digest = self.until
+        waiting = _packed(each.row.seq for each in self.waiting[:most])
+        place = message_id.decode(errors="replace")
+        return lamport, place, digest.hex(), waiting, _packed(self.late)
+
+
+class AncestorReads:
+    """Causal closures, page by page."""
+
+    def __init__(
+        self,
+        database: Database,
+        statements: ReadStatements,
+        frames: FrameReads,
+        keys: Keys,
+        limits: Limits,
+    ) -> None:
+        self._database = database
+        self._statements = statements
+        self._frames = frames
+        self._keys = keys
+        self._limits = limits
+
+    async def page(
+        self,
+        channel_id: str,
+        heads: Sequence[str],
+        known: Sequence[str],
+        *,
+        limit: int,
+        bytes_max: int,
+        after: Position | None,
+    ) -> AncestorPage:
+        """The latest causes first; within the page every message after its causes."""
+        starts = frozenset(heads) - frozenset(known)
+        found = await self._database.rows(self._statements.channel, channel_id=channel_id)
+        if not found:
+            return AncestorPage([], sorted(starts, key=str.encode), None)
+        walk = _Walk(ChannelInfo(*found[0]), starts, {*heads, *known}, self._limits)
+        if after is None:
+            await self._look_up(walk, sorted(starts))
+            for message_id in starts:
+                walk.follow(message_id)
+        else:
+            await self._resume(walk, after)
+        await self._take(walk, limit, bytes_max)
+        after = walk.next()
+        return AncestorPage(
+            _in_causal_order(walk.taken), sorted(walk.missing, key=str.encode), after
+        )
+
+    async def _take(self, walk: _Walk, limit: int, bytes_max: int) -> None:
+        room, is_first = bytes_max, True
+        while walk.waiting and len(walk.taken) < limit:
+            row = walk.waiting[0].row
+            if not is_first and (row.frame_bytes > room or walk.is_spent()):
+                return
+            is_first = False
+            if row.seq not in walk.loaded:
+                await self._read_ahead(walk, row, bytes_max)
+            latest = heappop(walk.waiting)
+            room -= row.frame_bytes
+            walk.used += 1
+            loaded = walk.loaded.pop(row.seq, None)
+            if loaded is None:
+                # Its frame is damaged: here nothing is known of its causes.
+                walk.missing.add(row.message_id)
+            else:
+                walk.take(latest, loaded)
+
+    # ---- reading
+
+    async def _read_ahead(self, walk: _Walk, row: EntryRow, bytes_max: int) -> None:
+        """Load an entry and those before it in the log, and look up all that they name."""
+        is_useful = 2 * walk.used >= walk.window
+        walk.window = min(2 * walk.window, WINDOW_MAX) if is_useful else WINDOW_MIN
+        walk.used = 0
+        statement = self._statements.log_page(
+            descending=True, low_is_position=False, high_is_position=True
+        )
+        before = await self._database.rows(
+            statement,
+            channel_no=walk.channel.channel_no,
+            limit=walk.window - 1,
+            **position_bound("low", None, LAMPORT_MIN),
+            **position_bound("high", (row.lamport, row.message_id, row.digest.hex()), 0),
+        )
+        rows: list[Row] = [row, *before]
+        walk.loaded = {each[0]: walk.loaded[each[0]] for each in rows if each[0] in walk.loaded}
+        new = [each for each in rows if each[0] not in walk.loaded]
+        entries = await self._frames.entries(new[: fitting_count(new, bytes_max)])
+        walk.loaded.update((entry.seq, _Loaded(entry, _causes_of(entry))) for entry in entries)
+        causes = [message_id for each in walk.loaded.values() for message_id in each.causes]
+        walk.named = {each: walk.named[each] for each in causes if each in walk.named}
+        await self._look_up(walk, [each for each in causes if each not in walk.seen])
+
+    async def _look_up(self, walk: _Walk, message_ids: Iterable[str]) -> None:
+        """Find what IDs lead to."""
+        unknown = [each for each in dict.fromkeys(message_ids) if each not in walk.named]
+        number = walk.channel.channel_no
+        asked = [(self._keys.of_text(each), each, number) for each in unknown]
+        walk.named.update((each, []) for each in unknown)
+        for which, *columns in await self._database.each(self._statements.entries_numbered, asked):
+            walk.named[unknown[which]].append(EntryRow(*columns))
+
+    async def _resume(self, walk: _Walk, after: Position) -> None:
+        lamport, message_id, digest, waiting, late = map(str, after)
+        try:
+            walk.until = int(lamport), message_id.encode(), bytes.fromhex(digest)
+        except ValueError:
+            raise _not_ours() from None
+        walk.late = set(_unpacked(late))
+        asked = _unpacked(waiting)[: self._limits.ancestors_frontier_max]
+        rows = await self._database.among(self._statements.entries_by_seq, asked)
+        # A cursor is no secret: it leads nowhere out of its channel.
+        here = [EntryRow(*row) for row in rows if row[1] == walk.channel.channel_id]
+        walk.waiting = list(map(_Latest, here))
+        heapify(walk.waiting)
+        walk.seen.update(row.message_id for row in here)
+
+
+def _causes_of(entry: Entry) -> tuple[str, ...]:
+    message, _ = decode(entry.frame)
+    return tuple(dict.fromkeys(told.message_id for told in message.causal_history))
+
+
+def _in_causal_order(taken: Sequence[_Loaded]) -> list[Entry]:
+    in_log_order = sorted(taken, key=lambda each: _log_key(each.entry))
+    numbers: dict[str, list[int]] = {}
+    for number, each in enumerate(in_log_order):
+        numbers.setdefault(each.entry.message_id, []).append(number)
+    causes = [
+        [number for message_id in each.causes for number in numbers.get(message_id, ())]
+        for each in in_log_order
+    ]
+    return [in_log_order[number].entry for number in causal_order(causes)]
+
+
+def _log_key(entry: Entry) -> LogKey:
+    return entry.lamport_timestamp, entry.message_id.encode(), entry.digest
+
+
+def _packed(seqs: Iterable[int]) -> str:
+    """Sequence numbers as their differences: most fit into three digits."""
+    ordered = sorted(seqs)
+    return ".".join(f"{seq - before:x}" for before, seq in pairwise([0, *ordered]))
+
+
+def _unpacked(text: str) -> list[int]:
+    """Raises `Problem` INVALID_CURSOR for what no store has written."""
+    try:
+        seqs = list(accumulate(int(part, 16) for part in text.split(".") if part))
+    except ValueError:
+        seqs = [-1]
+    if seqs and not 0 <= min(seqs) <= max(seqs) <= _SEQ_MAX:
+        raise _not_ours()
+    return seqs
+
+
+def _not_ours() -> Problem:
+    return Problem(Code.INVALID_CURSOR, "this token was not made by a store")
