@@ -103,18 +103,18 @@ class NodeIndex:
         groups = frozenset() if number is None else frozenset((2 * number,))
         return self._views.get(_PLAIN_KEY, groups, window).elements(WHOLE)
 
-    async def root(self, channel_id: str, entries_count: int) -> bytes:
-        """BLAKE3 over the sorted digests of a channel that holds `entries_count` entries."""
+    async def root(self, channel_id: str, entries_count: int) -> tuple[int, bytes]:
+        """(count, BLAKE3 over the sorted digests) of a channel with `entries_count` entries or more."""
         await self.catch_up()
         number = self.channel_numbers.get(channel_id)
         if number is None:
             raise Problem(Code.NOT_FOUND, "no such channel")
-        known_count, root = self._roots.get(number, (-1, b""))
-        if known_count != entries_count:
+        counted = self._roots.get(number, (-1, b""))
+        if counted[0] != entries_count:
             ids = await asyncio.to_thread(self._digests, number)
-            root = await asyncio.to_thread(root_of, ids)
-            self._remember_root(number, len(ids), root)
-        return root
+            counted = len(ids), await asyncio.to_thread(root_of, ids)
+            self._remember_root(number, *counted)
+        return counted
 
     def _digests(self, channel_number: int) -> NDArray[np.uint8]:
         groups = frozenset((2 * channel_number,))

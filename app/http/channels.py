@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -69,7 +70,9 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Response:
     channel = await call.node.store.channel(channel_id)
     if channel is None:
         raise Problem(Code.NOT_FOUND, "no message of this channel is here")
-    root = await call.node.index.root(channel_id, channel.count)
+    # More may have come since: count and root belong together.
+    count, root = await call.node.index.root(channel_id, channel.count)
+    channel = replace(channel, count=count)
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         message = _channel_protobuf(channel)
         message.root = root
