@@ -17,6 +17,7 @@ from pipeline.source import register
 
 LOCAL_MASTER = "local[*,4]"  # all cores; a task whose Python worker died is tried up to 4 times
 DRIVER_MEMORY = "2g"  # ranges are streamed, so the driver's need does not grow with the store
+_PARTITIONS_PER_CORE = 3  # of a shuffle: enough to even out, few enough to be worth a task each
 _LOG_TAIL_BYTES = 4_000
 
 _LOG4J = """rootLogger.level = warn
@@ -61,6 +62,9 @@ def _start(master: str, scratch: Path, log: Path) -> SparkSession:
         except Exception as error:
             tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
             raise SparkStartError(f"Spark did not start: {error}\n{tail}") from error
+    # The default of 200 is a guess for clusters; what there is of cores is known by now.
+    partitions = _PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
+    session.conf.set("spark.sql.shuffle.partitions", partitions)
     register(session)
     return session
 
@@ -92,8 +96,6 @@ _LOCAL = {
     # A machine whose host name does not resolve can still run Spark on itself.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The default of 200 is for clusters; here each costs a file and a task for nothing.
-    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
 }
 
 

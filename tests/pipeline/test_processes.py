@@ -21,9 +21,9 @@ from tests.support.spark_cluster import Cluster, cluster_environment, spark_clus
 
 pytestmark = pytest.mark.slow
 
-MESSAGES = 20_000
-FILE_ROWS = 250  # 80 tasks: there is always a middle to be killed in
-SECONDS_MAX = 180
+MESSAGES = 8_000
+FILE_ROWS = 100  # 80 tasks: there is always a middle to be killed in
+SECONDS_MAX = 600
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def files_in(partial: Path) -> int:
     return len(list(partial.glob("entries/*/*.parquet")))
 
 
-@pytest.mark.parametrize("files", [0, 1, 20])
+@pytest.mark.parametrize("files", [0, 20])
 def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
     url: str, tmp_path: Path, files: int
 ) -> None:
