@@ -78,6 +78,9 @@ class HintReads:
 
     async def claims_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
         """Published claims of entries, in the order they were learned."""
+        if len(digests) == 1:
+            found = await self._claims_of_one(digests[0])
+            return {digests[0]: found} if found else {}
         prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
         rows = await self._database.among(self._statements.seqs_by_digest, prefixes)
         wanted = set(digests)
@@ -87,6 +90,11 @@ class HintReads:
         for seq, source, hint, _ in sorted(rows, key=lambda row: int(row[3])):
             claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
         return claims
+
+    async def _claims_of_one(self, digest: bytes) -> list[Claim]:
+        asked = (digest[:PREFIX_BYTES], digest)
+        rows = await self._database.single(self._statements.claims_by_digest, asked)
+        return [Claim(hint, ClaimSource(source)) for source, hint in rows]
 
     async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """(digest, hint) of the claim elements that are here, in the order asked."""

@@ -189,6 +189,18 @@ class ReadStatements:
         )
         self.history_hints = history_hints(sql, limits)
         self.claims_by_seq = claims_by_seq(sql)
+        on_digest = select(claims.c.source, claims.c.hint)
+        on_digest = on_digest.join_from(messages, claims, claims.c.seq == messages.c.seq)
+        self.claims_by_digest = sql.each(
+            {"prefix": LargeBinary(), "digest": LargeBinary()},
+            lambda key: (
+                on_digest.where(
+                    prefix(messages.c.digest) == key["prefix"], messages.c.digest == key["digest"]
+                )
+                .order_by(claims.c.claim_no)
+                .limit(constant(limits.hint_claims_per_entry_max))
+            ),
+        )
         by_element = select(claims.c.element_id, messages.c.digest, claims.c.hint)
         self.claims_by_element = sql.among(
             prefix(claims.c.element_id),

@@ -59,6 +59,10 @@ async def check_entries(store: Store, oracle: OracleStore) -> None:
         for digest, claims in (await store.hints_of(digests)).items()
     }
     assert hints == {kept.digest: kept.hints for kept in oracle.kept.values() if kept.hints}
+    for digest in digests:
+        # Of one entry they are read in another way.
+        claims = (await store.hints_of([digest])).get(digest, [])
+        assert {claim.hint: int(claim.source) for claim in claims} == hints.get(digest, {})
 
 
 async def check_ids(store: Store, oracle: OracleStore) -> None:
