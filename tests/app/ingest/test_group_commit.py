@@ -196,6 +196,13 @@ async def test_closing_writes_what_waits_and_then_refuses(stores: Stores) -> Non
 
 
 async def test_thirty_two_publishers_share_commits_and_outrun_one(stores: Stores) -> None:
+    """The ratio is the median of several pairs: other load on the machine hits either side."""
+    gains = [await gain_of_a_crowd(stores) for _ in range(5)]
+    assert sorted(gains)[2] >= 2, gains
+
+
+async def gain_of_a_crowd(stores: Stores) -> float:
+    """How many times the rate of one publisher 32 of them reach; they share commits."""
     async with open_ingest(stores.new_url()) as ingest:
         counters = ingest.committer.counters
         started = time.perf_counter()
@@ -208,4 +215,4 @@ async def test_thirty_two_publishers_share_commits_and_outrun_one(stores: Stores
         )
         rate_of_all = 1600 / (time.perf_counter() - started)
         assert 1600 / (counters.groups - 100) >= 8
-        assert rate_of_all >= 2 * rate_of_one
+        return rate_of_all / rate_of_one
