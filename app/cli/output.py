@@ -30,12 +30,11 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
-def print_error(text: str) -> None:
-    """One line on stderr."""
+def print_error(text: str, console: Console | None = None) -> None:
+    """One line on stderr; `console` is that of a bar which is being drawn."""
     line = " ".join(text.split())
-    console = stderr()
-    console.print("sdstore:", style="bold red", end=" ")
-    console.print(line, markup=False)
+    message = Text.assemble(("sdstore: ", "bold red"), printable(line))
+    (console or stderr()).print(message)
 
 
 def print_note(text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
 
 from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
@@ -70,9 +71,9 @@ def open_input(path: Path) -> Iterator[Stream]:
         yield stream
 
 
-def print_refusal(document: Mapping[str, Any]) -> None:
-    """One line on stderr about a message that was refused."""
-    print_error(f"message {document['item']}: {document['code']}: {document['detail']}")
+def print_refusal(document: Mapping[str, Any], console: Console) -> None:
+    """One line on the bar's console about a message that was refused."""
+    print_error(f"message {document['item']}: {document['code']}: {document['detail']}", console)
 
 
 def print_counts(verb: str, counts: Counter[str]) -> None:
@@ -117,7 +118,7 @@ def _report(
             if as_json:
                 print_json(document)
             elif document["outcome"] == "refused":
-                print_refusal(document)
+                print_refusal(document, bar.console)
             bar.update(task, completed=items.position, figures=f"{counts.total():,} messages")
     return counts
 

@@ -67,7 +67,7 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
     console.print(headline, style="bold", markup=False)
     if report["detail"]:
         print_error(f"{report['code']}: {report['detail']}")
-    for line in _lines(report):
+    for line in _lines(report) if report["requests"] else ():
         console.print(f"  {line}", markup=False)
 
 

@@ -52,7 +52,7 @@ def import_(
 
             def tell(refusals: list[dict[str, Any]]) -> None:
                 for document in refusals:
-                    print_json(document) if as_json else print_refusal(document)
+                    print_json(document) if as_json else print_refusal(document, bar.console)
                 bar.update(
                     task,
                     completed=progress.position,

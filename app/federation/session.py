@@ -69,7 +69,7 @@ async def sync_with_peer(
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
     outcome, code, detail = await _judged(session, local.limits.sync_seconds_max)
-    session.show_progress(finished=outcome is SyncOutcome.IN_SYNC)
+    session.show_progress(is_last=True, is_equal=outcome is SyncOutcome.IN_SYNC)
     return SyncReport(
         outcome=outcome,
         code=code,
@@ -191,12 +191,11 @@ class _Session:
         self._memory.index_length = length
         self.unserved_count = max(moves.offered_count - moves.served_count, 0)
 
-    def show_progress(self, *, finished: bool = False) -> None:
-        """Bring `progress` up to date, at most ten times a second until the end."""
+    def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
+        """Bring `progress` up to date, at most ten times a second until the last time."""
         now = time.monotonic()
-        if self._initiator is None or not (
-            finished or now - self._shown_at_s >= PROGRESS_INTERVAL_S
-        ):
+        is_due = is_last or now - self._shown_at_s >= PROGRESS_INTERVAL_S
+        if self._initiator is None or not is_due:
             return
         self._shown_at_s = now
         measured = self._initiator.progress
@@ -204,7 +203,7 @@ class _Session:
         segments = [(SegmentState[each.state.name], each.share) for each in measured.segments]
         arrived = self.progress.entries_received + self.progress.claims_received
         self.progress.segments = filled(segments, arrived / max(self.elements_count, 1))
-        if finished:
+        if is_equal:
             self.progress.segments = [(SegmentState.IN_SYNC, 1.0)]
         self.progress.in_sync_percent = 100.0 * sum(
             share for state, share in self.progress.segments if state is SegmentState.IN_SYNC
