@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -41,6 +44,10 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error.")
     ] = None,
+    until_eof: Annotated[
+        bool,
+        typer.Option("--until-eof", help="Stop when stdin ends, with the program that writes it."),
+    ] = False,
     config: ConfigFile = None,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print each setting and where it is from.")
@@ -70,6 +77,8 @@ def serve(
     if show_limits or show_config:
         return Exit.DONE
     _refuse_exposure(settings)
+    if until_eof:
+        Thread(target=_stop_at_eof, daemon=True).start()
     return _run(settings, as_json)
 
 
@@ -108,6 +117,12 @@ def _run(settings: Settings, as_json: bool) -> int:
         if settings.workers > 1:
             return run_workers(settings, listener, ready)
         return run_node(settings, listener, lambda node: ready(node.node_id))
+
+
+def _stop_at_eof() -> None:
+    while os.read(sys.stdin.fileno(), 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _show_config(settings: Settings, provenance: dict[str, str], as_json: bool) -> None:

@@ -25,9 +25,11 @@ def running_node(data_dir: Path, *flags: str) -> Iterator[str]:
     """Start a node over `data_dir` and stop it at the end; its URL."""
     process = subprocess.Popen(  # noqa: S603 - this program itself
         [
-            *(sys.executable, "-m", "app.cli.main", "serve", "--json"),
+            *(sys.executable, "-m", "app.cli.main", "serve", "--json", "--until-eof"),
             *("--port", "0", "--data-dir", str(data_dir), "--log-level", "warning", *flags),
         ],
+        # Closed when this process ends, however it ends: the node goes with it.
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)},

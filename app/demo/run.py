@@ -29,7 +29,8 @@ Holding = dict[str, list[tuple[str, bytes]]]
 
 def run_demo(messages_count: int, *, as_json: bool) -> Exit:
     """Play it; DONE only if both nodes end equal."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     console = stderr() if as_json else stdout()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdstore-demo-")))

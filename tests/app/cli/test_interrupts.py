@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from tests.support.cli import command
 
@@ -61,3 +65,31 @@ def wait_for_python(pids: list[int]) -> None:
 def cpu_s(pid: int) -> float:
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_demo_leaves_no_node_behind_however_it_ends(number: int, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("demo", "--messages", "50000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "200"},
+    ) as demo:
+        assert demo.stdout is not None
+        demo.stdout.readline()
+        urls = re.findall(r"http://\S+", demo.stdout.readline().decode())
+        assert len(urls) == 2
+        demo.send_signal(number)
+        demo.wait(timeout=30)
+    deadline = time.monotonic() + 20
+    while any(is_reached(url) for url in urls):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if number != signal.SIGKILL:
+        assert not list(tmp_path.iterdir())
+
+
+def is_reached(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
