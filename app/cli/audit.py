@@ -53,6 +53,9 @@ async def audit(store: Store, *, deep: bool, tick: Callable[[int], None]) -> Fin
             await _check_messages(store, channel, digests, findings, tick)
         else:
             tick(channel.count)
+    if deep:
+        for seq in await store.references_in_doubt(FINDINGS_MAX):
+            findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
     return findings
 
 

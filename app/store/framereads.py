@@ -40,6 +40,11 @@ class FrameReads:
         frames = await self._unpack([_packed(row, columns.get(row[0], _MISSING)) for row in rows])
         return [entry_of(row, frames[row[0]]) for row in rows if row[0] in frames]
 
+    async def references_in_doubt(self, limit: int) -> list[int]:
+        """Sequence numbers of references of whose two copies one is damaged or gone. Reads all."""
+        rows = await self._database.rows(self._statements.references_in_doubt, limit=limit)
+        return [row[0] for row in rows]
+
     async def _unpack(self, packed: Sequence[PackedFrame]) -> dict[int, bytes]:
         unpacking = self._unpacker.unpack(packed)
         statements = self._statements

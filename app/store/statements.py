@@ -16,6 +16,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    true,
     tuple_,
 )
 
@@ -117,6 +118,7 @@ class ReadStatements:
         self.seqs_by_digest = sql.among(prefix(messages.c.digest), digests.where)
         self.frames = stored_frames(sql, frames)
         self.references = stored_frames(sql, frame_references)
+        self.references_in_doubt = sql.query(_references_in_doubt())
 
     def _find(self, condition: ColumnElement[bool]) -> Select[Any]:
         # Two rows: the one that is served, and whether there are others to be listed.
@@ -295,6 +297,23 @@ def stored_frames(sql: SqlDialect, table: Table) -> ManyQuery:
         columns.seq,
         select(columns.seq, columns.codec, columns.reference_no, columns.data).where,
     )
+
+
+def _references_in_doubt() -> Select[Any]:
+    """Numbers of references that do not lie in both tables in the same form."""
+    columns, copies = frames.c, frame_references.c
+    # Either copy can be the one that is gone.
+    named = select(columns.reference_no.label("seq")).where(columns.reference_no.is_not(None))
+    used = named.union(select(copies.seq)).subquery()
+    joined = used.outerjoin(frames, columns.seq == used.c.seq)
+    joined = joined.outerjoin(frame_references, copies.seq == used.c.seq)
+    is_same = (
+        (columns.data == copies.data)
+        & (columns.codec == copies.codec)
+        & columns.reference_no.is_not_distinct_from(copies.reference_no)
+    )
+    doubtful = select(used.c.seq).select_from(joined).where(is_same.is_not(true()))
+    return doubtful.order_by(used.c.seq).limit(bindparam("limit", type_=Integer()))
 
 
 def refused_among(sql: SqlDialect) -> ManyQuery:

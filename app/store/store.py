@@ -74,7 +74,7 @@ class Store:
         self.database_id = database_id
         self._database = database
         statements = read_statements(database.sql, limits)
-        frames = FrameReads(database, statements)
+        frames = self._frames = FrameReads(database, statements)
         self._hints = HintReads(database, statements, frames, keys, limits)
         self._messages = MessageReads(database, statements, frames, keys, self._hints, limits)
         self._pages = PageReads(database, statements, frames)
@@ -237,6 +237,11 @@ class Store:
         Entries of channel number c are group 2c, its published claims group 2c + 1.
         """
         return await self._elements.after(seq, claim_no, limit)
+
+    async def references_in_doubt(self, limit: int) -> list[int]:
+        """Sequence numbers of entries whose frames others are compressed against, and of whose two
+        copies one is damaged or gone. Reads every frame's row."""
+        return await self._frames.references_in_doubt(limit)
 
     async def watermark(self) -> tuple[int, int]:
         """Sequence and claim numbers up to which everything is committed."""

@@ -93,7 +93,7 @@ def check_order(page: list[Entry], entries: Sequence[NewEntry]) -> None:
 
 
 @given(graphs, some_ids, some_ids, st.sampled_from([1, 2, 3, 100]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_pages_together_are_the_closure_and_each_is_in_causal_order(
     stores: Stores, sent: list[Message], heads: list[str], known: list[str], limit: int
 ) -> None:
@@ -115,7 +115,7 @@ def test_the_pages_together_are_the_closure_and_each_is_in_causal_order(
 
 
 @given(graphs, st.sampled_from([1, 2, 100]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_where_clocks_agree_with_causes_nothing_comes_twice(
     stores: Stores, sent: list[Message], limit: int
 ) -> None:
