@@ -116,7 +116,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
 }
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818 - the term of RFC 9457
     """A refusal with a stable code.
 
     `detail` is for people and may change; `code` is the contract. `extra` becomes members of the

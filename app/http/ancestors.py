@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Any, Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["messages"])
 
 _LIMIT_DEFAULT = DEFAULT_LIMITS.page_items_default
 _URL_TOKEN_CHARACTERS_MAX = 4_000
-_ANSWERS = {
+_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Part of the closure, in causal order",
         "content": {"application/json": {}, "application/x-protobuf": {}},
