@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 
 
@@ -14,26 +13,32 @@ def causal_order(causes: Sequence[Sequence[int]]) -> list[int]:
     the reference that closes it is disregarded; between messages that are not each other's causes
     no reference ever is.
     """
-    sorter = TopologicalSorter(_without_cycles(causes))
-    sorter.prepare()
+    kept = _without_cycles(causes)
+    effects: list[list[int]] = [[] for _ in causes]
+    for number, its_causes in enumerate(kept):
+        for cause in its_causes:
+            effects[cause].append(number)
+    open_causes = list(map(len, kept))
+    ready = [number for number, count in enumerate(open_causes) if not count]
     ordered: list[int] = []
-    ready: list[int] = []
-    while sorter.is_active():
-        for number in sorter.get_ready():
-            heappush(ready, number)
-        number = heappop(ready)
-        ordered.append(number)
-        sorter.done(number)
+    while ready:
+        cause = heappop(ready)
+        ordered.append(cause)
+        for number in effects[cause]:
+            open_causes[number] -= 1
+            if not open_causes[number]:
+                heappush(ready, number)
     return ordered
 
 
-def _without_cycles(causes: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+def _without_cycles(causes: Sequence[Sequence[int]]) -> list[list[int]]:
     """The causes of each number, but for those that lead back to where the walk came from."""
-    kept: dict[int, list[int]] = {}
+    kept: list[list[int]] = [[] for _ in causes]
+    is_walked = [False] * len(causes)
     for root in range(len(causes)):
-        if root in kept:
+        if is_walked[root]:
             continue
-        kept[root] = []
+        is_walked[root] = True
         path: dict[int, Iterator[int]] = {root: iter(causes[root])}
         while path:
             number, rest = next(reversed(path.items()))
@@ -42,7 +47,7 @@ def _without_cycles(causes: Sequence[Sequence[int]]) -> dict[int, list[int]]:
                 del path[number]
             elif cause not in path:
                 kept[number].append(cause)
-                if cause not in kept:
-                    kept[cause] = []
+                if not is_walked[cause]:
+                    is_walked[cause] = True
                     path[cause] = iter(causes[cause])
     return kept

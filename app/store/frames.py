@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from enum import IntEnum
 from importlib.resources import files
 from typing import NamedTuple
@@ -220,10 +219,11 @@ class FrameUnpacker:
             decompressor = dictionary.decompressor
         if decompressor is None:
             return None
-        with suppress(ZstdError):
-            if 0 <= frame_content_size(data) <= bytes_max:
-                return decompressor.decompress(data)
-        return None
+        try:
+            is_fitting = 0 <= frame_content_size(data) <= bytes_max
+            return decompressor.decompress(data) if is_fitting else None
+        except ZstdError:
+            return None
 
     # ---- where something is damaged
 
