@@ -34,6 +34,9 @@ Answer = list[Written] | Problem
 RETRY_AFTER_S = 1
 """What an overloaded writer asks its callers to wait: it empties its queue in about two seconds."""
 
+TRY_AGAIN_S = 1.0
+"""Between two attempts to write after a fault, while nobody asks for one."""
+
 _log = logging.getLogger(__name__)
 _SHARED_FAULTS = frozenset({Code.DISK_FULL, Code.STORE_UNAVAILABLE})
 
@@ -146,6 +149,7 @@ class GroupCommitter:
 
     def _next_group(self) -> list[_Job]:
         """Everything that waits, up to the bounds of a group; nothing at the end."""
+        self._try_while_idle()
         with self._wake:
             while not self._waiting and not self._closing:
                 self._wake.wait()
@@ -158,6 +162,18 @@ class GroupCommitter:
             self.counters.queue_items -= items
             self.counters.queue_bytes -= size
             return group
+
+    def _try_while_idle(self) -> None:
+        """A node that is sent nothing while it is not ready has to find out itself that it is."""
+        while self.fault is not None:
+            with self._wake:
+                if self._waiting or self._closing or self._wake.wait(TRY_AGAIN_S):
+                    return
+            try:
+                self._store.write_group([])
+                self.fault = None
+            except Problem as problem:
+                self.fault = problem
 
     def _fits(self, items: int, size: int, job: _Job) -> bool:
         limits = self._limits

@@ -8,6 +8,7 @@ go through a pool; look-ups by ID that wait at the same time share one query.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,7 +17,6 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool
 
 from app.limits import Limits
@@ -36,6 +36,8 @@ from app.store.sql import ManyQuery, PostgresSql, Query, Row
 
 WRITER_LOCK = 0x5D5_0001
 """The advisory lock of those who write; PostgreSQL keeps those of different databases apart."""
+
+_log = logging.getLogger(__name__)
 
 _BEGIN = f"BEGIN; SELECT pg_advisory_xact_lock({WRITER_LOCK})"
 
@@ -104,8 +106,8 @@ class PostgresDatabase(Database):
                 yield PostgresTransaction(writer)
                 writer.execute("COMMIT")
         except BaseException as error:
-            self._roll_back()
             problem = problem_of(error)
+            self._end_failed(is_intact=problem is None)
             if problem is not None:
                 raise problem from error
             raise
@@ -137,14 +139,19 @@ class PostgresDatabase(Database):
             self._writer = writer
         return self._writer
 
-    def _roll_back(self) -> None:
+    def _end_failed(self, *, is_intact: bool) -> None:
+        """Roll back where the data were at fault; of any other fault the next connection is free."""
         writer = self._writer
-        if writer is None or writer.closed:
+        if writer is None:
             return
-        if writer.info.transaction_status != TransactionStatus.IDLE:
-            # The fault itself is what the caller has to hear of.
-            with suppress(psycopg.Error):
+        try:
+            if is_intact:
                 writer.execute("ROLLBACK")
+                return
+        except psycopg.Error:
+            # The fault itself is what the caller has to hear of.
+            _log.warning("a transaction could not be rolled back", exc_info=True)
+        writer.close()
 
     # ---- the readers' connections
 

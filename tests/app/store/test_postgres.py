@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,8 +235,14 @@ async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> 
                 assert refused.value.code is Code.STORE_UNAVAILABLE
             # Longer than the pool tries by itself.
             await asyncio.sleep(2 * IMPATIENT.database_wait_s)
+            assert ingest.committer.fault is not None
         finally:
             server.start()
+        # Nobody has to publish before the node calls itself ready.
+        deadline = time.monotonic() + 30
+        while ingest.committer.fault is not None and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert ingest.committer.fault is None
         outcome = await ingest.door.publish(Publication(content_frame(3)))
         assert outcome.kind is OutcomeKind.STORED
         for number in (1, 3):
