@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+PAUSE_S = 0.1  # between batches: the store shall grow while it is read, not without end
+
 
 @pytest.fixture(params=["sqlite", "postgres"], scope="module")
 def stores(
@@ -51,7 +53,7 @@ def test_snapshots_taken_while_messages_arrive_are_consistent(
 
     def publish_on(client: StoreClient) -> int:
         count = 0
-        while not stop.is_set():
+        while not stop.wait(PAUSE_S):
             items = [PublishItem(each.frame, each.hints) for each in islice(messages, 100)]
             count += sum(each.outcome == "stored" for each in client.publish_batch(items))
         return count
