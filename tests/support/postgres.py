@@ -23,8 +23,8 @@ SERVER_USER = "nobody" if os.geteuid() == 0 else None
 # What a killed process has written stays in the system's memory: only a machine that loses power
 # needs more, and no test does that.
 THROW_AWAY = ("fsync=off",)
-# Ends the server when its standard input ends: with the process that started it, however that ends.
-_GUARD = 'read -r _; exec "$0" -D "$1" -w -m immediate stop >/dev/null 2>&1'
+# Ends the server and its folder when its standard input ends: with the process that started it.
+_GUARD = 'read -r _; "$0" -D "$1" -w -m immediate stop >/dev/null 2>&1; rm -rf "$2"'
 
 
 class PostgresServer:
@@ -53,7 +53,8 @@ class PostgresServer:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Have it stopped at the end of the block, or of this process."""
-        command = ["sh", "-c", _GUARD, str(self._control), str(self._data)]
+        folder = self._data.parent
+        command = ["sh", "-c", _GUARD, str(self._control), str(self._data), str(folder)]
         # In a session of its own: Ctrl-C must reach the tests alone.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, user=SERVER_USER, cwd="/", start_new_session=True
