@@ -149,7 +149,7 @@ class Database(ABC):
             marks = ", ".join([self._mark] * len(portion))
             # The index holds the first 8 bytes of each digest.
             found = self._all(
-                f"SELECT digest FROM messages WHERE substr(digest, 1, 8) IN ({marks})",
+                f"SELECT digest FROM messages WHERE digest_prefix IN ({marks})",
                 [digest[:8] for digest in portion],
             )
             known.update(bytes(row[0]) for row in found)

@@ -29,11 +29,11 @@ from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import Limits
 from app.store import schema
-from app.store.groupwriter import GroupWriter
+from app.store.groupwriter import PREFIX_BYTES, GroupWriter
 from app.store.keys import Keys
 from app.store.records import MetId
 from app.store.sql import SQLITE, Row
-from app.store.sqlite import SqliteDatabase, prepare_file, writing_alone
+from app.store.sqlite import SqliteDatabase, insert_many, prepare_file, writing_alone
 from sdstore.sds.model import Kind
 from sdstore.wire.store_pb2 import PublishItem
 
@@ -104,6 +104,8 @@ class _Tables:
         self._connection.execute(f"PRAGMA threads = {CPUS}")
         self._spool = _open_spool(draft)
         self._indexes = self._drop_indexes()
+        self._insert_messages = SQLITE.insert(schema.messages)
+        self._insert_frames = SQLITE.insert(schema.frames)
         self._numbers: dict[str, int] = {}
         self._settled: dict[tuple[int, str, bytes], None] = {}
         self._last_seq = 0
@@ -121,14 +123,14 @@ class _Tables:
             self._last_seq += 1
             number = self._numbers.setdefault(channel_id, len(self._numbers) + 1)
             self._settled[number, message_id, b""] = None
-            names = (number, size, dialect, unverified, message_id, digest, frame_hash)
-            messages.append((self._last_seq, id_key, lamport, at_ms, *names))
+            numbers = (self._last_seq, id_key, lamport, at_ms, number, size, dialect, unverified)
+            messages.append((*numbers, message_id, digest[:PREFIX_BYTES], digest, frame_hash))
             frames.append((self._last_seq, codec, None, data))
             told += [(number, *each) for each in history if (number, *each) not in self._settled]
             if history:
                 self._settled.update(((number, *each), None) for each in history)
-        self._connection.executemany(SQLITE.insert(schema.messages).text, messages)
-        self._connection.executemany(SQLITE.insert(schema.frames).text, frames)
+        insert_many(self._connection, self._insert_messages, messages)
+        insert_many(self._connection, self._insert_frames, frames)
         self._spool.executemany("INSERT INTO told VALUES (?, ?, ?)", told)
         if len(self._settled) > SETTLED_MAX:
             self._settled.clear()
@@ -319,12 +321,11 @@ EXISTS (SELECT 1 FROM refused_digests)
 _FIND_COPIES = """
 CREATE TEMP TABLE copies AS
 SELECT later.seq FROM messages AS later
-JOIN (
-    SELECT substr(digest, 1, 8) AS prefix FROM messages GROUP BY prefix HAVING count(*) > 1
-) ON substr(later.digest, 1, 8) = prefix
+JOIN (SELECT digest_prefix FROM messages GROUP BY digest_prefix HAVING count(*) > 1)
+USING (digest_prefix)
 WHERE EXISTS (
     SELECT 1 FROM messages AS first
-    WHERE substr(first.digest, 1, 8) = prefix AND first.digest = later.digest
+    WHERE first.digest_prefix = later.digest_prefix AND first.digest = later.digest
     AND first.seq < later.seq
 )
 """

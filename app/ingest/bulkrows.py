@@ -15,7 +15,7 @@ from app.errors import Problem
 from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import Limits
-from app.store.frames import FramePacker, is_referable
+from app.store.frames import FramePacker, StoredFrame, is_referable
 from app.store.keys import Keys
 
 
@@ -43,6 +43,7 @@ class RowMaker:
     def make(self, publications: Sequence[Publication]) -> MadeRows:
         """The rows of a batch."""
         made = MadeRows([], [], [])
+        plain: list[NewEntry] = []
         for position, publication in enumerate(publications):
             try:
                 entry = prepare(publication, self._limits)
@@ -50,14 +51,15 @@ class RowMaker:
                 made.refused.append((position, str(problem.code), problem.detail))
                 continue
             if isinstance(entry, NewEntry) and not entry.claims and not is_referable(entry.frame):
-                made.rows.append(self._row(entry))
+                plain.append(entry)
             else:
                 made.unusual.append(position)
+        packed = self._packer.pack_small([entry.frame for entry in plain])
+        made.rows.extend(map(self._row, plain, packed))
         return made
 
-    def _row(self, entry: NewEntry) -> tuple[Any, ...]:
+    def _row(self, entry: NewEntry, stored: StoredFrame) -> tuple[Any, ...]:
         message = entry.message
-        stored = self._packer.pack(entry.frame)
         return (
             message.channel_id,
             self._keys.of_text(message.message_id),

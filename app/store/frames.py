@@ -42,6 +42,7 @@ FRAMES_PER_STEP = 64
 
 _BUILT_IN = ZstdCompressionDict(files(__package__).joinpath("frames.zdict").read_bytes())
 _LEVEL = 3
+_SMALL_LEVEL = 1  # 0.3 % larger than level 3 for frames of 300 bytes, in 60 % of the time
 _REFERENCE_LEVEL = 1  # the same size as higher levels where nearly all is one long match
 _DECOMPRESSOR_BYTES = 160 * 1024  # zstd's own state
 _DEPTH_MAX = 2  # a frame, its reference, the base of that
@@ -97,13 +98,18 @@ class FramePacker:
 
     def __init__(self) -> None:
         self._compressor = _compressor(_BUILT_IN, _LEVEL)
+        self._fast_compressor = _compressor(_BUILT_IN, _SMALL_LEVEL)
 
     def pack(self, frame: bytes) -> StoredFrame:
         """A frame by itself."""
-        data = self._compressor.compress(frame)
-        if len(data) < len(frame):
-            return StoredFrame(Codec.BUILT_IN, None, data)
-        return StoredFrame(Codec.RAW, None, frame)
+        return _smaller(frame, self._compressor.compress(frame))
+
+    def pack_small(self, frames: Sequence[bytes]) -> list[StoredFrame]:
+        """Many small frames in one call, during which other threads run."""
+        if not frames:
+            return []
+        packed = self._fast_compressor.multi_compress_to_buffer(list(frames))
+        return [_smaller(frame, packed[n].tobytes()) for n, frame in enumerate(frames)]
 
 
 class Reference:
@@ -275,6 +281,12 @@ class _Dictionary:
     def __init__(self, content: bytes) -> None:
         self.decompressor = ZstdDecompressor(dict_data=_raw_content(content))
         self.bytes = len(content) + _DECOMPRESSOR_BYTES
+
+
+def _smaller(frame: bytes, data: bytes) -> StoredFrame:
+    if len(data) < len(frame):
+        return StoredFrame(Codec.BUILT_IN, None, data)
+    return StoredFrame(Codec.RAW, None, frame)
 
 
 def is_referable(frame: bytes) -> bool:

@@ -111,14 +111,13 @@ class FrameWriter:
 
     def write(self, transaction: Transaction, written: Sequence[Written]) -> None:
         """The frames of new entries."""
-        rows: list[Row] = []
         copies: list[Row] = []
-        large: list[Written] = []
-        for entry, result in written:
-            if is_referable(entry.frame):
-                large.append((entry, result))
-            else:
-                rows.append((result.seq, *self._packer.pack(entry.frame)))
+        large = [each for each in written if is_referable(each[0].frame)]
+        small = [each for each in written if not is_referable(each[0].frame)]
+        packed = self._packer.pack_small([entry.frame for entry, _ in small])
+        rows: list[Row] = [
+            (result.seq, *stored) for (_, result), stored in zip(small, packed, strict=True)
+        ]
         if large:
             self._make_ready(transaction, {result.channel_no for _, result in large})
             large.sort(key=_in_log_order)

@@ -147,6 +147,7 @@ class GroupWriter:
             int(entry.dialect),
             0 if entry.id_verifies else 1,
             message.message_id,
+            entry.digest[:PREFIX_BYTES],
             entry.digest,
             entry.frame_hash,
         )
@@ -184,7 +185,8 @@ class GroupWriter:
 
     def _claim_row(self, claim: NewClaim, seq: int, source: int) -> Row:
         key = self._keys.of_bytes(claim.hint)
-        return claim.claim_no, key, seq, source, claim.hint, claim.element_id
+        prefix = claim.element_id[:PREFIX_BYTES]
+        return claim.claim_no, key, seq, source, claim.hint, prefix, claim.element_id
 
     def _write_refused(self, transaction: Transaction, digests: Sequence[bytes]) -> None:
         """Those that were refused longest ago are forgotten first."""

@@ -56,6 +56,11 @@ SQLITE_KEYS_PER_QUERY = (1, 16, 128)
 times the look-up, and beyond 128 longer lists gain nothing."""
 
 
+SQLITE_ROWS_PER_INSERT = 32
+"""Rows of one statement: the driver lets other threads run during a statement and then waits for its
+turn, which between single rows would cost more than the insertion."""
+
+
 class Query(NamedTuple):
     """Compiled text, the names of its positional arguments in order, and those that are fixed."""
 
@@ -73,13 +78,15 @@ class ManyQuery(NamedTuple):
     """Text that serves many keys or rows; the driver-specific side knows how to feed it.
 
     `constants` follow the caller's own arguments; `types` are those of the arrays that PostgreSQL
-    is given; `shorter` are forms for fewer keys on SQLite, as (keys at most, text), shortest first.
+    is given. On SQLite `shorter` are forms for fewer keys, as (keys at most, text), shortest first,
+    and `several` is an insertion of `SQLITE_ROWS_PER_INSERT` rows.
     """
 
     text: str
     constants: Row = ()
     types: tuple[TypeEngine[Any], ...] = ()
     shorter: tuple[tuple[int, str], ...] = ()
+    several: str | None = None
 
 
 class SqlDialect(ABC):
@@ -146,10 +153,19 @@ class SqliteSql(SqlDialect):
         return self._many(make(binds), list(arguments))
 
     def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
-        statement = sqlite.insert(table).values(_binds(table.columns))
+        names = table.columns.keys()
         if or_ignore:
-            statement = statement.on_conflict_do_nothing()
-        return self._many(statement, table.columns.keys())
+            statement = sqlite.insert(table).values(_binds(table.columns))
+            return self._many(statement.on_conflict_do_nothing(), names)
+        rows: list[dict[str, BindParameter[Any]]] = [
+            {name: bindparam(f"{name}_{row}") for name in names}
+            for row in range(SQLITE_ROWS_PER_INSERT)
+        ]
+        # Without ROLLBACK a statement of several rows copies each page first, to undo itself alone.
+        many_rows = sqlite.insert(table).prefix_with("OR ROLLBACK").values(rows)
+        several = self.query(many_rows).text
+        statement = sqlite.insert(table).values(_binds(table.columns))
+        return self._many(statement, names)._replace(several=several)
 
     def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
         statement = sqlite.insert(table).values(_binds(table.columns))

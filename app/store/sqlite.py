@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,14 @@ from app.errors import Code, Problem
 from app.store.database import Database, Transaction, chunks
 from app.store.faults import StoreBusyError, UnsupportedDatabaseError
 from app.store.migrate import is_current, migrate
-from app.store.sql import SQLITE, SQLITE_KEYS_PER_QUERY, ManyQuery, Query, Row
+from app.store.sql import (
+    SQLITE,
+    SQLITE_KEYS_PER_QUERY,
+    SQLITE_ROWS_PER_INSERT,
+    ManyQuery,
+    Query,
+    Row,
+)
 
 WRITER_CACHE_KIB = 64 * 1024
 """Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
@@ -179,8 +187,7 @@ class SqliteTransaction:
         self._connection.execute(query.text, query.arguments(values))
 
     def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
-        if rows:
-            self._connection.executemany(query.text, rows)
+        insert_many(self._connection, query, rows)
 
 
 def problem_of(error: BaseException) -> Problem | None:
@@ -193,6 +200,16 @@ def problem_of(error: BaseException) -> Problem | None:
     if primary in _UNAVAILABLE:
         return Problem(Code.STORE_UNAVAILABLE, f"the database refuses: {error}")
     return None
+
+
+def insert_many(connection: sqlite3.Connection, query: ManyQuery, rows: Sequence[Row]) -> None:
+    """Run a writing statement for every row."""
+    whole = len(rows) - len(rows) % SQLITE_ROWS_PER_INSERT if query.several else 0
+    if query.several and whole:
+        parts = chunks(rows[:whole], SQLITE_ROWS_PER_INSERT)
+        connection.executemany(query.several, [tuple(chain.from_iterable(each)) for each in parts])
+    if whole < len(rows):
+        connection.executemany(query.text, rows[whole:])
 
 
 def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:

@@ -29,7 +29,6 @@ from app.store.schema import (
     history_claims,
     messages,
     missing_references,
-    prefix,
     published_claims,
     refused_digests,
 )
@@ -53,7 +52,7 @@ _ID_ARGUMENTS: Arguments = {"id_key": BigInteger(), "message_id": ByteText}
 _LOG_ORDER = (
     messages.c.lamport,
     messages.c.message_id,
-    prefix(messages.c.digest),
+    messages.c.digest_prefix,
     messages.c.digest,
 )
 
@@ -112,10 +111,10 @@ class ReadStatements:
         )
         self.entries_by_seq = sql.among(messages.c.seq, lambda among: _entries().where(among))
         self.entries_by_digest = sql.among(
-            prefix(messages.c.digest), lambda among: _entries().where(among)
+            messages.c.digest_prefix, lambda among: _entries().where(among)
         )
         digests = select(messages.c.digest, messages.c.seq)
-        self.seqs_by_digest = sql.among(prefix(messages.c.digest), digests.where)
+        self.seqs_by_digest = sql.among(messages.c.digest_prefix, digests.where)
         self.frames = stored_frames(sql, frames)
         self.references = stored_frames(sql, frame_references)
         self.references_in_doubt = sql.query(_references_in_doubt())
@@ -197,7 +196,7 @@ class ReadStatements:
             {"prefix": LargeBinary(), "digest": LargeBinary()},
             lambda key: (
                 on_digest.where(
-                    prefix(messages.c.digest) == key["prefix"], messages.c.digest == key["digest"]
+                    messages.c.digest_prefix == key["prefix"], messages.c.digest == key["digest"]
                 )
                 .order_by(claims.c.claim_no)
                 .limit(constant(limits.hint_claims_per_entry_max))
@@ -205,7 +204,7 @@ class ReadStatements:
         )
         by_element = select(claims.c.element_id, messages.c.digest, claims.c.hint)
         self.claims_by_element = sql.among(
-            prefix(claims.c.element_id),
+            claims.c.element_prefix,
             lambda among: by_element.join_from(
                 claims, messages, claims.c.seq == messages.c.seq
             ).where(among),

@@ -17,7 +17,6 @@ from app.store.schema import (
     messages,
     met_ids,
     missing_references,
-    prefix,
     published_claims,
     refused_digests,
 )
@@ -43,7 +42,7 @@ class WriteStatements:
         known = select(
             messages.c.digest, messages.c.seq, messages.c.channel_no, messages.c.received_at_ms
         )
-        self.known = sql.among(prefix(messages.c.digest), known.where)
+        self.known = sql.among(messages.c.digest_prefix, known.where)
         self.numbers = sql.query(
             select(
                 highest(messages.c.seq),

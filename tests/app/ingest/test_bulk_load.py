@@ -55,7 +55,8 @@ async def answers(store: Store) -> list[object]:
         told.append((name, channel.count, channel.lamport_first, channel.lamport_last))
         page = await store.page(name, limit=1000, bytes_max=BYTES_MAX)
         told.append([(entry.digest, entry.lamport_timestamp) for entry in page.entries])
-        told.append(await store.gaps(name, None, 1000))
+        gaps = await store.gaps(name, None, 1000)
+        told.append([(gap.message_id, set(gap.hints)) for gap in gaps.gaps])
         for hint in HINTS:
             candidates = await store.hint(hint, name, 1000)
             told.append((hint, {entry.digest for entry in candidates.entries}))

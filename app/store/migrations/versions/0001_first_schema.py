@@ -8,7 +8,6 @@ from alembic import op
 from sqlalchemy import (
     BigInteger,
     Column,
-    ColumnElement,
     Index,
     Integer,
     LargeBinary,
@@ -16,9 +15,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
-    func,
     insert,
-    literal_column,
 )
 
 revision = "0001"
@@ -31,11 +28,6 @@ Number = BigInteger().with_variant(Integer(), "sqlite")
 ByteText = Text().with_variant(Text(collation="C"), "postgresql")
 
 metadata = MetaData()
-
-
-def prefix(column: Column[bytes]) -> ColumnElement[bytes]:
-    """The first 8 bytes of a digest."""
-    return func.substr(column, literal_column("1"), literal_column("8"), type_=LargeBinary())
 
 
 def index_ending_in_key(name: str, table: Table, *columns: str) -> None:
@@ -77,10 +69,12 @@ messages = Table(
     # 0 where the message ID matches the content under a known scheme: those are served first
     Column("unverified", SmallInteger, nullable=False),
     Column("message_id", ByteText, nullable=False),
+    # the first 8 bytes of the digest: they sort as it does, and no more of it is indexed
+    Column("digest_prefix", LargeBinary, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("frame_hash", LargeBinary, nullable=False),
 )
-Index("messages_by_digest", prefix(messages.c.digest))
+Index("messages_by_digest", messages.c.digest_prefix)
 index_ending_in_key("messages_by_id", messages, "id_key", "unverified")
 index_ending_in_key("messages_by_channel_and_id", messages, "id_key", "channel_no", "unverified")
 Index(
@@ -88,7 +82,7 @@ Index(
     messages.c.channel_no,
     messages.c.lamport,
     messages.c.message_id,
-    prefix(messages.c.digest),
+    messages.c.digest_prefix,
 )
 index_ending_in_key("messages_in_arrival_order", messages, "channel_no")
 
@@ -121,6 +115,7 @@ published_claims = Table(
     Column("seq", Number, nullable=False),
     Column("source", SmallInteger, nullable=False),
     Column("hint", LargeBinary, nullable=False),
+    Column("element_prefix", LargeBinary, nullable=False),
     Column("element_id", LargeBinary, nullable=False),
 )
 Index(
@@ -130,7 +125,7 @@ Index(
     published_claims.c.seq,
 )
 Index("published_claims_by_seq", published_claims.c.seq)
-Index("published_claims_by_element", prefix(published_claims.c.element_id))
+Index("published_claims_by_element", published_claims.c.element_prefix)
 
 history_claims = Table(
     "history_claims",
