@@ -1,13 +1,16 @@
 """The SQLite store: loading, ingest, reads and size at 10^4, 10^5 and 10^6 messages.
 
 `python -m bench.store [--quick]`. Two workloads: frames of 300 bytes, and frames of 19 kB with a bloom
-filter. Each figure of writing stands beside its limit in the same run: the fastest insertion of ready
-rows into the same tables and indexes, by the bare driver in transactions as large as a group.
+filter. Ingest stands beside its limit in the same run: the fastest insertion of ready rows into the
+same tables and indexes, by the bare driver in transactions as large as a group. CPU time, unlike the
+clock, does not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import shutil
 import sqlite3
 import statistics
@@ -15,10 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
+from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.entries import NewEntry
 from app.errors import Problem
 from app.ingest.bulkload import load_empty_store
@@ -45,6 +52,8 @@ Result = dict[str, Any]
 def main() -> None:
     """Measure and show."""
     quick = "--quick" in sys.argv
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
     more = 8_000 if quick else MORE
     results: list[Result] = []
     for size in (10_000, 30_000) if quick else (10_000, 100_000, 1_000_000):
@@ -58,42 +67,45 @@ def measured(workload: str, size: int, made: Iterator[bytes], more: int) -> list
     """Every figure at one size."""
     rows: list[Result] = []
 
-    def note(what: str, value: float, unit: str, limit: float | None = None) -> None:
-        share = "" if limit is None else value / limit
-        rows.append(
-            {
-                "frames": workload,
-                "messages": size,
-                "what": what,
-                "value": value,
-                "unit": unit,
-                "limit": "" if limit is None else limit,
-                "share": share,
-            }
-        )
+    def note(what: str, value: float, unit: str, cpu_us: float | str = "") -> None:
+        figure = {"value": value, "unit": unit, "CPU µs each": cpu_us}
+        rows.append({"frames": workload, "messages": size, "what": what, **figure})
 
     with tempfile.TemporaryDirectory(prefix="sdstore-bench-") as folder:
         path = Path(folder) / "store.db"
         kept = list(islice(made, size))
-        seconds = timed(lambda: load(path, kept))
-        note("load an empty store", size / seconds, "messages/s")
+        cost = Cost.of(lambda: load(path, kept))
+        note("load an empty store", size / cost.wall_s, "messages/s", cost.cpu_s / size * 1e6)
         frame_bytes = sum(map(len, kept)) / size
         note("file / frames", path.stat().st_size / size / frame_bytes, "bytes/byte")
         note("frame data", frame_data_bytes(path) / size, "bytes/message")
         extra = list(islice(made, more))
-        bare = bare_rate(path, [entry_of(frame) for frame in extra])
-        rate, entries_per_group = asyncio.run(ingest_rate(path, extra))
-        note(f"ingest, batches of {BATCH:,}", rate, "messages/s", bare)
-        note("entries in a group", entries_per_group, "entries")
-        asyncio.run(measure_reads(path, note))
+        bare = bare_cost(path, [entry_of(frame) for frame in extra])
+        cost = Cost.of(lambda: uvloop.run(ingest(path, extra)))
+        note("ingest", more / cost.wall_s, "messages/s", cost.cpu_s / more * 1e6)
+        note("  bare insertion", more / bare.wall_s, "messages/s", bare.cpu_s / more * 1e6)
+        note("  share of it", bare.wall_s / cost.wall_s, "", bare.cpu_s / cost.cpu_s)
+        uvloop.run(measure_reads(path, note))
     return rows
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds it takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a piece of work; CPU seconds of all threads and of child processes that ended."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def of(cls, work: Callable[[], object]) -> Cost:
+        """What `work` costs."""
+        wall, cpu = time.perf_counter(), _cpu_s()
+        work()
+        return cls(time.perf_counter() - wall, _cpu_s() - cpu)
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
 
 
 def load(path: Path, kept: Iterable[bytes]) -> None:
@@ -122,8 +134,8 @@ def entry_of(frame: bytes) -> NewEntry:
     return entry
 
 
-def bare_rate(path: Path, entries: Sequence[NewEntry]) -> float:
-    """Messages a second that the driver inserts into a copy, with nothing looked up before."""
+def bare_cost(path: Path, entries: Sequence[NewEntry]) -> Cost:
+    """Of inserting into a copy, with nothing looked up before."""
     copy = path.with_name("bare.db")
     shutil.copyfile(path, copy)
     connection = sqlite3.connect(copy, isolation_level=None)
@@ -151,10 +163,10 @@ def bare_rate(path: Path, entries: Sequence[NewEntry]) -> float:
             connection.executemany(SQLITE.insert(frames).text, [row for _, row in group])
             connection.execute("COMMIT")
 
-    seconds = timed(insert)
+    cost = Cost.of(insert)
     connection.close()
     copy.unlink()
-    return len(entries) / seconds
+    return cost
 
 
 def message_row(seq: int, entry: NewEntry) -> tuple[object, ...]:
@@ -167,8 +179,8 @@ def message_row(seq: int, entry: NewEntry) -> tuple[object, ...]:
     return (*numbers, *sizes, *texts)
 
 
-async def ingest_rate(path: Path, extra: Sequence[bytes]) -> tuple[float, float]:
-    """Messages a second through the door, published by several clients in batches."""
+async def ingest(path: Path, extra: Sequence[bytes]) -> None:
+    """Through the door, published by several clients in batches."""
     store = await Store.open(f"sqlite:///{path}", LIMITS)
     committer = GroupCommitter(store, LIMITS)
     await committer.start()
@@ -179,13 +191,9 @@ async def ingest_rate(path: Path, extra: Sequence[bytes]) -> tuple[float, float]
         for batch in batches:
             await door.publish_many([Publication(frame) for frame in batch])
 
-    started = time.perf_counter()
     await asyncio.gather(*(publish_batches() for _ in range(PUBLISHERS)))
-    seconds = time.perf_counter() - started
-    groups = committer.counters.groups
     await committer.close()
     await store.close()
-    return len(extra) / seconds, len(extra) / groups
 
 
 async def measure_reads(path: Path, note: Callable[[str, float, str], None]) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from app.entries import NewEntry, OutcomeKind
 from app.errors import Code, Problem
-from app.ingest.bulkrows import MadeRows, make_rows, start_worker
+from app.ingest.bulkrows import MadeRows, make_rows, start_here, start_worker
 from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import Limits
@@ -38,6 +38,9 @@ from sdstore.sds.model import Kind
 from sdstore.wire.store_pb2 import PublishItem
 
 BATCH_ITEMS = 2_000
+BATCHES_BEFORE_WORKERS = 10
+"""Starting workers takes as long as making the rows of so many batches."""
+
 BATCHES_IN_FLIGHT_PER_WORKER = 2
 """One being made, one ready: more would only be memory."""
 
@@ -72,7 +75,7 @@ def load_empty_store(
 ) -> Loaded:
     """Load a store that holds nothing yet. Calls `refused` with the number of an item from 0.
 
-    `workers` are processes; with 0 this one does everything, which is faster below 50,000 items.
+    `workers` are processes that make rows once the first 20,000 items are in; 0 for none.
     Raises `Problem` STORE_UNAVAILABLE where the store is not empty or somebody reads it,
     `StoreBusyError` where somebody writes to it. Nothing has happened if it raises.
     """
@@ -200,13 +203,15 @@ def _fill(
 def _made(
     items: Iterable[Item], keys: Keys, limits: Limits, workers: int
 ) -> Iterator[tuple[Sequence[Item], MadeRows]]:
-    """Batches with the rows that worker processes made of them, in order."""
+    """Batches with the rows made of them, in order: the first ones here, the rest by workers."""
     source = iter(items)
-    if not workers:
-        start_worker(keys, limits)
-        while batch := list(islice(source, BATCH_ITEMS)):
-            yield batch, make_rows(batch)
-        return
+    start_here(keys, limits)
+    made_here = 0
+    while not workers or made_here < BATCHES_BEFORE_WORKERS:
+        if not (batch := list(islice(source, BATCH_ITEMS))):
+            return
+        yield batch, make_rows(batch)
+        made_here += 1
     under_way: deque[tuple[Sequence[Item], Future[MadeRows]]] = deque()
     # A fork of a process with threads may hang; workers begin afresh.
     with ProcessPoolExecutor(

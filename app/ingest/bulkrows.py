@@ -7,6 +7,7 @@ stored) it hands back to be written the usual way.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -79,11 +80,17 @@ class RowMaker:
 _makers: list[RowMaker] = []
 
 
-def start_worker(keys: Keys, limits: Limits) -> None:
-    """Run once in each worker process."""
+def start_here(keys: Keys, limits: Limits) -> None:
+    """Run once in the process that calls `make_rows`."""
     _makers[:] = [RowMaker(keys, limits)]
 
 
+def start_worker(keys: Keys, limits: Limits) -> None:
+    """Run once in each process that makes nothing but rows, which form no cycles."""
+    gc.disable()
+    start_here(keys, limits)
+
+
 def make_rows(items: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> MadeRows:
-    """A batch of (frame, hints), in a worker process."""
+    """A batch of (frame, hints)."""
     return _makers[0].make([Publication(frame, hints) for frame, hints in items])

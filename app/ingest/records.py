@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.entries import NewEntry
 from app.store.records import WriteResult
@@ -37,8 +38,7 @@ class Relayed:
     dialect: Dialect
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """An entry that is new or has new claims, after its commit."""
 
     entry: NewEntry

@@ -7,7 +7,7 @@ which digests are here, which channels have numbers, which references are unreso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.entries import NewEntry
 from app.limits import Limits
@@ -121,7 +121,7 @@ class GroupWriter:
         known = group.known.get(entry.digest)
         if known is not None:
             # Of two copies in one group the second is a duplicate.
-            return replace(known, is_new=False) if known.is_new else known
+            return known._replace(is_new=False) if known.is_new else known
         group.last_seq += 1
         channel_no = group.channel_numbers[entry.message.channel_id]
         result = WriteResult(group.last_seq, channel_no, group.received_at_ms, is_new=True)
@@ -235,8 +235,6 @@ def _with_claims(
     if not claims:
         return results
     return [
-        WriteResult(r.seq, r.channel_no, r.received_at_ms, r.is_new, tuple(new))
-        if (new := claims.pop(entry.digest, None))
-        else r
+        r._replace(new_claims=tuple(new)) if (new := claims.pop(entry.digest, None)) else r
         for entry, r in zip(entries, results, strict=True)
     ]

@@ -107,20 +107,20 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
 
 async def test_worker_processes_change_nothing_but_the_speed(tmp_path: Path) -> None:
     history = (HistoryEntry("message-000007"), HistoryEntry("gone", b"hint"))
-    frames = [content_frame(number, history=history) for number in range(5000)]
+    frames = [content_frame(number, history=history) for number in range(25_000)]
     items = [(frame, ()) for frame in [*frames, b"\xff", *frames[:100]]]
     refused: list[tuple[int, Code]] = []
     path = tmp_path / "store.db"
     loaded = load_empty_store(
         path, items, DEFAULT_LIMITS, lambda n, p: refused.append((n, p.code)), workers=2
     )
-    assert loaded.counts == {OutcomeKind.STORED: 5000, OutcomeKind.DUPLICATE: 100}
-    assert refused == [(5000, Code.MALFORMED_FRAME)]
+    assert loaded.counts == {OutcomeKind.STORED: 25_000, OutcomeKind.DUPLICATE: 100}
+    assert refused == [(25_000, Code.MALFORMED_FRAME)]
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    assert await store.watermark() == (5000, 0)
+    assert await store.watermark() == (25_000, 0)
     gaps = await store.gaps("channel", None, 10)
     assert [(gap.message_id, gap.hints) for gap in gaps.gaps] == [("gone", (b"hint",))]
-    feed = await store.feed(0, 10_000, BYTES_MAX)
+    feed = await store.feed(0, 30_000, BYTES_MAX)
     assert [entry.frame for entry in feed.entries] == frames
     await store.close()
     assert names_in(tmp_path) == ["store.db", "store.db-writer"]
