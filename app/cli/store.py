@@ -111,4 +111,6 @@ def _print(findings: Findings, settings: Settings) -> None:
     entries = counted(findings.entries, "message", "messages")
     channels = counted(findings.channels, "channel", "channels")
     verdict = "damaged" if findings.damages else "sound"
-    stdout().print(f"{settings.shown_database_url}: {verdict}, {entries} in {channels}", markup=False)
+    stdout().print(
+        f"{settings.shown_database_url}: {verdict}, {entries} in {channels}", markup=False
+    )
