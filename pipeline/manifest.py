@@ -19,7 +19,7 @@ from pipeline.errors import ManifestError
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 1
-MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # half a million ranges, far beyond 10^10 entries
+MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
 _SEAL = ',\n "manifest_digest": "'
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT = "sdstore"
-PARTITION_ENTRIES = 131_072  # 40 MB of 300-byte frames: some seconds of one core
+PARTITION_ENTRIES = 65_536  # 20 MB of 300-byte frames: a second or two of one core
 
 
 def register(spark: SparkSession) -> None:
