@@ -14,28 +14,28 @@ from blake3 import blake3
 
 from pipeline.columns import CHANNELS
 from pipeline.manifest import FileRecord
-from pipeline.roots import summaries
+from pipeline.summaries import summaries
 from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def channel_summaries(entries: DataFrame) -> DataFrame:
+def channel_summaries(entries: DataFrame, entries_count: int) -> DataFrame:
     """The columns of `CHANNELS` for every channel in `entries`."""
-    return summaries(entries, ["channel_id"]).select(*CHANNELS.names)
+    return summaries(entries, ["channel_id"], entries_count).select(*CHANNELS.names)
 
 
-def write_channels(entries: DataFrame, folder: Path) -> FileRecord:
+def write_channels(entries: DataFrame, entries_count: int, folder: Path) -> FileRecord:
     """Write the channels of `entries` into the snapshot `folder`, sorted by channel ID.
 
     One task writes the file as the rows stream by, so that a store of ten million channels needs
     no more memory than one of ten.
     """
     written = (
-        channel_summaries(entries)
-        .sort("channel_id")
-        .coalesce(1)
+        channel_summaries(entries, entries_count)
+        .repartition(1)
+        .sortWithinPartitions("channel_id")
         .mapInArrow(partial(_write, folder), "bytes bigint, digest string")
         .collect()
     )

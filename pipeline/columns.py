@@ -7,7 +7,7 @@ its schema, and the README inside a snapshot its tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -102,41 +102,31 @@ CHANNELS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
-    """What the database says of an entry; the rest is read from its frame.
+def entries_batch(
+    stored: Sequence[Sequence[Any]], frames: Sequence[bytes | None]
+) -> pa.RecordBatch:
+    """The columns of `ENTRIES`; MessageError for a frame that is no message.
 
-    `frame` is None where the content is retired: the entry stays, as an element without content.
+    `stored` are columns that the database has: sequence number, arrival in milliseconds, channel ID,
+    message ID, Lamport timestamp, dialect, digest, frame hash. A frame is None where the content is
+    retired: the entry stays, as an element without content.
     """
-
-    seq: int
-    received_at_ms: int
-    channel_id: str
-    message_id: str
-    lamport_timestamp: int
-    dialect: int
-    digest: bytes
-    frame_hash: bytes
-    frame: bytes | None
-
-
-def entries_batch(rows: Sequence[StoredRow]) -> pa.RecordBatch:
-    """`rows` with their frames decoded, in the columns of `ENTRIES`; MessageError for a bad frame."""
-    messages = [None if row.frame is None else decode(row.frame)[0] for row in rows]
+    seqs, arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, frame_hashes = stored
+    messages = [None if frame is None else decode(frame)[0] for frame in frames]
     columns = [
-        pa.array([row.seq for row in rows], pa.int64()),
-        pa.array([row.received_at_ms * 1000 for row in rows], pa.timestamp("us", "UTC")),
-        pa.array([row.channel_id for row in rows], pa.string()),
-        pa.array([row.message_id for row in rows], pa.string()),
+        pa.array(seqs, pa.int64()),
+        pa.array(arrivals_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        pa.array(channel_ids, pa.string()),
+        pa.array(message_ids, pa.string()),
         pa.array([message.sender_id if message else "" for message in messages], pa.string()),
-        pa.array([row.lamport_timestamp for row in rows], pa.int64()),
-        pa.array([_DIALECT_LABELS[row.dialect] for row in rows], pa.string()),
-        pa.array([row.digest for row in rows], pa.binary()),
-        pa.array([row.frame_hash for row in rows], pa.binary()),
+        pa.array(lamports, pa.int64()),
+        pa.array([_DIALECT_LABELS[dialect] for dialect in dialects], pa.string()),
+        pa.array(digests, pa.binary()),
+        pa.array(frame_hashes, pa.binary()),
         pa.array([len(message.content) if message else 0 for message in messages], pa.int64()),
-        pa.array([len(row.frame) if row.frame else 0 for row in rows], pa.int64()),
+        pa.array([len(frame) if frame else 0 for frame in frames], pa.int64()),
         history_array(messages),
-        pa.array([row.frame for row in rows], pa.binary()),
+        pa.array(frames, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from app.store.frames import FrameUnpacker, PackedFrame
-from pipeline.columns import CLAIMS, ENTRY_KEYS, StoredRow, entries_batch
+from pipeline.columns import CLAIMS, ENTRY_KEYS, entries_batch
 from pipeline.errors import DatabaseError
 from pipeline.manifest import Watermark
 from pipeline.roots import DIGEST_BYTES
@@ -33,6 +33,7 @@ _BATCH_ROWS = 4_096
 _BATCH_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
+_STORED_COLUMNS = 8  # of a row with its frame, those that stand in the table of entries
 
 
 def absolute_url(url: str) -> str:
@@ -119,7 +120,8 @@ class Database(ABC):
         unpacker = FrameUnpacker()
         for portion in _portions(row for fetched in rows for row in fetched):
             frames = self._unpacked(unpacker, portion)
-            yield entries_batch([_stored_row(row, frames.get(row[0])) for row in portion])
+            stored = list(zip(*portion, strict=True))[:_STORED_COLUMNS]
+            yield entries_batch(stored, [frames.get(seq) for seq in stored[0]])
 
     def keys(self, scan: Scan) -> Iterator[pa.RecordBatch]:
         """The entries in `scan` in arrival order, in the columns of `ENTRY_KEYS`."""
@@ -330,13 +332,6 @@ class PostgresDatabase(Database):
 
 def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _stored_row(row: Any, frame: bytes | None) -> StoredRow:
-    seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, *_ = row
-    return StoredRow(
-        seq, at_ms, channel_id, message_id, lamport, dialect, digest, frame_hash, frame
-    )
 
 
 def _portions(rows: Iterator[Any]) -> Iterator[list[Any]]:

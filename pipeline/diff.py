@@ -15,9 +15,9 @@ from pyspark.sql import functions as f
 
 from pipeline import manifest as manifests
 from pipeline.progress import step
-from pipeline.roots import summaries
 from pipeline.snapshot import read_entries
 from pipeline.source import FORMAT
+from pipeline.summaries import summaries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,8 +53,10 @@ def diff(spark: SparkSession, left: Path | str, right: Path | str) -> Difference
     Raises ManifestError or DatabaseError for a side that is neither.
     """
     with step(spark, "Compare ranges"):
-        one, other = _with_ranges(*_sides(spark, left, right))
-        ranges = _different(one, other).persist()
+        one, other = _sides(spark, left, right)
+        rows_count = max(one.count(), other.count())
+        one, other = _with_ranges(one, other)
+        ranges = _different(one, other, rows_count).persist()
         rows = ranges.sort("channel_id", "lamport_first").collect()
         one, other = (side.join(ranges.select(*_RANGE), [*_RANGE]) for side in (one, other))
     return Difference(
@@ -100,10 +102,10 @@ def _without_common_files(
     return one, other
 
 
-def _different(one: DataFrame, other: DataFrame) -> DataFrame:
+def _different(one: DataFrame, other: DataFrame, rows_count: int) -> DataFrame:
     """(channel, range, Lamport bounds, counts) of the ranges that are not the same on both sides."""
-    left = _prefixed(summaries(one, _RANGE), "left")
-    right = _prefixed(summaries(other, _RANGE), "right")
+    left = _prefixed(summaries(one, _RANGE, rows_count), "left")
+    right = _prefixed(summaries(other, _RANGE, rows_count), "right")
     return (
         left.join(right, [*_RANGE], "full_outer")
         .where(~f.col("left_root").eqNullSafe(f.col("right_root")))

@@ -25,9 +25,9 @@ from pipeline.limits import RANGE_ENTRIES
 from pipeline.manifest import Manifest, Parent, Summary, Watermark
 from pipeline.progress import step
 from pipeline.publish import published, write_file
-from pipeline.roots import root_of
 from pipeline.scan import Interval, Scan
 from pipeline.snapshot import read_claims, read_entries
+from pipeline.summaries import root_of
 from sdstore.sds.codec import DECODER_VERSION
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
         () if base is None else base.manifest.claim_ranges,
     )
     with step(spark, "Prove what was written"):
-        channels = write_channels(read_entries(spark, folder), folder)
-        entries_total = Summary.of(root_of(read_entries(spark, folder), "digest"))
-        claims_total = Summary.of(root_of(read_claims(spark, folder), "claim_id"))
+        rows = read_entries(spark, folder)
+        channels = write_channels(rows, entries.count, folder)
+        entries_total = Summary.of(root_of(rows, "digest", entries.count))
+        claims_total = Summary.of(root_of(read_claims(spark, folder), "claim_id", claims.count))
     return Manifest(
         snapshot_id=token_hex(16),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

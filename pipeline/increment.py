@@ -71,6 +71,11 @@ class Exported:
     ranges: tuple[Any, ...]
     bytes_written: int
 
+    @property
+    def count(self) -> int:
+        """Elements in all ranges."""
+        return sum(each.count for each in self.ranges)
+
 
 def export_table(
     spark: SparkSession,

@@ -13,8 +13,8 @@ from app.errors import Code
 from pipeline.findings import Fault, Finding
 from pipeline.manifest import Summary
 from pipeline.progress import step
-from pipeline.roots import root_of
 from pipeline.snapshot import read_channels, read_entries
+from pipeline.summaries import root_of
 from sdstore.client.blocking import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.records import Channel
@@ -84,4 +84,5 @@ def _with_newest(
     rows = [(message.digest,) for message in islice(newest, newer_count)]
     kept = read_entries(spark, snapshot).where(f.col("channel_id") == channel.channel_id)
     newer = spark.createDataFrame(rows, "digest binary")
-    return Summary.of(root_of(kept.select("digest").union(newer).distinct()))
+    both = kept.select("digest").union(newer).distinct()
+    return Summary.of(root_of(both, "digest", channel.count))

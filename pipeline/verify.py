@@ -20,8 +20,8 @@ from pipeline.findings import Fault, Finding
 from pipeline.live import compare_with_node
 from pipeline.manifest import FileRecord, Manifest, Summary
 from pipeline.progress import step
-from pipeline.roots import root_of
 from pipeline.snapshot import read_channels, read_claims, read_entries
+from pipeline.summaries import root_of
 from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator
             ("entries", entries, "digest", manifest.entries),
             ("claims", claims, "claim_id", manifest.claims),
         ):
-            found = Summary.of(root_of(table, element))
+            found = Summary.of(root_of(table, element, expected.count))
             if found != expected:
                 yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
-        computed = _keyed(channel_summaries(entries), "computed")
+        computed = _keyed(channel_summaries(entries, manifest.entries.count), "computed")
         stored = _keyed(read_channels(spark, snapshot), "stored")
         different = computed.join(stored, "channel_id", "full_outer").where(
             ~f.col("computed").eqNullSafe(f.col("stored"))
