@@ -26,9 +26,15 @@ def bit_lengths(values: U64) -> I64:
     return np.frexp(exact)[1].astype(np.int64)
 
 
+def steps_of(values: I64) -> I64:
+    """The difference of each number to the one before (the first: to 0)."""
+    steps = values.copy()
+    steps[1:] -= values[:-1]
+    return steps
+
+
 def spread(counts: I64) -> tuple[I64, I64]:
     """For groups of the given sizes laid end to end: each slot's group, and place in its group."""
-    total = int(counts.sum())
-    starts = np.cumsum(counts) - counts
-    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return owner, np.arange(total, dtype=np.int64) - starts[owner]
+    owner = np.arange(len(counts)).repeat(counts)
+    starts = counts.cumsum() - counts
+    return owner, np.arange(len(owner)) - starts[owner]

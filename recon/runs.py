@@ -8,6 +8,7 @@ size are merged (LSM), so that an element is moved a few times and a query looks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -20,11 +21,12 @@ Column = TypeVar("Column", U64, U32)
 
 _BLOCK = 256  # elements between samples: a sample of 10^6 fits the first-level cache
 _LONG_COLUMN = 1 << 17  # shorter ones live in the cache
-_MANY_SEARCHES = 256  # fewer do not pay for the vector steps
+_MANY_SEARCHES = 128  # fewer do not pay for the vector steps
+_TIES_AT_ONCE = 8  # elements of one order that are compared side by side; more are halved first
 MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """orders u64[n] ascending; rows u32[n] in the store, None when row i stands at place i.
 
@@ -53,32 +55,67 @@ class Run:
         """Heads of places."""
         return heads_of(snapshot.ids_of(self.rows_at(places)))
 
+    @cached_property
+    def _sample(self) -> U64:
+        return np.ascontiguousarray(self.orders[::_BLOCK])
+
+    def first_at_least(self, orders: U64) -> I64:
+        """`searchsorted` in the orders, four times as fast for many searches in a long run.
+
+        Each step of a search in a long column is a cache miss. Searching a sample first, and then
+        all blocks side by side, lets the processor wait for many of them at once.
+        """
+        if len(self) < _LONG_COLUMN or len(orders) < _MANY_SEARCHES:
+            return self.orders.searchsorted(orders)
+        found = np.maximum(self._sample.searchsorted(orders) - 1, 0) * _BLOCK
+        last = len(self) - 1
+        step = _BLOCK
+        while step:
+            further = found + step
+            below = self.orders[np.minimum(further - 1, last)] < orders
+            below &= further <= len(self)
+            found += below * step
+            step >>= 1
+        return found
+
     def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
         """First place at or above each bound (order, head); the highest bound stands after all."""
-        left = first_at_least(self.orders, orders)
-        inside = np.flatnonzero((heads != 0) & self.holds_order(left, orders))
+        places = self.first_at_least(orders)
+        inside = (self.holds_order(places, orders) & (heads != 0)).nonzero()[0]
         if len(inside):
-            left[inside] = self._within_ties(snapshot, orders[inside], heads[inside], left[inside])
-        return left
+            within = self._within_ties(snapshot, orders[inside], heads[inside], places[inside])
+            places[inside] = within
+        return places
 
     def holds_order(self, places: I64, orders: U64) -> Mask:
         """Whether the element at each place has just that order; False past the end."""
         if not len(self):
-            return np.zeros(len(places), bool)
-        inside = places < len(self)
-        inside &= self.orders[np.minimum(places, len(self) - 1)] == orders
-        return inside
+            return np.zeros(places.shape, bool)
+        there: Mask = self.orders[np.minimum(places, len(self) - 1)] == orders
+        there &= places < len(self)
+        return there
 
-    def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
-        high = first_at_least(self.orders, orders + np.uint64(1))
+    def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, first: I64) -> I64:
+        """Lower bounds, given the first place of each order."""
+        near = first[:, None] + np.arange(_TIES_AT_ONCE)
+        tied = self.holds_order(near, orders[:, None])
+        below = tied.copy()
+        below[tied] = self.heads_at(snapshot, near[tied]) < heads.repeat(tied.sum(axis=1))
+        found: I64 = first + below.sum(axis=1)
+        many = tied[:, -1].nonzero()[0]
+        if len(many):
+            found[many] = self._halving(snapshot, orders[many], heads[many], first[many])
+        found[(orders == END.order) & (heads == END.head)] = len(self)
+        return found
+
+    def _halving(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
+        high = self.first_at_least(orders + np.uint64(1))
         high[orders == END.order] = len(self)
-        low = low.copy()
-        while len(open_ := np.flatnonzero(low < high)):
+        while len(open_ := (low < high).nonzero()[0]):
             middle = (low[open_] + high[open_]) >> 1
             below = self.heads_at(snapshot, middle) < heads[open_]
             low[open_[below]] = middle[below] + 1
             high[open_[~below]] = middle[~below]
-        low[(orders == END.order) & (heads == END.head)] = len(self)
         return low
 
 
@@ -93,27 +130,6 @@ def element_sequence(orders: U64, heads: U64) -> I64:
 
 NO_SUMS = np.zeros(1, np.uint64)
 EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
-
-
-def first_at_least(ascending: U64, wanted: U64) -> I64:
-    """`np.searchsorted(ascending, wanted)`, four times as fast for many searches in a long column.
-
-    Each step of a search in a long column is a cache miss. Searching a sample first, and then all
-    blocks side by side, lets the processor wait for many of them at once.
-    """
-    if len(ascending) < _LONG_COLUMN or len(wanted) < _MANY_SEARCHES:
-        return np.searchsorted(ascending, wanted)
-    block = np.searchsorted(np.ascontiguousarray(ascending[::_BLOCK]), wanted)
-    found = np.maximum(block - 1, 0) * _BLOCK
-    last = len(ascending) - 1
-    step = _BLOCK
-    while step:
-        further = found + step
-        below = ascending[np.minimum(further - 1, last)] < wanted
-        below &= further <= len(ascending)
-        found = np.where(below, further, found)
-        step >>= 1
-    return found
 
 
 def merge_runs(snapshot: Snapshot, elder: Run, younger: Run, *, summed: bool) -> Run:

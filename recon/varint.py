@@ -1,4 +1,4 @@
-"""Columns of numbers as bytes, whole columns at a time: one pass per byte of the longest number.
+"""Columns of numbers as bytes, whole columns at a time.
 
 Base-128 varints, least significant group first, as in protobuf. Counts that resemble each other are
 written as zigzag differences, so that equal parts cost one byte each.
@@ -8,60 +8,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from recon.columns import I64, U8, U64, bit_lengths
+from recon.columns import I64, U8, U64, steps_of
 from recon.errors import RemoteProtocolError
 
 VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
 COUNT_MAX = 1 << 40  # elements in a range: more than any store, so that sums stay inside 64 bits
 _MORE = 0x80  # set in every byte of a number but the last
-_GROUP = np.uint64(7)
-_LOW_SEVEN = np.uint64(0x7F)
+_FIRST = np.zeros(1, np.int64)
+_SHIFTS = np.arange(0, 7 * VARINT_BYTES_MAX, 7, dtype=np.uint64)
 
 
 def pack_varints(values: U64) -> bytes:
     """Numbers as varints, one after the other."""
-    if int(values.max(initial=0)) < _MORE:  # most columns: one byte each
+    longest = max(-(-int(values.max(initial=0)).bit_length() // 7), 1)
+    if longest == 1:  # most columns: one byte each
         return values.astype(np.uint8).tobytes()
-    lengths = np.maximum((bit_lengths(values) + 6) // 7, 1)
-    ends = np.cumsum(lengths)
-    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    starts = ends - lengths
-    rest = values
-    for byte in range(int(lengths.max(initial=0))):
-        if byte:
-            longer = lengths > byte
-            starts, lengths, rest = starts[longer], lengths[longer], rest[longer] >> _GROUP
-        more = (lengths > byte + 1).astype(np.uint8) << 7
-        out[starts + byte] = (rest & _LOW_SEVEN).astype(np.uint8) | more
-    return out.tobytes()
+    groups = values[:, None] >> _SHIFTS[:longest]
+    used = groups != 0
+    used[:, 0] = True
+    out = groups.astype(np.uint8) & (_MORE - 1)
+    out[:, :-1] |= used[:, 1:].view(np.uint8) << 7
+    packed: bytes = out[used].tobytes()
+    return packed
 
 
 def unpack_varints(raw: U8, count: int) -> tuple[U64, int]:
     """`count` numbers from the front of u8[n], and how many bytes they took."""
-    front = raw[:count]
-    if len(front) == count and int(front.max(initial=0)) < _MORE:
-        return front.astype(np.uint64), count
-    ends = np.flatnonzero(raw[: count * VARINT_BYTES_MAX] < _MORE)[:count] + 1
+    ends = (raw[: count * VARINT_BYTES_MAX] < _MORE).nonzero()[0][:count] + 1
     if len(ends) < count:
         raise RemoteProtocolError("malformed", "a column of numbers is too short")
-    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    taken = int(ends[-1]) if count else 0
+    if taken == count:
+        return raw[:count].astype(np.uint64), count
+    starts = np.concatenate((_FIRST, ends[:-1]))
     lengths = ends - starts
     longest = int(lengths.max())
     if longest > VARINT_BYTES_MAX:
         raise RemoteProtocolError("malformed", "a number is too long")
-    values = (raw[starts] & 0x7F).astype(np.uint64)
-    for byte in range(1, longest):
-        longer = np.flatnonzero(lengths > byte)
-        group = (raw[starts[longer] + byte] & 0x7F).astype(np.uint64)
-        if byte == VARINT_BYTES_MAX - 1 and (group > 1).any():
-            raise RemoteProtocolError("malformed", "a number exceeds 64 bits")
-        values[longer] |= group << np.uint64(7 * byte)
-    return values, int(ends[-1])
+    if longest == VARINT_BYTES_MAX and (raw[ends[lengths == longest] - 1] > 1).any():
+        raise RemoteProtocolError("malformed", "a number exceeds 64 bits")
+    groups = (raw[:taken] & (_MORE - 1)).astype(np.uint64)
+    groups <<= _SHIFTS[np.arange(taken) - starts.repeat(lengths)]
+    return np.bitwise_or.reduceat(groups, starts), taken
 
 
 def pack_counts(counts: I64) -> bytes:
     """Counts as zigzag varints of the difference to the one before (the first: to 0)."""
-    steps = np.diff(counts, prepend=0)
+    steps = steps_of(counts)
     return pack_varints(((steps << 1) ^ (steps >> 63)).astype(np.uint64))
 
 

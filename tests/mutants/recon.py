@@ -38,7 +38,7 @@ FAULTS = [
     _fault("the phase is ignored by one side", "replies", "(256 * (within + 1) + phase - PHASE_NONE)", "(256 * (within + 1))", _WIRE),
     _fault("with several runs counts are implied", "cuts", "return Cuts(owner[sequence], orders, heads, None)", "return Cuts(owner[sequence], orders, heads, owner)", _SYNC),
     # The wire
-    _fault("the last byte of a number is lost", "varint", "lengths = np.maximum((bit_lengths(values) + 6) // 7, 1)", "lengths = np.clip((bit_lengths(values) + 6) // 7, 1, 9)", _WIRE),
+    _fault("the last byte of a number is lost", "varint", "    used = groups != 0\n", "    used = groups != 0\n    used[:, 9:] = False\n", _WIRE),
     _fault("zigzag forgets the sign", "varint", "-(zigzag & np.uint64(1)).astype(np.int64)", "(zigzag & np.uint64(1)).astype(np.int64)", _WIRE),
     _fault("columns may have bytes to spare", "codec", "    if taken != len(raw):\n        raise", "    if taken > len(raw):\n        raise", (_T.format("responder"), _T.format("codec"))),
     _fault("ranges may overlap", "codec", "    if not fine.all():\n", "    if not fine.any():\n", (_T.format("responder"),)),
@@ -67,7 +67,7 @@ FAULTS = [
     _fault("inseparable duplicates are kept", "index", "            places[candidates] += 1\n", "            break\n", _INDEX),
     _fault("merging puts the younger first", "runs", "target = places + np.arange(len(younger))", "target = np.arange(len(younger))", _INDEX),
     _fault("ties are not searched by head", "runs", "        if len(inside):\n", "        if False:\n", _INDEX),
-    _fault("long columns are searched one short", "runs", "below &= further <= len(ascending)", "below &= further < len(ascending)", _INDEX),
+    _fault("long columns are searched one short", "runs", "below &= further <= len(self)", "below &= further < len(self)", _INDEX),
     _fault("a window is closed above", "view", "return wanted if upper is None else wanted & (orders < np.uint64(upper))", "return wanted if upper is None else wanted & (orders <= np.uint64(upper))", _INDEX),
     _fault("views of groups do not grow", "view", "mine &= np.isin(news.groups, self._wanted)", "mine &= False", _INDEX),
     _fault("the tail is forgotten in the total", "view", "low, high = self._tail_sums\n        for run", "low, high = 0, 0\n        for run", _INDEX),

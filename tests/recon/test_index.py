@@ -11,7 +11,7 @@ from recon.cache import ViewCache
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
 from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
-from recon.runs import first_at_least
+from recon.runs import NO_SUMS, Run
 from recon.session import SessionKey
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
@@ -84,7 +84,8 @@ def test_many_searches_in_a_long_column_find_what_single_ones_find(
     near = column[rng.integers(0, len(column), 400)] + rng.integers(0, 2, 400, dtype=np.uint64)
     edges = [0, 1, orders_max, 2**64 - 1, column[0], column[-1], column[-1] + np.uint64(1)]
     wanted = np.concatenate((near, np.array(edges, np.uint64)))
-    assert (first_at_least(column, wanted) == np.searchsorted(column, wanted)).all()
+    run = Run(column, None, NO_SUMS, NO_SUMS)
+    assert (run.first_at_least(wanted) == np.searchsorted(column, wanted)).all()
 
 
 def test_another_key_gives_other_hashes_and_short_ids() -> None:
