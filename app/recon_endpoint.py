@@ -21,16 +21,14 @@ from recon.errors import RemoteProtocolError
 from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, PROTOCOL_VERSION
 from recon.ranges import Bound, bound_bytes
-from recon.responder import read_fetch, resolve_short_ids, respond
+from recon.resolving import read_fetch, resolve
+from recon.responder import respond
 from recon.session import SessionHeader, interest_hash, nonce_is_fresh, responder_nonce
 from recon.view import View
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
-
-FETCH_ELEMENTS_MAX = 16_384
-"""Elements of one range in one reply; a whole range may be a view of millions."""
 
 RESUME_BYTES = 32
 """Where a cut reply goes on."""
@@ -148,31 +146,23 @@ class ReconEndpoint:
         self, response: wire.ReconResponse, view: View, fetch: wire.Fetch, bytes_max: int
     ) -> None:
         """Append the items asked for until the reply is full; then say where to go on."""
-        for span, short_ids in read_fetch(fetch):
-            orders, ids = resolve_short_ids(view, span, short_ids, FETCH_ELEMENTS_MAX + 1)
-            sent_count, some_count = 0, min(len(ids), FETCH_ELEMENTS_MAX)
-            while sent_count < some_count:
-                room = bytes_max - response.ByteSize() - RESUME_BYTES
-                loaded = await load_items(
-                    self._local.store,
-                    [
-                        row.tobytes()
-                        for row in ids[sent_count : min(sent_count + FETCH_CHUNK, some_count)]
-                    ],
-                    bytes_max=room,
-                    hints_max=self._local.limits.hints_per_publish_max,
-                )
-                # Every fetch makes progress, if only by one item that is larger than the room.
-                if response.items and sum(item.ByteSize() for item in loaded.items) > room:
-                    _cut(response, int(orders[sent_count]), ids[sent_count].tobytes())
-                    return
-                response.items.extend(loaded.items)
-                sent_count += loaded.covered
-            if some_count < len(ids):
-                _cut(response, int(orders[some_count]), ids[some_count].tobytes())
-                return
-
-
-def _cut(response: wire.ReconResponse, order: int, element_id: bytes) -> None:
-    response.truncated = True
-    response.resume = bound_bytes(Bound(order, int.from_bytes(element_id[:8], "big")))
+        found = resolve(view, read_fetch(fetch))
+        sent_count, resume = 0, found.resume
+        while sent_count < len(found.ids):
+            room = bytes_max - response.ByteSize() - RESUME_BYTES
+            loaded = await load_items(
+                self._local.store,
+                [row.tobytes() for row in found.ids[sent_count : sent_count + FETCH_CHUNK]],
+                bytes_max=room,
+                hints_max=self._local.limits.hints_per_publish_max,
+            )
+            # Every fetch makes progress, if only by one item that is larger than the room.
+            if response.items and sum(item.ByteSize() for item in loaded.items) > room:
+                head = int.from_bytes(found.ids[sent_count, :8].tobytes(), "big")
+                resume = Bound(int(found.orders[sent_count]), head)
+                break
+            response.items.extend(loaded.items)
+            sent_count += loaded.covered
+        if resume is not None:
+            response.truncated = True
+            response.resume = bound_bytes(resume)

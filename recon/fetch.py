@@ -16,6 +16,7 @@ from recon.columns import U8, U64, Mask, heads_of
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.hashing import names_of_short_ids
+from recon.limits import DEFAULT_LIMITS, Limits
 from recon.ranges import END, Bound, Range, RangeColumns
 from recon.varint import pack_counts
 from recon.view import View, short_ids
@@ -28,9 +29,10 @@ _RESUME_BYTES = 16
 class FetchQueue:
     """Needs waiting to be fetched, about in order. One batch per request; requests may overlap."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, limits: Limits = DEFAULT_LIMITS) -> None:
         self._view = view
         self._waiting: deque[Need] = deque()
+        self._barren_left = limits.fetch_barren_max
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,13 +84,14 @@ class FetchQueue:
         """Put back what a truncated response did not reach (its `resume` field).
 
         `accepted_count`: how many of the elements that it brought `accept` took. A response that
-        only moves its bound could do so for ever, so without one of them it is at fault.
+        only moves its bound could do so for ever, so few of a session may bring none of them.
         """
         if len(raw) != _RESUME_BYTES:
             raise RemoteProtocolError("malformed", "a resume bound has 16 bytes")
         bound = Bound(int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big"))
-        if not batch or not accepted_count or bound <= batch[0].range.lower:
-            raise RemoteProtocolError("no_progress", "a truncated response must bring something")
+        self._barren_left -= not accepted_count
+        if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:
+            raise RemoteProtocolError("no_progress", "truncated responses must bring something")
         rest = [need for need in batch if bound < need.range.upper or need.range.upper == END]
         for need in reversed(rest):
             span = Range(max(bound, need.range.lower), need.range.upper)

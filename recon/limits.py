@@ -27,7 +27,13 @@ class Limits:
     request_bytes_max: int = 8 << 20  # the receiver refuses longer requests before parsing
     response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
     ranges_max: int = 1 << 16  # per request: one search each, 0.05 s; list ranges have 16-bit names
-    fetch_ids_max: int = 1 << 16  # short ids resolved per request
+    ranges_answered_max: int = (
+        1 << 15
+    )  # of them: 50 ms where all orders tie; the rest is asked again
+    fetch_ids_max: int = 1 << 16  # short ids in one fetch
+    fetch_scan_max: int = 1 << 18  # elements looked at for one fetch: 15 ms; the rest is cut
+    fetch_elements_max: int = 1 << 14  # and brought of whole ranges: one answer holds no more
+    fetch_barren_max: int = 64  # cut answers of a session that brought nothing: 10^7 looked at
     depth_max: int = 64  # splits above a range; 10^6 honest elements need 7
     requests_max: int = 1 << 16  # per session
     in_flight_max: int = 8  # requests without an answer

@@ -15,7 +15,7 @@ from recon.hashing import names_of, names_of_short_ids, short_ids_of_names
 from recon.limits import SHORT_ID_BYTES
 from recon.view import Places, View
 
-_RANGE_SHIFT = np.uint64(8 * SHORT_ID_BYTES)
+RANGE_SHIFT = np.uint64(8 * SHORT_ID_BYTES)  # range number above, short id below
 CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache
 _NAME_MASK = np.uint64((1 << (8 * SHORT_ID_BYTES)) - 1)
 
@@ -59,14 +59,14 @@ def _joined(pieces: list[Matched]) -> Matched:
 
 
 def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> Matched:
-    ranges = np.arange(len(listed_counts), dtype=np.uint64) << _RANGE_SHIFT
+    ranges = np.arange(len(listed_counts), dtype=np.uint64) << RANGE_SHIFT
     owner, lanes, rows = view.members(where)
     ours = names_of(lanes) | ranges[owner]
     theirs = np.sort(names | np.repeat(ranges, listed_counts))
     theirs = theirs[np.concatenate((np.ones(1, bool), theirs[1:] != theirs[:-1]))[: len(theirs)]]
-    needed = theirs[~_contains(np.sort(ours), theirs)]
-    have = np.flatnonzero(~_contains(theirs, ours))
-    need_owner = (needed >> _RANGE_SHIFT).astype(np.int64)
+    needed = theirs[~contains(np.sort(ours), theirs)]
+    have = np.flatnonzero(~contains(theirs, ours))
+    need_owner = (needed >> RANGE_SHIFT).astype(np.int64)
     equal = np.ones(len(listed_counts), bool)
     equal[need_owner] = False
     equal[owner[have]] = False
@@ -79,8 +79,8 @@ def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> M
     )
 
 
-def _contains(sorted_names: U64, wanted: U64) -> Mask:
-    """Which of the wanted names are there, bool[n]."""
+def contains(sorted_names: U64, wanted: U64) -> Mask:
+    """Which of the wanted names are among those that ascend, bool[n]."""
     if not len(sorted_names):
         return np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(sorted_names, wanted), len(sorted_names) - 1)

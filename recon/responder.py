@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recon.codec import Asks, table, unpack_asks, unpack_ranges
-from recon.columns import I64, U8, U64
+from recon.codec import Asks, unpack_asks
+from recon.columns import I64, U8
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
 from recon.hashing import short_ids_of
@@ -29,14 +29,12 @@ from recon.limits import (
     SUMMARY_HASH_BYTES,
     Limits,
 )
-from recon.ranges import Range, RangeColumns
+from recon.ranges import RangeColumns
 from recon.replies import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply, part_sizes
-from recon.varint import unpack_counts
 from recon.view import Places, View
 from sdstore.wire.recon_pb2 import (
     UNSUPPORTED_VERSION,
     Answers,
-    Fetch,
     Ranges,
     ReconRequest,
     ReconResponse,
@@ -92,7 +90,9 @@ def _read(ask: Ranges, limits: Limits) -> Asks:
         return unpack_asks(Ranges(), limits.ranges_max)
     if not 2 <= ask.parts <= PARTS_MAX or ask.phase > PHASE_MAX:
         raise RemoteProtocolError("malformed", "parts or phase out of range")
-    return unpack_asks(ask, limits.ranges_max)
+    asks = unpack_asks(ask, limits.ranges_max)
+    first = slice(limits.ranges_answered_max)
+    return Asks(asks.ranges.take(first), asks.listed[first], asks.counts[first], asks.hashes[first])
 
 
 def _decide(view: View, asks: Asks, where: Places, ask: Ranges, room: int) -> tuple[U8, I64]:
@@ -146,31 +146,3 @@ class _Answering:
             self._view, ranges.take(split), where.take(split), cuts, exact=implied
         )
         return kinds, parts, implied
-
-
-def resolve_short_ids(
-    view: View, span: Range, wanted: U8 | None, limit: int | None = None
-) -> tuple[U64, U8]:
-    """The elements of a range that bear one of the short ids u8[k, 6]; None: all of the range.
-
-    Returns orders u64[n] and ids u8[n, 32], sorted. `limit` bounds the answer of a whole range,
-    which may be a view of millions, to what the caller can send.
-    """
-    if wanted is None:
-        return view.elements(span, limit)
-    return view.elements_named(span, wanted)
-
-
-def read_fetch(fetch: Fetch, limits: Limits = DEFAULT_LIMITS) -> list[tuple[Range, U8 | None]]:
-    """The ranges and short ids u8[k, 6] (None: the whole range) that a request wants to fetch."""
-    ranges = unpack_ranges(fetch.runs, fetch.bounds, limits.ranges_max)
-    raw = np.frombuffer(fetch.counts, np.uint8)
-    counts, taken = unpack_counts(raw, len(ranges))
-    if taken != len(raw) or int(counts.sum()) > limits.fetch_ids_max:
-        raise RemoteProtocolError("malformed", "counts of short ids")
-    names = table(fetch.short_ids, SHORT_ID_BYTES, int(counts.sum()))
-    stops = np.cumsum(counts).tolist()
-    return [
-        (ranges[place], names[stop - count : stop] if count else None)
-        for place, (count, stop) in enumerate(zip(counts.tolist(), stops, strict=True))
-    ]

@@ -15,8 +15,6 @@ import numpy as np
 from recon.columns import I64, U8, U32, U64, Mask, heads_of, spread
 from recon.hashing import (
     ElementHasher,
-    names_of,
-    names_of_short_ids,
     short_ids_of,
     summary_hash,
     summary_hashes,
@@ -255,26 +253,14 @@ class View:
 
     # Questions about one range
 
-    def elements(self, span: Range, limit: int | None = None) -> tuple[U64, U8]:
-        """orders u64[n] and ids u8[n, 32] of a range, sorted; the first `limit` of them."""
-        places = self.locate(RangeColumns.of(span))
-        if limit is not None:  # the first ones of the range are among the first ones of each run
-            pairs = zip(places.starts, places.stops, strict=True)
-            stops = tuple(np.minimum(start + limit, stop) for start, stop in pairs)
-            places = Places(places.starts, stops)
-        _, _, rows = self.members(places)
+    def elements(self, span: Range) -> tuple[U64, U8]:
+        """orders u64[n] and ids u8[n, 32] of a range, sorted."""
+        _, _, rows = self.members(self.locate(RangeColumns.of(span)))
         orders, ids = self.columns_of(rows)
         if len(self.runs) > 1:
             sequence = element_sequence(orders, heads_of(ids))
             orders, ids = orders[sequence], ids[sequence]
-        return orders[:limit], ids[:limit]
-
-    def elements_named(self, span: Range, wanted: U8) -> tuple[U64, U8]:
-        """Those elements of a range that bear one of the short ids u8[k, 6], sorted."""
-        _, lanes, rows = self.members(self.locate(RangeColumns.of(span)))
-        orders, ids = self.columns_of(rows[np.isin(names_of(lanes), names_of_short_ids(wanted))])
-        sequence = element_sequence(orders, heads_of(ids))
-        return orders[sequence], ids[sequence]
+        return orders, ids
 
     def summary(self, span: Range) -> tuple[bytes, int]:
         """(hash, count) of a range."""

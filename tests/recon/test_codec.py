@@ -18,7 +18,8 @@ from recon.errors import RemoteProtocolError
 from recon.initiator import Initiator
 from recon.ranges import END, START, Bound, Range, RangeColumns
 from recon.replies import implied_counts, part_sizes
-from recon.responder import read_fetch, respond
+from recon.resolving import read_fetch
+from recon.responder import respond
 from recon.varint import (
     pack_counts,
     pack_pairs_of_bits,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.limits import Limits
 from recon.ranges import END, WHOLE, Bound, Range, bound_bytes
-from recon.responder import read_fetch, resolve_short_ids
+from recon.resolving import read_fetch, resolve
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import columns_of, serve, set_of, view_of
 
@@ -37,7 +41,7 @@ def test_only_what_was_asked_for_is_accepted() -> None:
 def test_a_short_id_means_something_inside_its_range_only() -> None:
     batch = [Need(UPPER, names(ELEMENTS[:3]), 3)]
     assert not FetchQueue(VIEW).accept(batch, *columns_of(ELEMENTS[:3])).any()
-    assert len(resolve_short_ids(VIEW, UPPER, names(ELEMENTS[:3]))[0]) == 0
+    assert len(resolve(VIEW, read_fetch(pack_fetch(batch))).orders) == 0
 
 
 def test_batches_are_bounded_ascend_and_do_not_overlap() -> None:
@@ -49,7 +53,7 @@ def test_batches_are_bounded_ascend_and_do_not_overlap() -> None:
     while len(queue):
         batch = queue.next_batch(30)
         fetched = read_fetch(pack_fetch(batch))
-        assert [span for span, _ in fetched] == [need.range for need in batch]
+        assert [fetched.ranges[at] for at in range(len(batch))] == [n.range for n in batch]
         count = sum(need.count for need in batch)
         assert 0 < count <= 30
         asked += count
@@ -80,8 +84,74 @@ def test_a_cut_answer_that_brought_nothing_is_the_peers_fault() -> None:
     for raw in (bound_bytes(MIDDLE), bound_bytes(WHOLE.lower), b"", b"x" * 17):
         with pytest.raises(RemoteProtocolError):
             queue.resume(batch, raw, 1)
+
+
+def test_few_cut_answers_of_a_session_may_bring_nothing() -> None:
+    queue = FetchQueue(VIEW, Limits(fetch_barren_max=2))
+    queue.add(Need(WHOLE, names(ELEMENTS[-1:]), 1))
+    for order in (10, 20, 30):
+        batch = queue.next_batch(1)
+        queue.resume(batch, bound_bytes(Bound(order)), order == 20)
     with pytest.raises(RemoteProtocolError):
-        queue.resume(batch, bound_bytes(Bound(2**64 - 1, 0)), 0)
+        queue.resume(queue.next_batch(1), bound_bytes(Bound(40)), 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    edges=st.sets(st.integers(1, 198), min_size=1, max_size=8),
+    whole=st.integers(0, 255),
+    named=st.sets(st.integers(0, 199), max_size=30),
+    batch=st.sampled_from([1000, 60, 7]),
+    scan_max=st.sampled_from([12, 40, 1000]),
+    ranges_max=st.sampled_from([1, 3, 100]),
+)
+def test_a_fetch_brings_what_it_names_however_little_each_answer_may_look_at(
+    edges: set[int], whole: int, named: set[int], batch: int, scan_max: int, ranges_max: int
+) -> None:
+    theirs = view_of(ELEMENTS, batch)
+    limits = Limits(
+        fetch_scan_max=scan_max,
+        fetch_elements_max=scan_max // 4,
+        ranges_answered_max=ranges_max,
+        fetch_barren_max=1000,
+    )
+    queue, wanted = FetchQueue(VIEW, limits), set()
+    marks = [0, *sorted(edges), 200]
+    for number, (start, stop) in enumerate(pairwise(marks)):
+        some = ELEMENTS[start:stop]
+        if not whole >> number & 1:
+            some = [ELEMENTS[at] for at in sorted(named) if start <= at < stop]
+        lower, upper = Bound(*key_of(start)), Bound(*key_of(stop)) if stop < 200 else END
+        if some:
+            short_ids = None if whole >> number & 1 else names(some)
+            queue.add(Need(Range(lower, upper), short_ids, len(some)))
+            wanted |= set(some)
+    found: set[tuple[int, bytes]] = set()
+    while len(queue):
+        fetched = queue.next_batch(1000)
+        orders, ids, resume = resolve(theirs, read_fetch(pack_fetch(fetched)), limits)
+        assert queue.accept(fetched, orders, ids).all()
+        found |= set_of(orders, ids)
+        if resume is not None:
+            queue.resume(fetched, bound_bytes(resume), len(orders))
+    assert found == wanted
+
+
+def key_of(place: int) -> tuple[int, int]:
+    order, raw = ELEMENTS[place]
+    return order, int.from_bytes(raw[:8], "big")
+
+
+def test_one_answer_looks_at_a_bounded_number_of_elements() -> None:
+    limits = Limits(fetch_scan_max=32, fetch_elements_max=8)
+    everything = resolve(VIEW, read_fetch(pack_fetch([Need(WHOLE, None, 200)])), limits)
+    assert set_of(everything.orders, everything.ids) == set(ELEMENTS[:8])
+    assert everything.resume == Bound(*key_of(8))
+    last = resolve(VIEW, read_fetch(pack_fetch([Need(WHOLE, names(ELEMENTS[-1:]), 1)])), limits)
+    assert (len(last.orders), last.resume) == (0, Bound(*key_of(32)))
+    second = [Need(LOWER, names(ELEMENTS[:1]), 1), Need(UPPER, None, 100)]
+    first = resolve(VIEW, read_fetch(pack_fetch(second)), Limits(ranges_answered_max=1))
+    assert (len(first.orders), first.resume) == (1, MIDDLE)
 
 
 def test_a_greedy_fetch_is_refused() -> None:

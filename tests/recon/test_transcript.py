@@ -14,12 +14,14 @@ import pytest
 
 from recon.codec import unpack_asks
 from recon.events import Done, Event, Have, InSync, Need
+from recon.fetch import pack_fetch
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
 from recon.progress import RangeState
 from recon.ranges import END, START, WHOLE, Bound, Range
 from recon.replies import COUNT, EQUAL, LIST, SPLIT, unpack_reply
-from recon.responder import resolve_short_ids, respond
+from recon.resolving import read_fetch, resolve
+from recon.responder import respond
 from tests.support.recon_talk import HEADER, converse, honest, view_of
 
 OPTIONS = Options(parts=2, list_max=2)
@@ -47,7 +49,7 @@ def told(event: Event, theirs: object) -> str:
     if isinstance(event, Have):
         return f"cat sends {word(event.ids)}"
     if isinstance(event, Need):
-        return f"cat fetches {word(resolve_short_ids(theirs, event.range, event.short_ids)[1])}"
+        return f"cat fetches {word(resolve(theirs, read_fetch(pack_fetch([event]))).ids)}"
     if isinstance(event, InSync):
         spans = " ".join(span(event.ranges[place]) for place in range(len(event.ranges)))
         return f"in sync {spans}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from recon.initiator import Initiator
 from recon.limits import FRAME_BYTES_MIN, PARTS_MAX, Limits
 from recon.ranges import Bound, bound_bytes
-from recon.responder import read_fetch
+from recon.resolving import read_fetch
 from recon.session import SessionHeader
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
@@ -310,9 +310,10 @@ def resumes_crawling(liar: Liar, request: ReconRequest) -> Reply:
 def _resuming(liar: Liar, request: ReconRequest, *, step: int) -> Reply:
     reply = liar.honestly(request)
     wanted = read_fetch(request.fetch, liar.world.limits)
-    if not wanted:
+    if not len(wanted.ranges):
         return reply
-    order, head = divmod((wanted[0][0].lower.order << 64) + wanted[0][0].lower.head + step, 2**64)
+    lower = wanted.ranges[0].lower
+    order, head = divmod((lower.order << 64) + lower.head + step, 2**64)
     reply.response.truncated = True
     reply.response.resume = bound_bytes(Bound(order, head))
     return Reply(reply.response)

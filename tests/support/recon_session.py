@@ -21,7 +21,8 @@ from recon.index import RangeIndex
 from recon.initiator import Initiator, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS, Limits
 from recon.ranges import ALL_ORDERS, Bound, bound_bytes
-from recon.responder import read_fetch, resolve_short_ids, respond
+from recon.resolving import read_fetch, resolve
+from recon.responder import respond
 from recon.session import SessionHeader
 from recon.view import View, short_ids
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
@@ -89,18 +90,15 @@ class HonestPeer:
         response = ReconResponse(version=request.version)
         if request.HasField("ranges"):
             response = respond(self.view, request, self._limits)
-        wanted = self._wanted(request)
+        found = resolve(self.view, read_fetch(request.fetch, self._limits), self._limits)
+        wanted, resume = sorted(elements_of(found.orders, found.ids)), found.resume
         if len(wanted) > self._items_max:
             order, raw = wanted[self._items_max]
+            resume = Bound(order, int.from_bytes(raw[:8], "big"))
+        if resume is not None:
             response.truncated = True
-            response.resume = bound_bytes(Bound(order, int.from_bytes(raw[:8], "big")))
+            response.resume = bound_bytes(resume)
         return Reply(response, tuple(wanted[: self._items_max]))
-
-    def _wanted(self, request: ReconRequest) -> list[Element]:
-        found: list[Element] = []
-        for span, shorts in read_fetch(request.fetch, self._limits):
-            found += sorted(elements_of(*resolve_short_ids(self.view, span, shorts)))
-        return found
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from recon.index import RangeIndex
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, Limits
 from recon.ranges import ALL_ORDERS, Bound, OrderWindow, bound_bytes
-from recon.responder import read_fetch, resolve_short_ids, respond
+from recon.resolving import read_fetch, resolve
+from recon.responder import respond
 from recon.session import SessionHeader
 from recon.view import View
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
@@ -137,11 +138,9 @@ def collect(out: Outcome, ours: View, theirs: View, ids_max: int = 1000, cut: in
 
 def serve(view: View, fetch, cut: int):
     """At most `cut` elements of a fetch, and where to go on."""
-    found = [resolve_short_ids(view, span, names) for span, names in read_fetch(fetch)]
-    orders = np.concatenate([orders for orders, _ in found])
-    ids = np.concatenate([ids for _, ids in found])
+    orders, ids, resume = resolve(view, read_fetch(fetch))
     if len(orders) <= cut:
-        return orders, ids, None
+        return orders, ids, None if resume is None else bound_bytes(resume)
     head = int.from_bytes(ids[cut, :8].tobytes(), "big")
     return orders[:cut], ids[:cut], bound_bytes(Bound(int(orders[cut]), head))
 
