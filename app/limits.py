@@ -146,13 +146,21 @@ class Limits:
         16 * MIB, "bytes", "one request with pushed entries; ranges alone stay below 1 MiB"
     )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
+    recon_answer_bytes_max: int = _bound(
+        MIB, "bytes", "summaries and lists of one reply: at most 50 ms; the rest is asked again"
+    )
     index_save_interval_s: int = _bound(
         300, "seconds", "a killed node reads at most what came since the index was last written"
     )
     index_save_growth_min: int = _bound(
         20_000, "elements", "fewer are read from SQL in a few milliseconds"
     )
-    recon_views_max: int = _bound(16, "views", "each is 50 bytes per element of its interest")
+    recon_views_max: int = _bound(16, "views", "sessions at a time; one more costs a rebuilding")
+    recon_views_bytes_max: int = _bound(
+        1024 * MIB,
+        "bytes",
+        "three views of 10^7 elements, 28 bytes each; the last one always stays",
+    )
     recon_view_elements_per_minute: int = _bound(
         60_000_000, "elements per minute and caller", "about six seconds of one core"
     )
@@ -162,7 +170,9 @@ class Limits:
     recon_untrusted_reply_factor: int = _bound(
         16, "times the request", "a caller without credentials gains little by forging one"
     )
-    recon_interests_max: int = _bound(1_024, "interests", "remembered by hash, oldest forgotten")
+    recon_interests_bytes_max: int = _bound(
+        32 * MIB, "bytes", "interests remembered by hash; one of 16,384 names takes 2 MiB"
+    )
     negentropy_body_bytes_max: int = _bound(MIB, "bytes", "clients set frames of 60 to 500 kB")
     negentropy_reply_bytes_max: int = _bound(
         500_000, "bytes", "what relays of that protocol use; the client asks on"

@@ -14,7 +14,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from app.channelgroups import ChannelGroups
 from app.errors import Code, Problem
+from app.groupsums import GroupSums
 from app.indexfile import Position, load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
@@ -34,6 +36,9 @@ CHANNELS_PER_READ = 1_000
 ROOTS_MAX = 4_096
 """Channels whose roots are remembered; another one costs a sort of its digests."""
 
+VIEW_COST_MIN = 10_000
+"""What a view costs however small it is, as if so many elements were hashed: 0.3 ms."""
+
 # Where elements are wanted, not their session hashes, any key does.
 _PLAIN_KEY = SessionKey(bytes(16))
 
@@ -43,10 +48,10 @@ class NodeIndex:
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self.elements = RangeIndex()
-        self.channel_numbers: dict[str, int] = {}
+        self._channels = ChannelGroups(limits.recon_views_max)
         self._store = store
         self._limits = limits
-        self._views = ViewCache(self.elements, views_max=limits.recon_views_max)
+        self._views, self._sums = self._caches()
         self._position = Position(0, 0)
         self._saved_count = 0
         self._last_channel_number = 0
@@ -57,10 +62,19 @@ class NodeIndex:
         """Read the index saved at `path` where it still fits, and from SQL what is newer."""
         if (saved := await load_index(path, self._store)) is not None:
             self.elements, self._position = saved
-            self._views = ViewCache(self.elements, views_max=self._limits.recon_views_max)
+            self._views, self._sums = self._caches()
             self._saved_count = len(self.elements)
             await self._learn_channels()
         await self.catch_up()
+
+    def _caches(self) -> tuple[ViewCache, GroupSums]:
+        limits = self._limits
+        views = ViewCache(
+            self.elements,
+            views_max=limits.recon_views_max,
+            bytes_max=limits.recon_views_bytes_max,
+        )
+        return views, GroupSums(self.elements)
 
     async def save(self, path: Path, growth_min: int = 1) -> None:
         """Write the index to `path` if it grew by `growth_min` elements since it was written."""
@@ -78,35 +92,29 @@ class NodeIndex:
             while await self._read_more():
                 pass
 
-    def groups(self, interest: Interest) -> frozenset[int] | None:
-        """The groups of an interest's elements (entries and claims of its channels); None: all."""
-        if interest.everything:
-            return None
-        numbers = [
-            number for name, number in self.channel_numbers.items() if interest.matches(name)
-        ]
-        return frozenset(group for number in numbers for group in (2 * number, 2 * number + 1))
-
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key: cached, or built."""
-        return self._views.get(key, self.groups(interest), interest.window)
+        return self._views.get(key, self._channels.of(interest), interest.window)
 
-    def has_view(self, key: SessionKey, interest: Interest) -> bool:
-        """Whether `view` would be cheap."""
-        return self._views.holds(key, self.groups(interest), interest.window)
+    def elements_to_hash(self, key: SessionKey, interest: Interest) -> int:
+        """What `view` would cost, in elements; 0 where it is there."""
+        groups = self._channels.of(interest)
+        if self._views.holds(key, groups, interest.window):
+            return 0
+        return VIEW_COST_MIN + self._sums.count(groups)
 
     def channel_elements(
         self, channel_id: str, window: OrderWindow
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         """orders u64[n] and digests u8[n, 32] of a channel's entries in a window, sorted."""
-        number = self.channel_numbers.get(channel_id)
+        number = self._channels.numbers.get(channel_id)
         groups = frozenset() if number is None else frozenset((2 * number,))
         return self._views.get(_PLAIN_KEY, groups, window).elements(WHOLE)
 
     async def root(self, channel_id: str, entries_count: int) -> tuple[int, bytes]:
         """(count, BLAKE3 over the sorted digests) of a channel with `entries_count` entries or more."""
         await self.catch_up()
-        number = self.channel_numbers.get(channel_id)
+        number = self._channels.numbers.get(channel_id)
         if number is None:
             raise Problem(Code.NOT_FOUND, "no such channel")
         counted = self._roots.get(number, (-1, b""))
@@ -142,7 +150,7 @@ class NodeIndex:
             found = await self._store.channels_numbered_after(
                 self._last_channel_number, CHANNELS_PER_READ
             )
-            self.channel_numbers |= {info.channel_id: info.channel_no for info in found}
+            self._channels.add({info.channel_id: info.channel_no for info in found})
             if not found:
                 return
             self._last_channel_number = found[-1].channel_no

@@ -7,7 +7,6 @@ refused with what the initiator has to send again.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError
@@ -15,15 +14,16 @@ from google.protobuf.message import DecodeError
 from app.budget import ReconBudgets
 from app.errors import Code, Problem
 from app.federation.content import load_items, take_items
+from app.federation.interests import KnownInterests
 from app.federation.local import LocalSide
 from app.rangeindex import NodeIndex
 from recon.errors import RemoteProtocolError
-from recon.interest import Interest, decode_interest
-from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, PROTOCOL_VERSION
+from recon.interest import Interest
+from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
 from recon.ranges import Bound, bound_bytes
 from recon.resolving import read_fetch, resolve
 from recon.responder import respond
-from recon.session import SessionHeader, interest_hash, nonce_is_fresh, responder_nonce
+from recon.session import SessionKey, derive_session_key, nonce_is_fresh, responder_nonce
 from recon.view import View
 from sdstore.wire import recon_pb2 as wire
 
@@ -50,10 +50,9 @@ class ReconEndpoint:
     ) -> None:
         self._local = local
         self._index = index
-        self._ours = interest
         self._limits = local.limits
         self._secret = secret
-        self._interests: OrderedDict[bytes, bytes] = OrderedDict()
+        self._interests = KnownInterests(interest, local.limits.recon_interests_bytes_max)
         self._budgets = budgets
 
     async def answer(
@@ -69,10 +68,12 @@ class ReconEndpoint:
             request = wire.ReconRequest.FromString(body)
             if refusal := self._refusal(request, caller_name.encode()):
                 return refusal
-            interest_bytes = self._interest_bytes(request.session)
-            if interest_bytes is None:
+            known = self._interests.find(request.session)
+            if known is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
-            return await self._answer(request, interest_bytes, caller_name, reply_bytes_max)
+            name, mutual = known
+            key = _session_key(request.session, name)
+            return await self._answer(request, key, mutual, caller_name, reply_bytes_max)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -92,34 +93,19 @@ class ReconEndpoint:
             responder_nonce=responder_nonce(self._secret, pair, epoch),
         )
 
-    def _interest_bytes(self, session: wire.Session) -> bytes | None:
-        if session.WhichOneof("interest") == "interest_bytes":
-            name = interest_hash(session.interest_bytes)
-            self._interests[name] = session.interest_bytes
-            while len(self._interests) > self._limits.recon_interests_max:
-                self._interests.popitem(last=False)
-        else:
-            name = session.interest_hash
-        if name in self._interests:
-            self._interests.move_to_end(name)
-        return self._interests.get(name)
-
     async def _answer(
         self,
         request: wire.ReconRequest,
-        interest_bytes: bytes,
+        key: SessionKey,
+        mutual: Interest,
         caller_name: str,
         reply_bytes_max: int,
     ) -> wire.ReconResponse:
-        session = request.session
-        header = SessionHeader(session.initiator_nonce, session.responder_nonce, interest_bytes)
-        if len(session.initiator_nonce) != len(session.responder_nonce):
-            raise RemoteProtocolError("malformed", "a nonce has 16 bytes")
-        interest = decode_interest(interest_bytes).intersect(self._ours)
         # What was pushed is in the answer: the initiator may compare at once.
         outcomes = await take_items(self._local, request.push)
         await self._index.catch_up()
-        view = self._view(header, interest, caller_name)
+        self._budgets.views.spend(caller_name, self._index.elements_to_hash(key, mutual))
+        view = self._index.view(key, mutual)
         room = min(request.response_bytes_max or reply_bytes_max, reply_bytes_max)
         response = self._compare(view, request, room)
         response.push_outcomes.extend(outcomes)
@@ -133,14 +119,8 @@ class ReconEndpoint:
         if request.HasField("fetch"):
             # The largest item always fits beside the answers.
             room -= self._limits.frame_bytes_max + ITEM_HINTS_BYTES_MAX
-        bounded = replace(DEFAULT_LIMITS, response_bytes_max=max(FRAME_BYTES_MIN, room))
-        return respond(view, request, bounded)
-
-    def _view(self, header: SessionHeader, interest: Interest, caller_name: str) -> View:
-        key = header.key()
-        if not self._index.has_view(key, interest):
-            self._budgets.views.spend(caller_name, len(self._index.elements))
-        return self._index.view(key, interest)
+        room = min(max(FRAME_BYTES_MIN, room), self._limits.recon_answer_bytes_max)
+        return respond(view, request, replace(DEFAULT_LIMITS, response_bytes_max=room))
 
     async def _fill(
         self, response: wire.ReconResponse, view: View, fetch: wire.Fetch, bytes_max: int
@@ -166,3 +146,9 @@ class ReconEndpoint:
         if resume is not None:
             response.truncated = True
             response.resume = bound_bytes(resume)
+
+
+def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
+    if len(session.initiator_nonce) != NONCE_BYTES:
+        raise RemoteProtocolError("malformed", f"a nonce has {NONCE_BYTES} bytes")
+    return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)

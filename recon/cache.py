@@ -1,6 +1,6 @@
 """A bounded cache of views. The responder is stateless; this only saves it rebuilding.
 
-Bounded in elements, because a view's memory is proportional to them, and in number.
+Bounded in number and in bytes; the view used last stays, however large it is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 
 from recon.index import RangeIndex
+from recon.limits import VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
 from recon.ranges import OrderWindow
 from recon.session import SessionKey
 from recon.view import View
@@ -19,10 +20,10 @@ CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
 class ViewCache:
     """Least recently used views out first. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, index: RangeIndex, *, views_max: int = 32, elements_max: int = 1 << 24):
+    def __init__(self, index: RangeIndex, *, views_max: int, bytes_max: int):
         self._index = index
         self._views_max = views_max
-        self._elements_max = elements_max
+        self._bytes_max = bytes_max
         self._views: OrderedDict[CacheKey, View] = OrderedDict()
 
     def __len__(self) -> int:
@@ -45,12 +46,16 @@ class ViewCache:
         return view
 
     def _evict(self) -> None:
-        total = sum(len(view) for view in self._views.values())
+        total = sum(_bytes_of(*each) for each in self._views.items())
         while len(self._views) > 1 and (
-            len(self._views) > self._views_max or total > self._elements_max
+            len(self._views) > self._views_max or total > self._bytes_max
         ):
-            _, oldest = self._views.popitem(last=False)
-            total -= len(oldest)
+            total -= _bytes_of(*self._views.popitem(last=False))
+
+
+def _bytes_of(name: CacheKey, view: View) -> int:
+    groups = name[1] or ()
+    return VIEW_BYTES + VIEW_ELEMENT_BYTES * len(view) + VIEW_GROUP_BYTES * len(groups)
 
 
 def _cache_key(key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> CacheKey:

@@ -7,6 +7,7 @@ business (it holds the channels); `matches` says which belong.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,13 +23,9 @@ INTEREST_BYTES_MAX = 1 << 20  # 4,000 channels of the longest name; sent once pe
 INTEREST_NAMES_MAX = 1 << 14  # channels and prefixes together: matching stays below a second
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode()
-
-
 def _minimal_prefixes(prefixes: frozenset[str]) -> tuple[str, ...]:
     kept: list[str] = []
-    for prefix in sorted(prefixes, key=_utf8):
+    for prefix in sorted(prefixes):  # code points sort as their UTF-8 bytes do
         if not (kept and prefix.startswith(kept[-1])):
             kept.append(prefix)
     return tuple(kept)
@@ -61,12 +58,15 @@ class Interest:
         if everything or "" in prefixes:
             return cls(True, (), (), lamport_from, lamport_to)
         minimal = _minimal_prefixes(prefixes)
-        loose = (c for c in channels if not c.startswith(minimal))
-        return cls(False, tuple(sorted(loose, key=_utf8)), minimal, lamport_from, lamport_to)
+        loose = (c for c in channels if not _begins_with_one(minimal, c))
+        return cls(False, tuple(sorted(loose)), minimal, lamport_from, lamport_to)
 
     def matches(self, channel: str) -> bool:
         """Whether the channel belongs to the interest."""
-        return self.everything or channel in self.channels or channel.startswith(self.prefixes)
+        if self.everything or _begins_with_one(self.prefixes, channel):
+            return True
+        at = bisect_left(self.channels, channel)
+        return at < len(self.channels) and self.channels[at] == channel
 
     @property
     def window(self) -> OrderWindow:
@@ -84,8 +84,8 @@ class Interest:
             return Interest(narrow.everything, narrow.channels, narrow.prefixes, low, high)
         channels = {c for c in self.channels if other.matches(c)}
         channels |= {c for c in other.channels if self.matches(c)}
-        prefixes = {p for p in self.prefixes if p.startswith(other.prefixes)}
-        prefixes |= {p for p in other.prefixes if p.startswith(self.prefixes)}
+        prefixes = {p for p in self.prefixes if _begins_with_one(other.prefixes, p)}
+        prefixes |= {p for p in other.prefixes if _begins_with_one(self.prefixes, p)}
         return Interest.make(
             channels=frozenset(channels),
             prefixes=frozenset(prefixes),
@@ -132,6 +132,12 @@ def decode_interest(raw: bytes) -> Interest:
     if interest.encode() != raw:
         raise RemoteProtocolError("interest_not_canonical", "another encoding of this is canonical")
     return interest
+
+
+def _begins_with_one(prefixes: tuple[str, ...], name: str) -> bool:
+    """Whether one of minimal prefixes begins the name: only the last one that sorts below can."""
+    at = bisect_right(prefixes, name)
+    return at > 0 and name.startswith(prefixes[at - 1])
 
 
 def _pick(choose: Callable[[list[int]], int], left: int | None, right: int | None) -> int | None:

@@ -18,6 +18,9 @@ PHASE_MAX = 128  # cuts move by up to a quarter of a part either way
 PHASE_NONE = 64  # the middle: not at all
 FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
+VIEW_ELEMENT_BYTES = 28  # of memory: order, row number, two prefix sums
+VIEW_BYTES = 140_000  # of memory, whatever it holds: buffers of the hasher, the unsorted tail
+VIEW_GROUP_BYTES = 64  # of memory: a number in a set
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class _Session:
             header,
             limits=replace(
                 DEFAULT_LIMITS,
-                response_bytes_max=self._local.limits.recon_reply_bytes_max // 2,
+                response_bytes_max=self._local.limits.recon_answer_bytes_max,
                 in_flight_max=ASKS_IN_FLIGHT_MAX,
             ),
             seed=secrets.randbits(64),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recon.cache import ViewCache
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
+from recon.limits import VIEW_BYTES, VIEW_ELEMENT_BYTES
 from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
 from recon.runs import NO_SUMS, Run
 from recon.session import SessionKey
@@ -133,7 +134,7 @@ def test_columns_of_the_wrong_shape_or_type_are_the_callers_fault() -> None:
 def test_the_cache_of_views_is_bounded_and_keeps_what_was_used_last() -> None:
     index = RangeIndex()
     insert(index, crowd(1, 100, 100))
-    cache = ViewCache(index, views_max=3, elements_max=250)
+    cache = ViewCache(index, views_max=3, bytes_max=2 * VIEW_BYTES + 250 * VIEW_ELEMENT_BYTES)
     keys = [SessionKey(bytes([n]) * 16) for n in range(4)]
     views = [cache.get(key, None, ALL_ORDERS) for key in keys]
     assert len(cache) == 2

@@ -13,7 +13,7 @@ import zstandard
 
 from app.http.auth import Caller
 from app.limits import DEFAULT_LIMITS
-from recon.cache import ViewCache
+from app.rangeindex import VIEW_COST_MIN
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.index import RangeIndex
@@ -56,7 +56,7 @@ def request_in(header: SessionHeader, **fields: object) -> wire.ReconRequest:
 
 
 def empty_view(header: SessionHeader) -> View:
-    return ViewCache(RangeIndex()).get(header.key(), None, ALL_ORDERS)
+    return RangeIndex().view(header.key(), None, ALL_ORDERS)
 
 
 def fetch_all(node: RunningNode, header: SessionHeader) -> list[wire.ReconResponse]:
@@ -257,15 +257,23 @@ def test_a_request_that_breaks_the_protocol_is_refused_with_its_fault(
     assert answer.json()["fault"]
 
 
-def test_fresh_session_keys_in_a_loop_are_stopped_by_the_budget(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=100)
+@pytest.mark.parametrize("fresh_interests", [False, True])
+def test_fresh_session_keys_or_interests_in_a_loop_are_stopped_by_the_budget(
+    tmp_path: Path, fresh_interests: bool
+) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=7 * VIEW_COST_MIN // 2)
+    channels = [f"c{n}" for n in range(6)] if fresh_interests else []
     with running_node(tmp_path, limits) as node:
         for n in range(30):
             node.publish(message(n))
         header = hand_shake(node)
         codes = []
-        for _ in range(6):
-            fresh = SessionHeader(os.urandom(16), header.responder_nonce, EVERYTHING)
+        for n in range(6):
+            interest = EVERYTHING
+            if channels:
+                interest = Interest.make(channels=frozenset(channels[: n + 1])).encode()
+            nonce = NONCE if fresh_interests else os.urandom(16)
+            fresh = SessionHeader(nonce, header.responder_nonce, interest)
             raw = request_in(fresh).SerializeToString()
             codes.append(node.http.post("/v1/recon", content=raw, headers=PROTOBUF))
         refused = codes[-1]
@@ -302,3 +310,14 @@ def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
     assert json["prefixes"] == ["x/"]
     expected = Interest.make(channels=frozenset({"a", "b"}), prefixes=frozenset({"x/"}))
     assert raw == expected.encode()
+
+
+def test_a_session_over_one_small_channel_is_charged_for_that_channel(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=VIEW_COST_MIN + 50)
+    small = Interest.make(channels=frozenset({"c1"})).encode()
+    with running_node(tmp_path, limits) as node:
+        for n in range(120):
+            node.publish(message(n))
+        header = hand_shake(node, small)
+        for _ in range(2):  # forty elements of the channel fit the budget, and are hashed once
+            assert ask(node, request_in(header)).status == wire.OK

@@ -1,0 +1,105 @@
+"""What the node's range index is made of: groups of interests, sums of groups, known interests."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.channelgroups import ChannelGroups
+from app.federation.interests import KnownInterests
+from app.groupsums import GroupSums
+from recon.errors import RemoteProtocolError
+from recon.index import RangeIndex
+from recon.interest import INTEREST_NAMES_MAX, Interest
+from recon.session import interest_hash
+from sdstore.wire.recon_pb2 import Session
+
+NAMES = st.frozensets(st.text("ab/", max_size=4), max_size=5)
+EVERYTHING = Interest.make(everything=True)
+
+
+@settings(deadline=None, max_examples=200)
+@given(known=st.lists(NAMES, max_size=3), channels=NAMES, prefixes=NAMES)
+def test_an_interest_covers_the_groups_of_the_channels_it_matches(
+    known: list[frozenset[str]], channels: frozenset[str], prefixes: frozenset[str]
+) -> None:
+    interest = Interest.make(channels=channels, prefixes=prefixes)
+    groups, numbers = ChannelGroups(2), dict[str, int]()
+    for names in known:
+        numbers |= {name: len(numbers) + at for at, name in enumerate(names - numbers.keys())}
+        groups.add(numbers)
+        matching = {
+            number
+            for name, number in numbers.items()
+            if name in channels or any(map(name.startswith, prefixes))
+        }
+        assert matching == {number for name, number in numbers.items() if interest.matches(name)}
+        expected = {2 * n for n in matching} | {2 * n + 1 for n in matching}
+        found = groups.of(interest)
+        assert (found is None) == interest.everything
+        assert interest.everything or groups.of(interest) == expected
+
+
+def test_the_largest_interest_is_matched_with_very_many_channels_at_once() -> None:
+    count = INTEREST_NAMES_MAX // 2
+    interest = Interest.make(
+        channels=frozenset(f"a{n:06}" for n in range(count)),
+        prefixes=frozenset(f"b{n:06}" for n in range(count)),
+    )
+    groups = ChannelGroups(2)
+    groups.add({f"{kind}{n:06}x": n for n in range(50_000) for kind in "abc"})
+    start_s = time.process_time()
+    assert len(groups.of(interest) or ()) == 2 * count
+    # One by one, name against name, these would be 10^9 comparisons: a minute.
+    assert time.process_time() - start_s < 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    batches=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), max_size=5),
+    wanted=st.none() | st.frozensets(st.integers(0, 12)),
+)
+def test_counts_and_sums_of_groups_follow_the_index(
+    batches: list[list[int]], wanted: frozenset[int] | None
+) -> None:
+    rng, index = np.random.default_rng(1), RangeIndex()
+    sums = GroupSums(index)
+    ids = np.empty((0, 32), np.uint8)
+    for batch in batches:
+        news = rng.integers(0, 256, (len(batch), 32), dtype=np.uint8)
+        index.insert(np.full(len(batch), 7, np.uint64), news, np.array(batch, np.uint32))
+        mine = [wanted is None or group in wanted for group in batch]
+        ids = np.concatenate((ids, news[mine]))
+        assert sums.count(wanted) == len(ids)
+        assert sums.sums(wanted).tolist() == ids.view("<u8").sum(axis=0, dtype=np.uint64).tolist()
+
+
+def session_of(raw: bytes) -> Session:
+    return Session(interest_bytes=raw)
+
+
+def test_interests_are_known_by_hash_within_a_bound_of_bytes_the_oldest_forgotten() -> None:
+    interests = [Interest.make(channels=frozenset([name * 1_000])) for name in "abc"]
+    known = KnownInterests(EVERYTHING, bytes_max=4_000)
+    names = []
+    for interest in interests:
+        found = known.find(session_of(interest.encode()))
+        assert found == (interest_hash(interest.encode()), interest)
+        names.append(found[0])
+    remembered = [known.find(Session(interest_hash=name)) is not None for name in names]
+    assert remembered == [False, True, True]
+
+
+def test_a_known_interest_is_cut_to_our_own_and_a_bad_one_is_not_remembered() -> None:
+    ours = Interest.make(prefixes=frozenset(["a"]))
+    known = KnownInterests(ours, bytes_max=4_000)
+    found = known.find(session_of(EVERYTHING.encode()))
+    assert found is not None
+    assert found[1] == ours
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError):
+            known.find(session_of(b"\xff"))
