@@ -127,7 +127,7 @@ def restore(
             findings = verify_snapshot(spark, folder).findings
             if findings:
                 raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
-        done = restore_snapshot(spark, folder, url)
+        done = restore_snapshot(spark, folder, url, is_verified=not unverified)
     if as_json:
         print_json(asdict(done))
     else:

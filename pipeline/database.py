@@ -36,17 +36,22 @@ _KEYS_PER_QUERY = 500
 _STORED_COLUMNS = 8  # of a row with its frame, those that stand in the table of entries
 
 
+def sqlite_path(url: str) -> Path | None:
+    """The file of a store in SQLite; None for every other URL."""
+    return Path(url.removeprefix(_SQLITE)) if url.startswith(_SQLITE) else None
+
+
 def absolute_url(url: str) -> str:
     """`url` with a file path that means the same in every working directory."""
-    if not url.startswith(_SQLITE):
-        return url
-    return _SQLITE + str(Path(url.removeprefix(_SQLITE)).absolute())
+    path = sqlite_path(url)
+    return url if path is None else f"{_SQLITE}{path.absolute()}"
 
 
 def open_database(url: str) -> Database:
     """A read-only connection to the store at `url`; close it, or use it as a context."""
-    if url.startswith(_SQLITE):
-        return SqliteDatabase(Path(url.removeprefix(_SQLITE)))
+    path = sqlite_path(url)
+    if path is not None:
+        return SqliteDatabase(path)
     if url.startswith(_POSTGRES):
         return PostgresDatabase(url)
     raise DatabaseError(f"{url} is neither {_SQLITE}PATH nor {_POSTGRES}…")
@@ -93,6 +98,12 @@ class Database(ABC):
             " (SELECT coalesce(max(claim_no), 0) FROM published_claims)"
         )
         return Watermark(*row)
+
+    def is_empty(self) -> bool:
+        """Whether the store has neither messages nor anything that it knows about others."""
+        tables = ("messages", "met_ids", "refused_digests")
+        found = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables)
+        return not any(self._all(f"SELECT {found}")[0])
 
     def seq_after(self, start: int, end: int, count: int) -> int:
         """The sequence number `count` entries after `start`, at most `end`."""

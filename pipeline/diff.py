@@ -1,11 +1,13 @@
 """`snapshot diff`: what each of two sides lacks, by ranges first and by rows only where they differ.
 
-Two snapshots first cancel the files whose (count, root) both have. What is left is cut into Lamport
-ranges of each channel, compared by (count, root), and only rows of ranges that differ are joined.
+Two snapshots first cancel the files whose (count, root) both have. Then channels are compared by
+(count, root), those that differ are cut into Lamport ranges, which are compared in the same way, and
+only rows of ranges that differ are joined.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 RANGES_PER_CHANNEL = 64  # the rows that are joined are at least 1/64 of a channel that differs
 _KEYS = ("channel_id", "lamport_timestamp", "message_id", "digest")
-_RANGE = ("channel_id", "range")
+_CHANNEL = ["channel_id"]
+_RANGE = ["channel_id", "range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,11 @@ def diff(spark: SparkSession, left: Path | str, right: Path | str) -> Difference
     with step(spark, "Compare ranges"):
         one, other = _sides(spark, left, right)
         rows_count = max(one.count(), other.count())
-        one, other = _with_ranges(one, other)
-        ranges = _different(one, other, rows_count).persist()
+        channels = _different(one, other, _CHANNEL, rows_count)
+        one, other = _with_ranges(*_only(channels, _CHANNEL, one, other))
+        ranges = _different(one, other, _RANGE, rows_count)
         rows = ranges.sort("channel_id", "lamport_first").collect()
-        one, other = (side.join(ranges.select(*_RANGE), [*_RANGE]) for side in (one, other))
+        one, other = _only(ranges, _RANGE, one, other)
     return Difference(
         ranges=tuple(RangeDifference(*(row[name] for name in _REPORTED)) for row in rows),
         left_only=one.join(other, "digest", "left_anti").select(*_KEYS),
@@ -102,25 +106,33 @@ def _without_common_files(
     return one, other
 
 
-def _different(one: DataFrame, other: DataFrame, rows_count: int) -> DataFrame:
-    """(channel, range, Lamport bounds, counts) of the ranges that are not the same on both sides."""
-    left = _prefixed(summaries(one, _RANGE, rows_count), "left")
-    right = _prefixed(summaries(other, _RANGE, rows_count), "right")
-    return (
-        left.join(right, [*_RANGE], "full_outer")
+def _different(one: DataFrame, other: DataFrame, keys: Sequence[str], rows_count: int) -> DataFrame:
+    """(keys…, Lamport bounds, counts) of the groups that are not the same on both sides."""
+    left, right = (
+        _prefixed(summaries(side, keys, rows_count), keys, name)
+        for side, name in ((one, "left"), (other, "right"))
+    )
+    found = (
+        left.join(right, [*keys], "full_outer")
         .where(~f.col("left_root").eqNullSafe(f.col("right_root")))
         .select(
-            *_RANGE,
+            *keys,
             f.least("left_lamport_first", "right_lamport_first").alias("lamport_first"),
             f.greatest("left_lamport_last", "right_lamport_last").alias("lamport_last"),
             f.coalesce("left_count", f.lit(0)).alias("left_count"),
             f.coalesce("right_count", f.lit(0)).alias("right_count"),
         )
     )
+    return found.persist()
 
 
-def _prefixed(frame: DataFrame, prefix: str) -> DataFrame:
-    names = [name for name in frame.columns if name not in _RANGE]
+def _only(groups: DataFrame, keys: Sequence[str], *sides: DataFrame) -> Iterator[DataFrame]:
+    """The rows of each side that are in one of `groups`."""
+    return (side.join(groups.select(*keys), [*keys]) for side in sides)
+
+
+def _prefixed(frame: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:
+    names = [name for name in frame.columns if name not in keys]
     return frame.withColumnsRenamed({name: f"{prefix}_{name}" for name in names})
 
 

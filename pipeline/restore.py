@@ -3,6 +3,9 @@
 Every frame passes the same checks as at any other door. Rows go in the arrival order of the store
 that exported them, so the first-seen variant of an ID stays the first. What the store holds already
 is passed over, so a restore that was killed is simply started again.
+
+An empty SQLite store is first filled by the bulk loader, which makes its file anew: all or nothing.
+What is then left is what needs a look at the store, as in any store that holds something.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.entries import NewEntry
+from app.entries import NewEntry, OutcomeKind
 from app.errors import Problem
+from app.ingest.bulkload import Item, load_empty_store
 from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.records import WriteResult
+from app.store.sqlite import prepare_file
 from app.store.store import Store
 from pipeline import manifest as manifests
-from pipeline.database import Database, open_database
+from pipeline.database import Database, open_database, sqlite_path
 from pipeline.findings import Fault
-from pipeline.manifest import EntryRange
+from pipeline.manifest import EntryRange, Manifest
 from pipeline.progress import items
 from pipeline.snapshot import read_claims, read_entries
 
@@ -59,17 +65,27 @@ class _Row:
 
 
 def restore_snapshot(
-    spark: SparkSession, snapshot: Path, url: str, limits: Limits = DEFAULT_LIMITS
+    spark: SparkSession,
+    snapshot: Path,
+    url: str,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    is_verified: bool = False,
 ) -> Restored:
     """Bring the snapshot in folder `snapshot` into the store at `url`, making it if need be.
 
+    A snapshot that was just verified can fill an empty store in bulk. Of any other, damaged rows are
+    refused and counted, and the rest is brought in row by row.
     Raises ManifestError, and the `StoreError`s of `app.store.faults` (a running node holds its
-    SQLite file). Verify the snapshot before: here damaged rows are refused and counted.
+    SQLite file).
     """
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
-    hints = _Hints(_hints_by_seq(spark, snapshot))
+    path = sqlite_path(url)
     restored = Restored()
+    if is_verified and path is not None:
+        restored.written_count = _fill_if_empty(path, snapshot, manifest, limits)
+    hints = _Hints(_hints_by_seq(spark, snapshot))
     with asyncio.Runner() as runner, ThreadPoolExecutor(1, "sdstore-writer") as writer:
         store = runner.run(Store.open(url, limits))
         try:
@@ -83,6 +99,32 @@ def restore_snapshot(
         finally:
             runner.run(store.close())
     return restored
+
+
+def _fill_if_empty(path: Path, snapshot: Path, manifest: Manifest, limits: Limits) -> int:
+    """Load the frames of the snapshot into a store that holds nothing; how many are new there.
+
+    Their hints are left for later, because messages with hints would come after all others. So is
+    telling what was refused.
+    """
+    prepare_file(path)
+    with open_database(f"sqlite:///{path}") as database:
+        if not database.is_empty():
+            return 0
+    ranges = items("Fill the store", manifest.entry_ranges)
+    frames = (item for each in ranges for item in _frames(snapshot, each))
+    loaded = load_empty_store(path, frames, limits, lambda *_: None)
+    return loaded.counts[OutcomeKind.STORED]
+
+
+def _frames(snapshot: Path, each: EntryRange) -> Iterator[Item]:
+    """The frames of one file in arrival order, without those that are retired."""
+    columns = ["seq", "frame"]
+    table = pq.read_table(snapshot / each.file.path, columns=columns, partitioning=None)
+    for batch in table.sort_by("seq").to_batches(_GROUP_ROWS):
+        for frame in batch.column("frame").to_pylist():
+            if frame is not None:
+                yield frame, ()
 
 
 def _hints_by_seq(spark: SparkSession, snapshot: Path) -> Iterator[tuple[int, bytes]]:
@@ -121,17 +163,19 @@ def _rows_to_write(
     except (pa.ArrowException, OSError):
         restored.refused[Fault.UNREADABLE_ROWS] += each.count
         return
-    table = table.sort_by("seq")
     restored.rows_count += table.num_rows
-    known = database.known_digests(table["digest"].to_pylist())
-    for batch in table.to_batches(_GROUP_ROWS):
-        columns = (batch.column(name).to_pylist() for name in table.column_names)
-        for seq, digest, frame in zip(*columns, strict=True):
-            row_hints = hints.of(seq)
-            if frame is None:
-                restored.refused["retired"] += 1
-            elif row_hints or digest not in known:
-                yield _Row(digest, frame, row_hints)
+    frames, digests = table["frame"], table["digest"].to_pylist()
+    if frames.null_count:
+        restored.refused["retired"] += frames.null_count
+    known = database.known_digests(digests)
+    seqs = table["seq"].to_numpy()
+    # Most frames are passed over in the end: only the others become Python's.
+    for row in np.argsort(seqs).tolist():
+        row_hints = hints.of(seqs[row])
+        if row_hints or digests[row] not in known:
+            frame = frames[row].as_py()
+            if frame is not None:
+                yield _Row(digests[row], frame, row_hints)
 
 
 class _Sink:

@@ -92,7 +92,12 @@ def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
 def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Path) -> None:
     run(tmp_path, *export(url, tmp_path / "snapshot"))
     database = tmp_path / "new.db"
-    restore = ("restore", "snapshot", "--unverified", "--database", f"sqlite:///{database}")
+    in_bulk = ("restore", "snapshot", "--database", f"sqlite:///{database}")
+    process = start(tmp_path, *in_bulk)
+    wait_until(database.with_name("new.db.loading").exists, process)
+    kill(process)
+    assert rows_in(database) == 0
+    restore = (*in_bulk, "--unverified")
     for rows in (1, MESSAGES // 2):
         process = start(tmp_path, *restore)
         wait_until(lambda least=rows: rows_in(database) >= least, process)  # type: ignore[misc]

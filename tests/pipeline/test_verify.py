@@ -13,16 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as f
 
 from pipeline import manifest as manifests
 from pipeline.diff import diff
 from pipeline.errors import ParentMismatchError, PublishError
 from pipeline.export import export_snapshot
 from pipeline.findings import Fault
-from pipeline.manifest import FileRecord, Manifest
+from pipeline.manifest import FileRecord, Manifest, Summary
 from pipeline.publish import write_file
 from pipeline.restore import restore_snapshot
 from pipeline.roots import digest_array, root
+from pipeline.snapshot import read_entries
+from pipeline.summaries import root_of, summaries
 from pipeline.tables import parquet_bytes
 from pipeline.verify import verify_snapshot
 from tests.support.snapshots import CHANNELS, conversation, fill_store
@@ -104,6 +107,21 @@ def test_a_row_that_was_left_out_shows_in_the_totals(
     findings = verify_snapshot(spark, tmp_path / "forged").findings
     assert {"entries", "channels.parquet"} <= {each.where for each in findings}
     assert {each.fault for each in findings} <= {Fault.ROOT_DIFFERS, Fault.CLAIM_WITHOUT_ENTRY}
+
+
+@pytest.mark.parametrize("rows_count", [1, 10**10])
+def test_roots_are_the_same_however_finely_a_group_is_cut(
+    spark: SparkSession, snapshot: Path, rows_count: int
+) -> None:
+    manifest, entries = manifests.load(snapshot), read_entries(spark, snapshot)
+    assert Summary.of(root_of(entries, "digest", rows_count)) == manifest.entries
+    found = {
+        row["channel_id"]: (row["count"], bytes(row["root"]))
+        for row in summaries(entries, ["channel_id"], rows_count).collect()
+    }
+    for channel_id in CHANNELS:
+        digests = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()
+        assert found[channel_id] == (len(digests), root(digest_array(digests["digest"])))
 
 
 def test_missing_and_unknown_files_are_named(
