@@ -43,9 +43,9 @@ class ElementHasher:
         words = ids.view("<u8")
         for start in range(0, len(orders), _CHUNK):
             stop = min(start + _CHUNK, len(orders))
-            lanes = self._hash_chunk(orders[start:stop], words[start:stop])
-            low[start:stop] = lanes[:, 0]
-            high[start:stop] = lanes[:, 1]
+            low[start:stop], high[start:stop] = self._hash_chunk(
+                orders[start:stop], words[start:stop]
+            ).T
 
     def _hash_chunk(self, orders: U64, words: U64) -> U64:
         count = len(orders)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.columns import U8, U32, U64, Mask, heads_of
+from recon.columns import I64, U8, U32, U64, Mask, heads_of
 from recon.errors import LocalProtocolError
 from recon.limits import ID_BYTES
 from recon.postings import Postings
@@ -27,6 +27,8 @@ from recon.view import View
 
 TIES_WALKED_MAX = 16  # elements of one order compared one by one; more are searched
 PENDING_MAX = 256  # elements that wait unsorted; a run of fewer costs more than it saves
+
+_DTYPES = np.dtype(np.uint64), np.dtype(np.uint8), np.dtype(np.uint32)
 
 
 class IndexState(NamedTuple):
@@ -93,7 +95,7 @@ class RangeIndex:
             self._store.append(Columns(orders, ids, groups))
         elif new:
             self._store.append(Columns(orders[new], ids[new], groups[new]))
-        self.state = self.state._replace(snapshot=self._store.snapshot)
+        self.state = IndexState(self._store.snapshot, *self.state[1:])
         return len(new)
 
     def _in_runs(self, order: int, element_id: bytes) -> bool:
@@ -105,7 +107,9 @@ class RangeIndex:
             ties = run.orders[place : place + TIES_WALKED_MAX].tolist().count(order)
             if ties == TIES_WALKED_MAX:
                 raw = np.frombuffer(element_id, dtype=np.uint8).reshape(1, ID_BYTES)
-                if self._stored(run, np.array([wanted]), raw, heads_of(raw))[0]:
+                tied, head = np.array([wanted]), heads_of(raw)
+                at = run.lower_bounds(self.state.snapshot, tied, head)
+                if self._stored(run, at, tied, raw, head)[0]:
                     return True
             rows = run.rows_between(place, place + ties).tolist()
             if any(self.state.snapshot.id_bytes(row) == element_id for row in rows):
@@ -118,19 +122,23 @@ class RangeIndex:
         orders, ids, groups = orders[sequence], ids[sequence], groups[sequence]
         heads = heads[sequence]
         new = ~_repeats(orders, heads, ids)
+        places = None
         for run in self.state.runs:
-            new &= ~self._stored(run, orders, ids, heads)
+            places = run.lower_bounds(self._store.snapshot, orders, heads)
+            new &= ~self._stored(run, places, orders, ids, heads)
         if not new.all():
             orders, ids, groups = orders[new], ids[new], groups[new]
+            places = None if places is None else places[new]
         if len(orders):
             first = self._store.append(Columns(orders, ids, groups))
-            self._add_run(orders, np.arange(first, first + len(orders), dtype=np.uint32))
+            rows = np.arange(first, first + len(orders), dtype=np.uint32)
+            self._add_run(orders, rows, places)
         return len(orders)
 
-    def _stored(self, run: Run, orders: U64, ids: U8, heads: U64) -> Mask:
-        """Which elements a run holds, bool[n]."""
+    def _stored(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> Mask:
+        """Which elements a run holds, given their lower bounds there, bool[n]."""
         snapshot = self._store.snapshot
-        places = run.lower_bounds(snapshot, orders, heads)
+        places = places.copy()
         found = np.zeros(len(orders), dtype=bool)
         candidates = np.flatnonzero(run.holds_order(places, orders))
         while len(candidates):
@@ -155,16 +163,16 @@ class RangeIndex:
         self._pending = set()
         self._add_run(news.orders[sequence], (sequence + start).astype(np.uint32))
 
-    def _add_run(self, orders: U64, rows: U32) -> None:
+    def _add_run(self, orders: U64, rows: U32, places: I64 | None = None) -> None:
         snapshot = self._store.snapshot
         run = Run(orders, rows, NO_SUMS, NO_SUMS)
-        runs = push_run(snapshot, self.state.runs, run, summed=False)
+        runs = push_run(snapshot, self.state.runs, run, places, summed=False)
         self.state = IndexState(snapshot, runs, snapshot.size)
 
 
 def _check_columns(orders: U64, ids: U8, groups: U32) -> None:
     shapes_fit = ids.shape == (len(orders), ID_BYTES) and groups.shape == orders.shape
-    types_fit = orders.dtype == np.uint64 and ids.dtype == np.uint8 and groups.dtype == np.uint32
+    types_fit = (orders.dtype, ids.dtype, groups.dtype) == _DTYPES
     if not (shapes_fit and types_fit):
         raise LocalProtocolError("orders u64[n], ids u8[n, 32] and groups u32[n] go together")
 

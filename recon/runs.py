@@ -19,10 +19,10 @@ from recon.store import Snapshot
 
 Column = TypeVar("Column", U64, U32)
 
-_BLOCK = 256  # elements between samples: a sample of 10^6 fits the first-level cache
+_BLOCK = 64  # elements between samples: a sample of 10^6 fits the second-level cache
 _LONG_COLUMN = 1 << 17  # shorter ones live in the cache
 _MANY_SEARCHES = 128  # fewer do not pay for the vector steps
-_TIES_AT_ONCE = 8  # elements of one order that are compared side by side; more are halved first
+_TIES_AT_ONCE = 4  # elements of one order that are compared side by side; more are halved first
 MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
 
 
@@ -123,8 +123,11 @@ def element_sequence(orders: U64, heads: U64) -> I64:
     """The permutation that sorts by (order, head)."""
     sequence = np.argsort(orders, kind="stable")
     ascending = orders[sequence]
-    if (ascending[1:] == ascending[:-1]).any():
-        sequence = np.lexsort((heads, orders))
+    same = ascending[1:] == ascending[:-1]
+    tied = (np.append(same, False) | np.append(False, same)).nonzero()[0]
+    if len(tied):
+        some = sequence[tied]
+        sequence[tied] = some[np.lexsort((heads[some], orders[some]))]
     return sequence
 
 
@@ -132,10 +135,16 @@ NO_SUMS = np.zeros(1, np.uint64)
 EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
 
 
-def merge_runs(snapshot: Snapshot, elder: Run, younger: Run, *, summed: bool) -> Run:
-    """One run of two. Costs a pass over the elder."""
-    heads = younger.heads_at(snapshot, np.arange(len(younger)))
-    places = elder.lower_bounds(snapshot, younger.orders, heads)
+def merge_runs(
+    snapshot: Snapshot, elder: Run, younger: Run, places: I64 | None, *, summed: bool
+) -> Run:
+    """One run of two. Costs a pass over the elder.
+
+    `places`: the lower bounds in the elder of the younger's elements, if they are known.
+    """
+    if places is None:
+        heads = younger.heads_at(snapshot, np.arange(len(younger)))
+        places = elder.lower_bounds(snapshot, younger.orders, heads)
     target = places + np.arange(len(younger))
     from_elder = np.ones(len(elder) + len(younger), dtype=bool)
     from_elder[target] = False
@@ -172,10 +181,15 @@ def prefix_sums(values: U64) -> U64:
 
 
 def push_run(
-    snapshot: Snapshot, runs: tuple[Run, ...], new: Run, *, summed: bool
+    snapshot: Snapshot,
+    runs: tuple[Run, ...],
+    new: Run,
+    places: I64 | None = None,
+    *,
+    summed: bool,
 ) -> tuple[Run, ...]:
-    """Add a run, merging while the elder is not much larger."""
+    """Add a run, merging while the elder is not much larger. `places`: as in `merge_runs`."""
     while runs and len(runs[-1]) < MERGE_RATIO * len(new):
-        new = merge_runs(snapshot, runs[-1], new, summed=summed)
-        runs = runs[:-1]
+        new = merge_runs(snapshot, runs[-1], new, places, summed=summed)
+        runs, places = runs[:-1], None
     return (*runs, new)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
 _WORD = (1 << 64) - 1
-TAIL_MAX = 128  # new elements that wait unsorted; more become a run
+TAIL_MAX = 512  # new elements that wait unsorted; more become a run
 WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
 
 
@@ -179,7 +179,7 @@ class View:
         """Merge all runs into one, so that every later question costs least; returns it."""
         runs = self.runs
         while len(runs) > 1:
-            merged = merge_runs(self._snapshot, runs[-2], runs[-1], summed=True)
+            merged = merge_runs(self._snapshot, runs[-2], runs[-1], None, summed=True)
             runs = (*runs[:-2], merged)
         self._runs = runs
         return runs[0]
