@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem
 from app.ingest.records import Publication, Relayed, WakuEnvelope
@@ -11,6 +13,8 @@ from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.schemes import verifies
 from sdstore.sds.waku import waku_message_hash
+
+UTF8_BYTES_PER_CHARACTER = 4  # at most
 
 
 def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
@@ -46,8 +50,22 @@ def _check_message(message: Message, limits: Limits) -> None:
     _check_size(len(repairs), limits.history_entries_max, "entries", Code.HISTORY_TOO_LONG)
     filter_bytes_max = limits.bloom_filter_bytes_max
     _check_size(filter_bytes, filter_bytes_max, "bytes", Code.BLOOM_FILTER_TOO_LARGE)
-    for entry in (*history, *repairs):
-        _check_entry(entry, limits)
+    if history or repairs:
+        _check_entries(history + repairs, limits)
+
+
+def _check_entries(entries: Sequence[HistoryEntry], limits: Limits) -> None:
+    # There may be thousands: only those that could be too long are looked at closely.
+    id_chars = limits.message_id_bytes_max // UTF8_BYTES_PER_CHARACTER
+    sender_chars = limits.sender_id_bytes_max // UTF8_BYTES_PER_CHARACTER
+    hint_bytes = limits.hint_bytes_max
+    for entry in entries:
+        if (
+            len(entry.message_id) > id_chars
+            or len(entry.sender_id) > sender_chars
+            or len(entry.retrieval_hint) > hint_bytes
+        ):
+            _check_entry(entry, limits)
 
 
 def _check_entry(entry: HistoryEntry, limits: Limits) -> None:
@@ -57,8 +75,8 @@ def _check_entry(entry: HistoryEntry, limits: Limits) -> None:
 
 
 def _check_text(text: str, bytes_max: int, code: Code) -> None:
-    # A character has at most four bytes: most texts need not be encoded to be measured.
-    if len(text) * 4 > bytes_max:
+    # Most texts need not be encoded to be measured.
+    if len(text) * UTF8_BYTES_PER_CHARACTER > bytes_max:
         _check_size(len(text.encode()), bytes_max, "bytes", code)
 
 
@@ -68,6 +86,8 @@ def _check_size(size: int, size_max: int, unit: str, code: Code) -> None:
 
 
 def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
+    if not item.hints and item.envelope is None:
+        return ()
     if len(item.hints) > limits.hints_per_publish_max:
         raise Problem(
             Code.TOO_MANY_HINTS, f"{len(item.hints)} hints, at most {limits.hints_per_publish_max}"

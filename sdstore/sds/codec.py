@@ -78,18 +78,17 @@ def _decode_nim(frame: raw.NimFrame) -> tuple[Message, Dialect]:
 def _message(
     frame: raw.SpecFrame | raw.NimFrame, sender: bytes, history: tuple[HistoryEntry, ...]
 ) -> Message:
+    # By position: by name, a frozen dataclass takes twice as long to make.
     return validated(
         Message(
-            message_id=frame.message_id.decode(),
-            channel_id=frame.channel_id.decode(),
-            sender_id=sender.decode(),
-            lamport_timestamp=(
-                frame.lamport_timestamp if frame.HasField("lamport_timestamp") else None
-            ),
-            causal_history=history,
-            bloom_filter=frame.bloom_filter,
-            repair_request=parse_entries(frame.repair_request[:]),
-            content=frame.content,
+            frame.message_id.decode(),
+            frame.channel_id.decode(),
+            sender.decode(),
+            frame.lamport_timestamp if frame.HasField("lamport_timestamp") else None,
+            history,
+            frame.bloom_filter,
+            parse_entries(frame.repair_request[:]),
+            frame.content,
         )
     )
 

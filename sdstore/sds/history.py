@@ -14,12 +14,20 @@ second character happens to be a fitting length.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sdstore.sds.model import HistoryEntry
 from sdstore.wire import sds_raw_pb2 as raw
+
+ENTRIES_REMEMBERED = 16_384
+"""Histories repeat themselves (js-waku's: 199 of 200 entries from one message to the next): the
+windows of some 80 busy conversations, at most 16 MiB."""
+
+REMEMBERED_BYTES_MAX = 512
+"""A longer element is parsed anew each time, so that none of them fills the memory."""
 
 _TAG_MESSAGE_ID = b"\x0a"
 _parse_entry = raw.Entry.FromString
@@ -58,34 +66,41 @@ def serialize_entry(entry: HistoryEntry) -> bytes:
 
 
 def _strict_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...] | None:
-    """All entries that are not empty, or `None` if one of them is not strict.
-
-    An entry is strict if it holds fields 1 to 3 and nothing else, each at most once, and field 1
-    is UTF-8. This loop is the hot path of decoding.
-    """
+    """All entries that are not empty, or `None` if one of them is not strict."""
     entries = []
     for element in elements:
-        if not element:
-            continue
-        try:
-            entry = _parse_entry(element)
-            message_id, hint, sender = entry.message_id, entry.retrieval_hint, entry.sender_id
-            # As long as the shortest encoding of its values (below 128 bytes each), it has no
-            # room for fields that are unknown, empty or there twice.
-            size = 2 + len(message_id)
-            if hint:
-                size += 2 + len(hint)
-            if sender:
-                size += 2 + len(sender)
-            if size != len(element) and not _holds_each_field_once(element):
+        if element:
+            is_short = len(element) <= REMEMBERED_BYTES_MAX
+            entry = _remembered_entry(element) if is_short else _strict_entry(element)
+            if entry is None:
                 return None
-            text_id = message_id.decode()
-        except (DecodeError, UnicodeDecodeError):
-            return None
-        if not text_id:
-            return None
-        entries.append(HistoryEntry(text_id, hint, sender.decode()))
+            entries.append(entry)
     return tuple(entries)
+
+
+def _strict_entry(element: bytes) -> HistoryEntry | None:
+    """An entry is strict if it holds fields 1 to 3 and nothing else, each at most once, and field 1
+    is UTF-8.
+    """
+    try:
+        entry = _parse_entry(element)
+        message_id, hint, sender = entry.message_id, entry.retrieval_hint, entry.sender_id
+        # As long as the shortest encoding of its values (below 128 bytes each), it has no
+        # room for fields that are unknown, empty or there twice.
+        size = 2 + len(message_id)
+        if hint:
+            size += 2 + len(hint)
+        if sender:
+            size += 2 + len(sender)
+        if size != len(element) and not _holds_each_field_once(element):
+            return None
+        text_id = message_id.decode()
+    except (DecodeError, UnicodeDecodeError):
+        return None
+    return HistoryEntry(text_id, hint, sender.decode()) if text_id else None
+
+
+_remembered_entry = lru_cache(ENTRIES_REMEMBERED)(_strict_entry)
 
 
 def _holds_each_field_once(element: bytes) -> bool:

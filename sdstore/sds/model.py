@@ -96,14 +96,17 @@ def validated(message: Message) -> Message:
         raise MessageError(
             "lamport_out_of_range", f"lamport_timestamp {lamport} is not in -2^31 to 2^63-1"
         )
-    _check_entries(message.causal_history)
-    _check_entries(message.repair_request)
+    if message.causal_history:
+        _check_entries(message.causal_history)
+    if message.repair_request:
+        _check_entries(message.repair_request)
     return message
 
 
 def _check_entries(entries: tuple[HistoryEntry, ...]) -> None:
     for entry in entries:
-        if not entry.message_id:
+        message_id = entry.message_id
+        if not message_id:
             raise MessageError("missing_message_id", "a history entry has no message ID")
-        if "\0" in entry.message_id or "\0" in entry.sender_id:
+        if "\0" in message_id or "\0" in entry.sender_id:
             raise MessageError("nul_character", "an ID in a history entry holds U+0000")

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 
 from sdstore.sds.model import Message
 
+_SHA256_HEX_DIGITS = 64
+
 
 def _sha256_of_content(message: Message) -> bool:
     digest_hex = message.message_id.removeprefix("0x")
     return (
-        len(digest_hex) == hashlib.sha256().digest_size * 2
+        len(digest_hex) == _SHA256_HEX_DIGITS
         and hashlib.sha256(message.content).hexdigest() == digest_hex
     )
 
@@ -23,4 +25,4 @@ SCHEMES: Mapping[str, Callable[[Message], bool]] = {
 
 def verifies(message: Message) -> bool:
     """Whether the message ID follows any known scheme."""
-    return any(follows(message) for follows in SCHEMES.values())
+    return any([follows(message) for follows in SCHEMES.values()])
