@@ -1,43 +1,64 @@
-"""What HTTP costs: GET by ID beside a bare ASGI application, pages, hints, look-ups, batches.
+"""What a client of the HTTP interface waits for, at 10^4, 10^5 and 10^6 messages in the store.
 
-`python -m bench.http [--quick]`. Each figure stands beside its limit, measured in the same run on the
-same machine: a bare ASGI application on the same server that returns the same bytes. Servers and
-load generator are processes of their own and take turns, because machines drift.
+`python -m bench.http [sqlite] [postgresql] [--quick]`. GET by ID stands beside its limits in the same
+run: a bare ASGI application on the same server that returns the same bytes, and on PostgreSQL a node
+that asks one query for each request. Servers and load generator are processes of their own and take
+turns, because machines drift; `cpu ratio` compares the CPU time of the servers alone. Pages, hints
+and ancestors are asked for by a single client; `floor ms` is what the bare application and the
+client itself need for the same bytes.
 """
 
 from __future__ import annotations
 
-import pickle
 import sys
 import tempfile
+import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from functools import partial
 from random import Random
-from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from bench.comparing import bare_like, in_turns, median_load
 from bench.frame_workloads import filter_frames, small_frames
-from bench.http_load import Load, generate, request
+from bench.http_load import Load, any_of, generate, request
 from bench.http_servers import Served, serving
+from bench.loading import Item, load, new_database
+from bench.postgres_server import running_postgres
 from bench.table import publish
 from sdstore.sds.codec import decode
 from sdstore.wire import store_pb2 as wire
-from tests.support.postgres import running_postgres
 
-CONNECTIONS = 32
-ROUNDS = 5
-BATCH_ITEMS = 1_000
-BATCHES_IN_FLIGHT = 4
+CHANNELS = 8
+"""So that 10^4 messages hold conversations of 1,000."""
+
 HINT_EVERY = 10
 SAMPLES_MAX = 5_000
-PROTOBUF = {"accept": "application/x-protobuf"}
-POSTS_PROTOBUF = {"content-type": "application/x-protobuf", **PROTOBUF}
+LATEST = 200
+"""Heads of the walks: every one has a thousand messages before it."""
+
+SERVER = ("shared_buffers=512MB", "max_wal_size=4GB", "checkpoint_timeout=15min")
+FORMS: dict[str, dict[str, str]] = {"protobuf": {"accept": "application/x-protobuf"}, "JSON": {}}
+GOALS_MS = {"page of 100": 3.0, "hint look-up": 1.0, "ancestors, depth 1,000": 50.0}
 Row = dict[str, Any]
+NO_FIGURES = dict.fromkeys(
+    (
+        "per s",
+        "p50 ms",
+        "p99 ms",
+        "cpu us",
+        "limit",
+        "limit per s",
+        "ratio",
+        "cpu ratio",
+        "floor ms",
+        "goal",
+    ),
+    "",
+)
 
 
 @dataclass(frozen=True)
@@ -49,213 +70,156 @@ class Scale:
     seconds: float
 
 
-FULL = Scale((10_000, 100_000, 1_000_000), 5_000, 2.0)
+FULL = Scale((10_000, 100_000, 1_000_000), 5_000, 1.0)
 QUICK = Scale((10_000,), 500, 0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A server beside its limit; the ratios are 1 where it reaches the limit."""
+class Sampled:
+    """Passes items on to a store, and keeps as many as requests are made of."""
 
-    limit: Load
-    load: Load
-    ratio: float
-    cpu_us: float
-    cpu_ratio: float
+    def __init__(self, frames: Iterable[bytes], count: int) -> None:
+        self.message_ids: list[str] = []
+        self.hints: list[str] = []
+        self.channel_ids: list[str] = []
+        self.latest: list[str] = []
+        self._frames = frames
+        self._count = count
+
+    def items(self) -> Iterator[Item]:
+        """Everything, every tenth with a hint."""
+        every = max(1, self._count // SAMPLES_MAX)
+        for number, frame in enumerate(self._frames):
+            hints = (number.to_bytes(32, "big"),) if number % HINT_EVERY == 0 else ()
+            is_latest = number >= self._count - LATEST
+            if is_latest or number % every == 0:
+                message, _ = decode(frame)
+                self.message_ids.append(message.message_id)
+                self.channel_ids.append(quote(message.channel_id, safe=""))
+                self.hints += [hint.hex() for hint in hints]
+                self.latest += [message.message_id] if is_latest else []
+            yield frame, hints
 
 
-@dataclass
-class Loaded:
-    """IDs, hints and channels of what a node was given, as far as samples need them."""
+@dataclass(frozen=True)
+class Target:
+    """A running node and what it holds. `about` begins each row."""
 
-    message_ids: list[str]
-    hints: list[bytes]
-    channel_ids: list[str]
+    node: Served
+    about: Row
+    url: str
+    folder: str
+    held: Sampled
+    seconds: float
+
+    def row(self, what: str, **figures: Any) -> Row:
+        """A row of the table."""
+        return self.about | {"what": what} | NO_FIGURES | figures
 
 
 def main() -> None:
     """Measure and print."""
     scale = QUICK if "--quick" in sys.argv else FULL
+    asked = {"sqlite", "postgresql"} & set(sys.argv) or {"sqlite", "postgresql"}
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/small.db"
-        rows += _grow("sqlite", url, f"{folder}/small", scale)
-        rows += _filters(f"sqlite:///{folder}/filters.db", f"{folder}/filters", scale)
-        with running_postgres(()) as server_url:
-            rows += _grow("postgresql", server_url, f"{folder}/postgresql", scale)
-    publish("http", "HTTP, one worker, 32 connections", rows)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sdstore-bench-"))
+        if "sqlite" in asked:
+            for size in scale.sizes:
+                rows += _small("sqlite", f"sqlite:///{folder}/{size}.db", folder, size, scale)
+            rows += _filters(folder, scale)
+        if "postgresql" in asked:
+            server_url = stack.enter_context(running_postgres(SERVER))
+            for size in scale.sizes:
+                url = new_database(server_url, f"of_{size}")
+                rows += _small("postgresql", url, folder, size, scale)
+    publish("http", "HTTP, one worker", rows)
 
 
-def _grow(database: str, url: str, folder: str, scale: Scale) -> Iterator[Row]:
-    """One store that grows from size to size."""
-    frames = small_frames(scale.sizes[-1])
-    loaded = Loaded([], [], [])
-    count = 0
-    with serving("node", url, folder) as node:
-        for size in scale.sizes:
-            rate = _load(node, islice(frames, size - count), size - count, loaded)
-            count = size
-            about = {"database": database, "frames": "300 B", "messages": size}
-            yield about | _row("messages published, batches of 1,000", rate)
-            yield from _measured(about, node, url, folder, loaded, scale.seconds)
+def _small(database: str, url: str, folder: str, size: int, scale: Scale) -> Iterator[Row]:
+    held = Sampled(small_frames(size, channels=CHANNELS), size)
+    load(url, held.items())
+    about = {"database": database, "frames": "300 B", "messages": size}
+    data = f"{folder}/{database}-{size}"
+    yield from _start(about, url, data)
+    with serving("node", url, data) as node:
+        target = Target(node, about, url, data, held, scale.seconds)
+        for form in FORMS:
+            yield _against_bare(target, form)
+        if database == "postgresql":
+            yield _against_naive(target)
+        yield from _single_client(target)
 
 
-def _filters(url: str, folder: str, scale: Scale) -> Iterator[Row]:
+def _filters(folder: str, scale: Scale) -> Iterator[Row]:
     """Frames of 19 kB, as js-waku sends them."""
-    count = scale.filter_frames_count
-    loaded = Loaded([], [], [])
-    about = {"database": "sqlite", "frames": "19 kB", "messages": count}
-    with serving("node", url, folder) as node:
-        rate = _load(node, filter_frames(count, known=2_000), count, loaded)
-        yield about | _row("messages published, batches of 1,000", rate)
-        yield from _get(about, node, folder, loaded, scale.seconds, "protobuf", PROTOBUF)
-
-
-def _measured(
-    about: Row, node: Served, url: str, folder: str, loaded: Loaded, seconds: float
-) -> Iterator[Row]:
-    yield from _get(about, node, folder, loaded, seconds, "protobuf", PROTOBUF)
-    yield from _get(about, node, folder, loaded, seconds, "JSON", {})
-    if about["database"] == "postgresql":
-        yield from _against_naive(about, node, url, folder, loaded, seconds)
-    random = Random(1)
-    pages = [f"/v1/channels/messages?channel_id={c}" for c in loaded.channel_ids]
-    hints = [f"/v1/hints/{hint.hex()}" for hint in loaded.hints]
-    for what, targets in (("page of 100", pages), ("hint look-up", hints)):
-        for form, headers in (("protobuf", PROTOBUF), ("JSON", {})):
-            asked = [request("GET", target, headers) for target in targets]
-            load = generate(node.url, _any_of(asked, random), connections=1, seconds=seconds)
-            yield about | _row(f"{what}, {form}, 1 connection", load)
-    ids = wire.LookupRequest(message_ids=loaded.message_ids[:1_000]).SerializeToString()
-    lookup = request("POST", "/v1/messages/lookup", POSTS_PROTOBUF, ids)
-    load = generate(node.url, lambda: lookup, connections=1, seconds=seconds)
-    yield about | _row("look-up of 1,000 IDs, 1 connection", load)
-
-
-def _get(
-    about: Row,
-    node: Served,
-    folder: str,
-    loaded: Loaded,
-    seconds: float,
-    form: str,
-    headers: dict[str, str],
-) -> Iterator[Row]:
-    """GET by ID and the bare application, in turns."""
-    asked = [request("GET", f"/v1/messages/{i}", headers) for i in loaded.message_ids]
-    with _bare_like(f"{node.url}/v1/messages/{loaded.message_ids[0]}", headers, folder) as bare:
-        compared = _in_turns(bare, node, asked, seconds)
-    yield about | _compared_row(f"GET by ID, {form}", "bare ASGI", compared)
-
-
-def _against_naive(
-    about: Row, node: Served, url: str, folder: str, loaded: Loaded, seconds: float
-) -> Iterator[Row]:
-    asked = [request("GET", f"/v1/messages/{i}", PROTOBUF) for i in loaded.message_ids]
-    with serving("naive", url, folder) as naive:
-        compared = _in_turns(naive, node, asked, seconds)
-    yield about | _compared_row("GET by ID, protobuf", "a query per request", compared)
-
-
-def _in_turns(first: Served, second: Served, asked: list[bytes], seconds: float) -> Compared:
-    """Load on both in turns: medians, and the median ratios of the second to the first."""
-    make_request = _any_of(asked, Random(1))
-    rounds = [
-        [_costing(server, make_request, seconds) for server in (first, second)]
-        for _ in range(ROUNDS)
-    ]
-    return Compared(
-        limit=_median([limit for (limit, _), _ in rounds]),
-        load=_median([load for _, (load, _) in rounds]),
-        ratio=median(b.requests_per_s / a.requests_per_s for (a, _), (b, _) in rounds),
-        cpu_us=median(cpu_us for _, (_, cpu_us) in rounds),
-        cpu_ratio=median(a / b for (_, a), (_, b) in rounds),
+    count, url, data = (
+        scale.filter_frames_count,
+        f"sqlite:///{folder}/filters.db",
+        f"{folder}/filters",
     )
+    held = Sampled(filter_frames(count, known=2_000), count)
+    load(url, held.items())
+    with serving("node", url, data) as node:
+        about = {"database": "sqlite", "frames": "19 kB", "messages": count}
+        yield _against_bare(Target(node, about, url, data, held, scale.seconds), "protobuf")
 
 
-def _costing(
-    server: Served, make_request: Callable[[], bytes], seconds: float
-) -> tuple[Load, float]:
-    """A load, and the microseconds of CPU that the server spent on a request."""
-    before_s = server.cpu_s()
-    load = generate(server.url, make_request, connections=CONNECTIONS, seconds=seconds)
-    requests_count = load.requests_per_s * max(seconds, 0.001)
-    return load, (server.cpu_s() - before_s) / requests_count * 1e6
+def _start(about: Row, url: str, data: str) -> Iterator[Row]:
+    """From the start of the process to /readyz, without and with the index that a stop leaves."""
+    for what in ("first start", "start"):
+        started = time.perf_counter()
+        with serving("node", url, data) as node:
+            urllib.request.urlopen(f"{node.url}/readyz").close()
+            took_ms = (time.perf_counter() - started) * 1e3
+            mib = node.memory_bytes() / 2**20
+        row = about | {"what": f"{what}, {mib:.0f} MiB of memory"} | NO_FIGURES
+        yield row | {"p50 ms": took_ms, "goal": "<= 1500 ms at 10^6"}
 
 
-def _median(loads: list[Load]) -> Load:
-    return Load(
-        median(load.requests_per_s for load in loads),
-        median(load.p50_ms for load in loads),
-        median(load.p99_ms for load in loads),
-    )
+def _against_bare(target: Target, form: str) -> Row:
+    asked = _get(target, form)
+    with bare_like(target.node.url, asked[0], target.folder) as bare:
+        compared = in_turns(bare, target.node, asked, target.seconds)
+    figures = {"limit": "bare ASGI", "goal": "ratio >= 0.45"}
+    return target.row(f"GET by ID, {form}, 32 connections", **compared, **figures)
 
 
-def _any_of(asked: list[bytes], random: Random) -> Callable[[], bytes]:
-    return lambda: asked[int(random.random() * len(asked))]
+def _against_naive(target: Target) -> Row:
+    with serving("naive", target.url, target.folder) as naive:
+        compared = in_turns(naive, target.node, _get(target, "protobuf"), target.seconds)
+    figures = {"limit": "a query per request", "goal": "ratio >= 2"}
+    return target.row("GET by ID, protobuf, 32 connections", **compared, **figures)
 
 
-@contextmanager
-def _bare_like(url: str, headers: dict[str, str], folder: str) -> Iterator[Served]:
-    """A bare application that gives the answer that `url` gives."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
-        own = {"date", "connection"}  # the server's, not the application's
-        lower = [(name.lower(), value) for name, value in answer.headers.items()]
-        named = [(name.encode(), value.encode()) for name, value in lower if name not in own]
-        pickled = pickle.dumps((answer.status, named, answer.read()))
-    file = Path(folder) / "answer"
-    file.write_bytes(pickled)
-    with serving("bare", str(file)) as bare:
-        yield bare
+def _get(target: Target, form: str) -> list[bytes]:
+    return [request("GET", f"/v1/messages/{i}", FORMS[form]) for i in target.held.message_ids]
 
 
-def _load(node: Served, frames: Iterator[bytes], count: int, loaded: Loaded) -> Load:
-    """Publish frames in batches, some at a time; messages per second while they are sent."""
-    every = max(1, count // SAMPLES_MAX)
-    seconds, times_ms = 0.0, []
-    numbered = enumerate(islice(frames, count))
-    while batches := [
-        _batch(items, every, loaded)
-        for _ in range(BATCHES_IN_FLIGHT)
-        if (items := list(islice(numbered, BATCH_ITEMS)))
-    ]:
-        load = generate(node.url, batches.pop, connections=len(batches), seconds=0)
-        seconds += BATCHES_IN_FLIGHT / load.requests_per_s
-        times_ms += [load.p50_ms, load.p99_ms]
-    return Load(count / seconds, median(times_ms), max(times_ms))
-
-
-def _batch(items: list[tuple[int, bytes]], every: int, loaded: Loaded) -> bytes:
-    batch = wire.PublishBatch()
-    for number, frame in items:
-        hints = [number.to_bytes(32, "big")] if number % HINT_EVERY == 0 else []
-        batch.items.add(frame=frame, retrieval_hints=hints)
-        if number % every == 0:
-            message, _ = decode(frame)
-            loaded.message_ids.append(message.message_id)
-            loaded.hints += hints
-            loaded.channel_ids.append(quote(message.channel_id, safe=""))
-    return request("POST", "/v1/messages/batch", POSTS_PROTOBUF, batch.SerializeToString())
-
-
-def _row(what: str, load: Load) -> Row:
-    columns = {"cpu us": "", "limit": "", "limit per s": "", "ratio": "", "cpu ratio": ""}
-    return {
-        "what": what,
-        "per s": round(load.requests_per_s),
-        "p50 ms": load.p50_ms,
-        "p99 ms": load.p99_ms,
-    } | columns
-
-
-def _compared_row(what: str, limit: str, compared: Compared) -> Row:
-    return _row(what, compared.load) | {
-        "cpu us": compared.cpu_us,
-        "limit": limit,
-        "limit per s": round(compared.limit.requests_per_s),
-        "ratio": compared.ratio,
-        "cpu ratio": compared.cpu_ratio,
+def _single_client(target: Target) -> Iterator[Row]:
+    held = target.held
+    paths = {
+        "page of 100": [f"/v1/channels/{each}/messages" for each in set(held.channel_ids)],
+        "hint look-up": [f"/v1/hints/{each}" for each in held.hints],
+        "ancestors, depth 1,000": [f"/v1/messages/{i}/ancestors?limit=1000" for i in held.latest],
     }
+    for what, targets in paths.items():
+        for form, headers in FORMS.items():
+            asked = [request("GET", path, headers) for path in targets]
+            floor, load_ = _in_turn_with_bare(target, asked)
+            figures = {"floor ms": floor.p50_ms, "goal": f"<= {GOALS_MS[what]:g} ms"}
+            yield target.row(f"{what}, {form}, 1 connection", **load_.figures(), **figures)
+    ids = wire.LookupRequest(message_ids=held.message_ids[:1_000]).SerializeToString()
+    headers = {"content-type": "application/x-protobuf", **FORMS["protobuf"]}
+    lookup = request("POST", "/v1/messages/lookup", headers, ids)
+    load_ = generate(target.node.url, lambda: lookup, connections=1, seconds=target.seconds)
+    yield target.row("look-up of 1,000 IDs, 1 connection", **load_.figures())
+
+
+def _in_turn_with_bare(target: Target, asked: Sequence[bytes]) -> tuple[Load, Load]:
+    ask = partial(generate, make_request=any_of(asked, Random(1)), connections=1)
+    with bare_like(target.node.url, asked[0], target.folder) as bare:
+        floor = ask(bare.url, seconds=target.seconds / 2)
+    return floor, median_load([ask(target.node.url, seconds=target.seconds) for _ in range(3)])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -20,9 +22,18 @@ LENGTH = b"content-length: "
 class Load:
     """What a run of requests took."""
 
+    requests_count: int
     requests_per_s: float
     p50_ms: float
     p99_ms: float
+
+    def figures(self) -> dict[str, float]:
+        """By the names that tables give them."""
+        return {
+            "per s": round(self.requests_per_s),
+            "p50 ms": self.p50_ms,
+            "p99 ms": self.p99_ms,
+        }
 
 
 def generate(
@@ -43,6 +54,33 @@ def request(
     return f"{method} {target} HTTP/1.1\r\n{text}\r\n".encode() + body
 
 
+def any_of(asked: Sequence[bytes], random: Random) -> Callable[[], bytes]:
+    """Gives one of them at each call."""
+    return lambda: asked[int(random.random() * len(asked))]
+
+
+def answer_to(url: str, asked: bytes) -> tuple[bytes, bytes]:
+    """Head and body of one answer, which has to be a 200."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port or 80)) as connection:
+        connection.sendall(asked)
+        answer = b""
+        while HEAD_END not in answer or len(answer) < _answer_bytes(answer):
+            answer += connection.recv(65_536)
+    head, _, body = answer.partition(HEAD_END)
+    return head, body
+
+
+def _answer_bytes(data: bytes) -> int:
+    """How long an answer is that begins with this whole head."""
+    head_bytes = data.index(HEAD_END)
+    if not data.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(data[:500].decode("latin-1"))
+    at = data.index(LENGTH, 0, head_bytes) + len(LENGTH)
+    return head_bytes + len(HEAD_END) + int(data[at : data.find(b"\r", at)])
+
+
 async def _generate(
     url: str, make_request: Callable[[], bytes], connections: int, seconds: float
 ) -> Load:
@@ -57,6 +95,7 @@ async def _generate(
     elapsed_s = time.perf_counter() - started
     times_ms = sorted(each for client in clients for each in client.times_ms)
     return Load(
+        len(times_ms),
         len(times_ms) / elapsed_s,
         times_ms[len(times_ms) // 2],
         times_ms[len(times_ms) * 99 // 100],
@@ -81,13 +120,11 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._missing_bytes == 0:
             # Servers send the head of an answer in one piece.
-            head_bytes = data.index(HEAD_END)
-            if not data.startswith(b"HTTP/1.1 200"):
-                self.done.set_exception(RuntimeError(data[:500].decode("latin-1")))
+            try:
+                self._missing_bytes = _answer_bytes(data)
+            except RuntimeError as refused:
+                self.done.set_exception(refused)
                 return
-            at = data.index(LENGTH, 0, head_bytes) + len(LENGTH)
-            length = int(data[at : data.find(b"\r", at)])
-            self._missing_bytes = head_bytes + len(HEAD_END) + length
         self._missing_bytes -= len(data)
         if self._missing_bytes == 0:
             self._received()

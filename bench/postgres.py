@@ -26,17 +26,18 @@ import uvloop
 from sqlalchemy import Table
 
 from app.cli.server import SWITCH_INTERVAL_S
+from app.ingest.door import Door
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.arrays import array_of
+from app.store.migrate import migrate
 from app.store.pgsession import adapt, session_settings
 from app.store.schema import frames, messages
 from app.store.sql import PostgresSql
 from bench.frame_workloads import small_frames
+from bench.loading import new_database, open_door
+from bench.postgres_server import running_postgres
 from bench.table import publish
-from tests.support.ingest import Ingest, open_ingest
-from tests.support.postgres import running_postgres
-from tests.support.stores import PostgresStores
 
 SIZES, QUICK_SIZES = (10_000, 100_000, 1_000_000), (10_000,)
 TIMED = 10_000
@@ -78,14 +79,14 @@ def server_cpu_s(connection: psycopg.Connection[Any]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def ingest(into: Ingest, made: Iterator[bytes], count: int) -> None:
+async def ingest(door: Door, made: Iterator[bytes], count: int) -> None:
     """The next `count` messages, through the door."""
     batches = [[Publication(frame) for frame in islice(made, BATCH)] for _ in range(count // BATCH)]
     waiting = iter(batches)
 
     async def call() -> None:
         for batch in waiting:
-            await into.door.publish_many(batch)
+            await door.publish_many(batch)
 
     await asyncio.gather(*(call() for _ in range(CALLERS)))
 
@@ -123,22 +124,23 @@ class Bare:
             return [*zip(*cursor.fetchall(), strict=True)]
 
 
-async def measure(stores: PostgresStores, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+async def measure(server_url: str, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     """A row for each size."""
-    url, bare_url = stores.new_url(), stores.new_url()
+    url, bare_url = new_database(server_url, "ingest"), new_database(server_url, "bare")
+    await asyncio.to_thread(migrate, bare_url)
     bare = Bare(bare_url, url)
     made = small_frames(sizes[-1])
     rows: list[dict[str, Any]] = []
     count = 0
-    async with open_ingest(url) as into:
+    async with open_door(url) as door:
         for size in sizes:
             while count < size - TIMED:
-                await ingest(into, made, TIMED)
+                await ingest(door, made, TIMED)
                 bare.insert(bare.read(count + 1, TIMED))
                 count += TIMED
             timed = [*islice(made, TIMED)]
             with measured(url) as cost:
-                await ingest(into, iter(timed), TIMED)
+                await ingest(door, iter(timed), TIMED)
             ready = bare.read(count + 1, TIMED)
             with measured(bare_url) as bare_cost:
                 bare.insert(ready)
@@ -165,7 +167,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sizes = QUICK_SIZES if "--quick" in sys.argv else SIZES
     with running_postgres(SERVER) as url:
-        rows = uvloop.run(measure(PostgresStores(url), sizes))
+        rows = uvloop.run(measure(url, sizes))
     publish("postgres", "Batch ingest on PostgreSQL, 300-byte messages", rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -28,12 +28,14 @@ from app.http import (
     recon,
 )
 from app.http.auth import Authorizer, LoopbackAuthorizer, OpenAuthorizer, Scope
+from app.http.body import Receive
+from app.http.call import REPLY_KEY
 from app.http.framework import SCOPE_KEY, respond
 from app.http.metrics import HttpMetrics
 from app.http.openapi import describe
 from app.http.problems import internal_error, problem_reply
 from app.http.routes import Route, RouteTable
-from app.http.shell import App, Shell
+from app.http.shell import App, Send, Shell
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 
@@ -67,13 +69,20 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
 
 def _with_cors(app: App, origins: Sequence[str]) -> App:
     """Let pages of these origins read the answers; credentials go in headers, never in cookies."""
-    return CORSMiddleware(
+    cors = CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("authorization", "content-type", "if-none-match", "retrieval-hint"),
         expose_headers=("etag", "link", "location", "retry-after", *SDS_HEADERS),
     )
+
+    async def with_cors(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        # Its headers are added to what is sent: no reply may go past it.
+        scope.pop(REPLY_KEY, None)
+        await cors(scope, receive, send)
+
+    return with_cors
 
 
 def openapi_document() -> dict[str, Any]:

@@ -53,6 +53,9 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
+REPLY_KEY = "sdstore.reply"
+"""Where our server leaves its way to send a whole `Reply` in the ASGI scope; others have none."""
+
 _NO_QUERY: Mapping[str, list[str]] = {}
 
 

@@ -19,16 +19,16 @@ async def page_reply(
 ) -> Reply:
     """A page of entries; `next_token` None where nothing follows."""
     form = answer_form(call.headers.get(b"accept"))
-    claims = await call.node.store.hints_of([entry.digest for entry in entries])
-    hints = {digest: [claim.hint for claim in found] for digest, found in claims.items()}
+    metas = await call.node.store.meta_of(entries)
+    described = zip(entries, metas, strict=True)
     headers = next_link(request, next_token)
     if form is Form.PROTOBUF:
         page = wire.MessagePage(
-            messages=[message_protobuf(e, hints=hints.get(e.digest, ())) for e in entries],
+            messages=[message_protobuf(e, meta.variants, meta.hints) for e, meta in described],
             next=next_token or "",
         )
         return protobuf_reply(page.SerializeToString(), 200, headers)
-    messages = [message_json(entry, hints=hints.get(entry.digest, [])) for entry in entries]
+    messages = [message_json(e, meta.variants, meta.hints) for e, meta in described]
     return json_reply({"messages": messages, "next": next_token}, 200, headers)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from app.errors import Problem
 from app.http.auth import Authorizer
 from app.http.body import ClientGoneError, Receive, read_body
-from app.http.call import Call, Reply, single
+from app.http.call import REPLY_KEY, Call, Reply, single
 from app.http.problems import internal_error, problem_reply
 from app.http.routes import Match, RouteTable
 from app.node import Node
@@ -24,6 +24,7 @@ from app.node import Node
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+GiveWhole = Callable[[Reply], Awaitable[None]]
 
 CALL_KEY = "sdstore.call"
 """Where FastAPI endpoints find their `Call` in the ASGI scope."""
@@ -50,7 +51,8 @@ class Shell:
             return
         started = perf_counter()
         stats = self._table.unmatched
-        answer = _Answer(send)
+        # Taken out: left inside, it would make a cycle for the garbage collector.
+        answer = _Answer(send, scope.pop(REPLY_KEY, None))
         try:
             match = self._table.match(scope["method"], _raw_path(scope), scope["query_string"])
             stats = match.stats
@@ -90,10 +92,11 @@ class Shell:
 class _Answer:
     """The sending side of one request: knows whether an answer has begun, and its status."""
 
-    __slots__ = ("_send", "status")
+    __slots__ = ("_give_whole", "_send", "status")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, give_whole: GiveWhole | None) -> None:
         self._send = send
+        self._give_whole = give_whole
         self.status = 0
 
     async def give(self, reply: Reply) -> None:
@@ -101,6 +104,9 @@ class _Answer:
         if self.status:
             return
         self.status = reply.status
+        if self._give_whole is not None:
+            await self._give_whole(reply)
+            return
         length = (b"content-length", b"%d" % len(reply.body))
         await self._send(
             {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
 from app.store.database import Database
+from app.store.entryrows import EntryRow, fitting_count
 from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.records import HintPage, Position
@@ -28,9 +29,9 @@ _LAST_SEQ = 2**63 - 1
 
 @dataclass(slots=True)
 class Candidates:
-    """(position, sequence number, digest) of what a hint may mean; `resume` where it was cut."""
+    """(position, entry) of what a hint may mean; `resume` where it was cut."""
 
-    found: list[tuple[Position, int, bytes]] = field(default_factory=list)
+    found: list[tuple[Position, EntryRow]] = field(default_factory=list)
     resume: Position | None = None
 
 
@@ -56,13 +57,11 @@ class HintReads:
     ) -> HintPage:
         """Entries that the hint may mean, best first."""
         (candidates,) = await self._gather([hint], channel_id, after)
-        chosen = candidates.found[:limit]
-        resume = chosen[-1][0] if len(candidates.found) > limit else candidates.resume
-        seqs = [seq for _, seq, _ in chosen]
-        rows = await self._database.among(self._statements.entries_by_seq, seqs)
-        by_seq = {row[0]: row for row in rows}
-        ordered = [by_seq[seq] for seq in seqs]
-        return HintPage(await self._frames.entries(ordered), resume)
+        found = candidates.found
+        rows = [row for _, row in found]
+        count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
+        resume = found[count - 1][0] if count < len(found) else candidates.resume
+        return HintPage(await self._frames.entries(rows[:count]), resume)
 
     async def matches(
         self, hints: Sequence[bytes], channel_id: str | None
@@ -71,9 +70,9 @@ class HintReads:
         most = self._limits.variants_listed_max
         gathered = await self._gather(hints, channel_id, None)
         return [
-            (hint, seq, digest)
+            (hint, row.seq, row.digest)
             for hint, candidates in zip(hints, gathered, strict=True)
-            for _, seq, digest in candidates.found[:most]
+            for _, row in candidates.found[:most]
         ]
 
     async def claims_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
@@ -107,15 +106,16 @@ class HintReads:
         self, hints: Sequence[bytes], channel_id: str | None, after: Position | None
     ) -> list[Candidates]:
         gathered = [Candidates() for _ in hints]
+        channel_no = None
         if channel_id is not None:
             channel = await self._database.rows(self._statements.channel, channel_id=channel_id)
             if not channel:
                 return gathered
-        channel_no = None if channel_id is None else int(channel[0][1])
+            channel_no = int(channel[0][1])
         rank, number, seq = (int(part) for part in after or _START)
         keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
         if rank < HISTORY:
-            await self._gather_published(gathered, keyed, channel_no, (rank, number))
+            await self._gather_published(gathered, keyed, channel_id, (rank, number))
             number = seq = 0
         await self._gather_history(gathered, keyed, channel_no, (number, seq))
         return gathered
@@ -124,19 +124,19 @@ class HintReads:
         self,
         gathered: list[Candidates],
         keyed: Sequence[Row],
-        channel_no: int | None,
+        channel_id: str | None,
         after: tuple[int, int],
     ) -> None:
         asked = [(*key, *after) for key in keyed]
         examined = [0] * len(keyed)
         rows = await self._database.each(self._statements.published_by_hint, asked)
-        for which, source, seq, its_channel_no, digest in rows:
+        for which, source, *columns in rows:
             examined[which] += 1
-            candidates = gathered[which]
-            if channel_no in (None, its_channel_no):
-                candidates.found.append(((source, seq, 0), seq, digest))
+            candidates, row = gathered[which], EntryRow(*columns)
+            if channel_id in (None, row.channel_id):
+                candidates.found.append(((source, row.seq, 0), row))
             if examined[which] == self._limits.hint_candidates_max:
-                candidates.resume = (source, seq, 0)
+                candidates.resume = (source, row.seq, 0)
 
     async def _gather_history(
         self,
@@ -153,18 +153,21 @@ class HintReads:
             if counts[which] == self._limits.hint_candidates_max:
                 gathered[which].resume = (HISTORY, claim_no, _LAST_SEQ)
         claims = [row for row in told if channel_no in (None, row[2])]
+        if not claims:
+            return
         entries = await self._entries_told(claims)
-        published = await self._published([seq for _, seq, _ in entries])
-        for (which, claim_no, *_), seq, digest in entries:
+        published = await self._published([row.seq for _, row in entries])
+        for (which, claim_no, *_), row in entries:
             hint = keyed[which][1]
-            if (claim_no, seq) > after and (seq, hint) not in published:
-                gathered[which].found.append(((HISTORY, claim_no, seq), seq, digest))
+            if (claim_no, row.seq) > after and (row.seq, hint) not in published:
+                gathered[which].found.append(((HISTORY, claim_no, row.seq), row))
 
-    async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, int, bytes]]:
-        """(history claim, sequence number, digest) of each entry, in order of claim and entry."""
+    async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, EntryRow]]:
+        """(history claim, entry) in order of claim and entry."""
         named = [(id_key, message_id, number) for _, _, number, id_key, message_id in claims]
-        rows = await self._database.each(self._statements.matches_numbered, named)
-        return [(claims[which], seq, digest) for which, seq, digest in sorted(rows)]
+        rows = await self._database.each(self._statements.entries_numbered, named)
+        told = [(which, EntryRow(*columns)) for which, *columns in rows]
+        return [(claims[which], row) for which, row in sorted(told)]
 
     async def _published(self, seqs: Sequence[int]) -> set[tuple[int, bytes]]:
         rows = await self._database.among(self._statements.claims_by_seq, list(set(seqs)))

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    exists,
     func,
     literal_column,
     select,
@@ -96,10 +97,6 @@ class ReadStatements:
         self.matches_in_channel = sql.each(
             in_channel, lambda key: self._matches(with_id(key) & _in_channel(key))
         )
-        self.matches_numbered = sql.each(
-            {**_ID_ARGUMENTS, "channel_no": Integer()},
-            lambda key: self._matches(with_id(key) & (messages.c.channel_no == key["channel_no"])),
-        )
         self.entries_numbered = sql.each(
             {**_ID_ARGUMENTS, "channel_no": Integer()},
             lambda key: (
@@ -153,8 +150,9 @@ class ReadStatements:
     def _compile_claims(self, limits: Limits) -> None:
         sql, claims, history = self._sql, published_claims, history_claims
         examined = constant(limits.hint_candidates_max)
-        published = select(claims.c.source, claims.c.seq, messages.c.channel_no, messages.c.digest)
+        published = select(claims.c.source, *_ENTRY_COLUMNS)
         published = published.join_from(claims, messages, claims.c.seq == messages.c.seq)
+        published = published.join(channels, channels.c.channel_no == messages.c.channel_no)
         hint_arguments: Arguments = {
             "hint_key": BigInteger(),
             "hint": LargeBinary(),
@@ -190,6 +188,7 @@ class ReadStatements:
         )
         self.history_hints = history_hints(sql, limits)
         self.claims_by_seq = claims_by_seq(sql)
+        self.meta = sql.among(messages.c.seq, _meta().where)
         on_digest = select(claims.c.source, claims.c.hint)
         on_digest = on_digest.join_from(messages, claims, claims.c.seq == messages.c.seq)
         self.claims_by_digest = sql.each(
@@ -287,6 +286,19 @@ def claims_by_seq(sql: SqlDialect) -> ManyQuery:
     claims = published_claims
     found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
     return sql.among(claims.c.seq, found.where)
+
+
+def _meta() -> Select[Any]:
+    """(seq, whether others bear its ID, hint, claim number): a row for each claim, or one."""
+    other, claims = messages.alias("other"), published_claims
+    # By key alone, which the index holds: the variants themselves are looked up in full.
+    shares_id = exists().where(
+        other.c.id_key == messages.c.id_key,
+        other.c.channel_no == messages.c.channel_no,
+        other.c.seq != messages.c.seq,
+    )
+    found = select(messages.c.seq, shares_id, claims.c.hint, claims.c.claim_no)
+    return found.select_from(messages.outerjoin(claims, claims.c.seq == messages.c.seq))
 
 
 def stored_frames(sql: SqlDialect, table: Table) -> ManyQuery:

@@ -22,6 +22,7 @@ from app.store.groupwriter import GroupWriter
 from app.store.hintreads import HintReads
 from app.store.keys import Keys
 from app.store.messagereads import MessageReads
+from app.store.metareads import Meta, MetaReads
 from app.store.pagereads import PageReads, window
 from app.store.records import (
     AncestorPage,
@@ -76,6 +77,7 @@ class Store:
         statements = read_statements(database.sql, limits)
         frames = self._frames = FrameReads(database, statements)
         self._hints = HintReads(database, statements, frames, keys, limits)
+        self._meta = MetaReads(database, statements, keys)
         self._messages = MessageReads(database, statements, frames, keys, self._hints, limits)
         self._pages = PageReads(database, statements, frames)
         self._ancestors = AncestorReads(database, statements, frames, keys, limits)
@@ -161,6 +163,10 @@ class Store:
     async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
         """Published and computed claims of entries; entries without any are left out."""
         return await self._hints.claims_of(digests)
+
+    async def meta_of(self, entries: Sequence[Entry]) -> list[Meta]:
+        """Hints and variants of each of these entries."""
+        return await self._meta.of(entries)
 
     async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """(digest, hint) of the claim elements that are here, in the order asked."""

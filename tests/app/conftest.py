@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.postgres import URL_VARIABLE, running_postgres
+from bench.postgres_server import URL_VARIABLE, running_postgres
 from tests.support.stores import PostgresStores, SqliteStores, Stores
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.postgres_server import running_postgres
 from pipeline.diff import diff
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
 from pipeline.verify import verify_snapshot
 from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem
-from tests.support.postgres import running_postgres
 from tests.support.server import running_node
 from tests.support.snapshots import conversation
 from tests.support.stores import PostgresStores, SqliteStores

@@ -26,9 +26,9 @@ from app.limits import DEFAULT_LIMITS
 from app.store.records import MetId
 from app.store.schema import SCHEMA_REVISION
 from app.store.store import Store
+from bench.postgres_server import postgres_binaries, running_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
-from tests.support.postgres import postgres_binaries, running_postgres
 from tests.support.stores import BYTES_MAX, PostgresStores, prepared
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "schemas"

