@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from app.cli.database import database_settings, require_database
+from app.cli.database import database_settings
 from app.cli.exits import CliError, Exit
 from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
 from app.cli.output import counted, human_bytes, print_error, print_json, stdout, table
-from app.store.faults import StoreError as StoreFault
-from pipeline.errors import (
-    DatabaseError,
-    ManifestError,
-    ParentMismatchError,
-    PipelineError,
-    PublishError,
-)
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.lineage import list_snapshots, prune_snapshots
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pipeline.opening import existing_url, opened, require_folder, require_node
 
 verbs = typer.Typer()
 snapshot = typer.Typer(help="Snapshots of a store that prove themselves: Parquet and a manifest.")
 verbs.add_typer(snapshot, name="snapshot")
 
-_EXITS: dict[type[PipelineError], Exit] = {
-    ManifestError: Exit.NO,
-    DatabaseError: Exit.NO,
-    ParentMismatchError: Exit.USAGE,
-    PublishError: Exit.USAGE,
-}
 _URL = re.compile(r"(sqlite:///|postgresql://)")
 _ROWS_SHOWN = 100
 
@@ -65,8 +47,9 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write a snapshot of the store as it is now; the node may be running."""
-    url = _existing_url(database, data_dir)
-    with _spark(master) as spark:
+    url = existing_url(database, data_dir)
+    sides = (url,) if parent is None else (url, parent)
+    with opened(master, *sides, target=folder) as spark:
         from pipeline.export import export_snapshot
 
         made = export_snapshot(
@@ -91,7 +74,9 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Hash every row again, compute every root again, name what is damaged."""
-    with _spark(master) as spark:
+    if node is not None:
+        require_node(node)
+    with opened(master, folder) as spark:
         from pipeline.verify import verify_snapshot
 
         found = verify_snapshot(spark, folder, node)
@@ -119,7 +104,8 @@ def restore(
 ) -> int:
     """Load a snapshot into a store; a restore that was stopped goes on where it was."""
     url = database_settings(database, data_dir, None).database_url
-    with _spark(master) as spark:
+    with opened(master, folder) as spark:
+        from pipeline.database import shown
         from pipeline.restore import restore_snapshot
         from pipeline.verify import verify_snapshot
 
@@ -129,11 +115,11 @@ def restore(
                 raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
         done = restore_snapshot(spark, folder, url, is_verified=not unverified)
     if as_json:
-        print_json(asdict(done))
+        print_json({**asdict(done), "database": shown(url)})
     else:
         for code, count in done.refused.items():
             print_error(f"{code}: {counted(count, 'row', 'rows')} refused")
-        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written to {url}")
+        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written to {shown(url)}")
     return Exit.PARTIAL if done.refused else Exit.DONE
 
 
@@ -147,7 +133,7 @@ def diff(
 ) -> int:
     """What each of two sides lacks: by ranges, then rows."""
     sides = _side(left), _side(right)
-    with _spark(master) as spark:
+    with opened(master, *sides) as spark:
         from pipeline.diff import diff as compare
 
         found = compare(spark, *sides)
@@ -168,19 +154,25 @@ def report(
     folder: Folder,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")],
     master: Master = None,
+    as_json: AsJson = False,
 ) -> int:
     """Tables, pictures and one HTML page about a snapshot."""
-    with _spark(master) as spark:
+    with opened(master, folder, target=out) as spark:
         from pipeline.report.build import write_report
 
-        write_report(spark, folder, out)
-    _say(f"{out / 'index.html'}")
+        tables = write_report(spark, folder, out)
+    if as_json:
+        rows = {name: table.num_rows for name, table in tables.items()}
+        print_json({"folder": str(out), "rows": rows})
+    else:
+        _say(f"{out / 'index.html'}")
     return Exit.DONE
 
 
 @snapshot.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> int:
     """The snapshots in a folder, the oldest first, each with its parent."""
+    require_folder(folder)
     listed = list_snapshots(folder)
     if as_json:
         print_json(
@@ -210,38 +202,17 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJso
 def prune(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest snapshots to keep.")],
+    as_json: AsJson = False,
 ) -> int:
     """Remove the oldest snapshots in a folder; the others stay whole."""
-    for each in prune_snapshots(folder, keep):
-        _say(f"removed {each}")
+    require_folder(folder)
+    removed = prune_snapshots(folder, keep)
+    if as_json:
+        print_json({"removed": [str(each) for each in removed]})
+    else:
+        for each in removed:
+            _say(f"removed {each}")
     return Exit.DONE
-
-
-@contextmanager
-def _spark(master: str | None) -> Iterator[SparkSession]:
-    """A Spark session, and its faults as lines and exit codes."""
-    try:
-        from pyspark.errors import PySparkException
-
-        from pipeline.session import spark_session
-    except ImportError as error:
-        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
-        raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
-    try:
-        with spark_session(master) as spark:
-            yield spark
-    except PipelineError as error:
-        raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
-    except StoreFault as error:
-        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
-    except PySparkException as error:
-        raise CliError(Exit.LOCAL_FAULT, "spark_failed", str(error)[:1_000]) from error
-
-
-def _existing_url(database: str | None, data_dir: Path | None) -> str:
-    url = database_settings(database, data_dir, None).database_url
-    require_database(url)
-    return url
 
 
 def _side(text: str) -> Path | str:
@@ -249,7 +220,7 @@ def _side(text: str) -> Path | str:
     if _URL.match(text):
         return text
     folder = Path(text)
-    return _existing_url(None, folder) if (folder / "sdstore.db").is_file() else folder
+    return existing_url(None, folder) if (folder / "sdstore.db").is_file() else folder
 
 
 def _summary(manifest: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from sqlalchemy.engine import make_url
 
 from app.store.frames import FrameUnpacker, PackedFrame
 from pipeline.columns import CLAIMS, ENTRY_KEYS, entries_batch
@@ -47,20 +48,40 @@ def absolute_url(url: str) -> str:
     return url if path is None else f"{_SQLITE}{path.absolute()}"
 
 
+def shown(url: str) -> str:
+    """`url` as it may be shown: without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
 def open_database(url: str) -> Database:
-    """A read-only connection to the store at `url`; close it, or use it as a context."""
+    """A read-only connection to the store at `url`; close it, or use it as a context.
+
+    Raises DatabaseError where there is none.
+    """
+    database = _connected(url)
+    try:
+        database.database_id()
+    except database.faults as error:
+        database.close()
+        raise DatabaseError(f"{shown(url)} is not a store: {error}") from error
+    return database
+
+
+def _connected(url: str) -> Database:
     path = sqlite_path(url)
     if path is not None:
         return SqliteDatabase(path)
     if url.startswith(_POSTGRES):
         return PostgresDatabase(url)
-    raise DatabaseError(f"{url} is neither {_SQLITE}PATH nor {_POSTGRES}…")
+    raise DatabaseError(f"a database is {_SQLITE}PATH or {_POSTGRES}…")
 
 
 class Database(ABC):
     """One connection; the subclasses hold what the two databases do differently."""
 
     _mark: str  # placeholder of a parameter
+    faults: type[Exception]
+    """What the driver raises."""
 
     @abstractmethod
     def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
@@ -295,6 +316,7 @@ class SqliteDatabase(Database):
     """A store in an SQLite file."""
 
     _mark = "?"
+    faults = sqlite3.Error
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -322,7 +344,11 @@ class PostgresDatabase(Database):
     def __init__(self, url: str) -> None:
         import psycopg  # noqa: PLC0415 - of the `postgres` extra
 
-        self._connection = psycopg.connect(url)
+        self.faults = psycopg.Error
+        try:
+            self._connection = psycopg.connect(url)
+        except psycopg.Error as error:
+            raise DatabaseError(f"PostgreSQL cannot be reached: {error}") from error
         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         self._connection.read_only = True
 

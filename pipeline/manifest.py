@@ -160,6 +160,8 @@ def load(snapshot: Path) -> Manifest:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise ManifestError(f"{path} is larger than any manifest")
         return Manifest.from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        raise ManifestError(f"{snapshot} is not a snapshot: it has no {FILE_NAME}") from None
     except OSError as error:
         raise ManifestError(f"{snapshot} is not a snapshot: {error}") from error
 

@@ -24,8 +24,7 @@ def published(target: Path) -> Iterator[Path]:
     The folder's name is fixed (".NAME.partial") and locked while its maker lives, so what a killed
     process left is found and cleared by the next one, and two makers never mix.
     """
-    if target.exists():
-        raise PublishError(f"{target} exists already")
+    require_free(target)
     partial = target.parent / f".{target.name}.partial"
     partial.mkdir(parents=True, exist_ok=True)
     with (partial / _LOCK_NAME).open("w") as lock:
@@ -41,6 +40,12 @@ def published(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def require_free(target: Path) -> None:
+    """Raises PublishError where `target` exists."""
+    if target.exists():
+        raise PublishError(f"{target} exists already")
 
 
 def _take(lock: int, partial: Path) -> None:

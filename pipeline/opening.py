@@ -1,0 +1,86 @@
+"""What every verb does first: look whether its arguments can be meant, then start Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.database import database_settings, require_database
+from app.cli.exits import CliError, Exit
+from app.store.faults import StoreError as StoreFault
+from pipeline import manifest as manifests
+from pipeline.errors import (
+    DatabaseError,
+    ManifestError,
+    ParentMismatchError,
+    PipelineError,
+    PublishError,
+)
+from pipeline.publish import require_free
+from sdstore.client.blocking import StoreClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EXITS: dict[type[PipelineError], Exit] = {
+    ManifestError: Exit.NO,
+    DatabaseError: Exit.NO,
+    ParentMismatchError: Exit.USAGE,
+    PublishError: Exit.USAGE,
+}
+
+
+@contextmanager
+def opened(
+    master: str | None, *sides: Path | str, target: Path | None = None
+) -> Iterator[SparkSession]:
+    """A Spark session, and its faults as lines and exit codes.
+
+    Snapshots and stores (`sides`) are opened first, and `target` must be free: nobody waits for Spark
+    to be told of a slip of the pen.
+    """
+    try:
+        from pyspark.errors import PySparkException
+
+        from pipeline.database import open_database
+        from pipeline.session import spark_session
+    except ImportError as error:
+        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
+        raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
+    try:
+        for side in sides:
+            if isinstance(side, Path):
+                manifests.load(side)
+            else:
+                open_database(side).close()
+        if target is not None:
+            require_free(target)
+        with spark_session(master) as spark:
+            yield spark
+    except PipelineError as error:
+        raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
+    except StoreFault as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
+    except PySparkException as error:
+        raise CliError(Exit.LOCAL_FAULT, "spark_failed", str(error)[:1_000]) from error
+
+
+def require_folder(folder: Path) -> None:
+    """Raises CliError where there is no such folder."""
+    if not folder.is_dir():
+        raise CliError(Exit.NO, "not_found", f"there is no folder {folder}")
+
+
+def require_node(url: str) -> None:
+    """Raises StoreError unless a node answers at `url`."""
+    with StoreClient(url) as client:
+        client.info()
+
+
+def existing_url(database: str | None, data_dir: Path | None) -> str:
+    """The URL of the database that the flags name; CliError where its file is not there."""
+    url = database_settings(database, data_dir, None).database_url
+    require_database(url)
+    return url
