@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recon.bounds import pack_bounds, unpack_bounds
-from recon.columns import I64, U8, U64, Mask
+from recon.columns import I64, U8, U64, Mask, laid, steps_of
 from recon.errors import RemoteProtocolError
 from recon.limits import SUMMARY_HASH_BYTES
 from recon.ranges import END, START, RangeColumns
@@ -51,12 +51,13 @@ def pack_ranges(ranges: RangeColumns) -> tuple[bytes, bytes]:
     """The `runs` and `bounds` columns of ascending ranges."""
     if not len(ranges):
         return b"", b""
-    first = np.concatenate((np.ones(1, bool), ~ranges.touches_next()))
-    starts = np.flatnonzero(first)
-    lengths = np.diff(np.append(starts, len(ranges)))
+    ends = np.append((~ranges.touches_next()).nonzero()[0] + 1, len(ranges))
+    lengths = steps_of(ends)
+    starts = ends - lengths
     # Each run's lower edge goes before the upper edges of its ranges.
-    orders = np.insert(ranges.upper_orders, starts, ranges.lower_orders[starts])
-    heads = np.insert(ranges.upper_heads, starts, ranges.lower_heads[starts])
+    at = starts + np.arange(len(starts))
+    orders = laid(ranges.lower_orders[starts], at, ranges.upper_orders)
+    heads = laid(ranges.lower_heads[starts], at, ranges.upper_heads)
     from_start = (int(orders[0]), int(heads[0])) == START
     to_end = (int(orders[-1]), int(heads[-1])) == END
     inner = slice(1 if from_start else 0, -1 if to_end else None)
@@ -75,10 +76,10 @@ def unpack_ranges(runs_raw: bytes, bounds_raw: bytes, ranges_max: int) -> RangeC
     raw = column(bounds_raw)
     steps, heads[inner], taken = unpack_bounds(raw, max(inner.stop - inner.start, 0))
     finished(raw, taken)
-    orders[inner] = np.cumsum(steps)
+    orders[inner] = steps.cumsum()
     if flags & _TO_END:
         orders[-1], heads[-1] = END
-    last = np.cumsum(lengths + 1) - 1
+    last = (lengths + 1).cumsum() - 1
     _check_ascending(orders, heads, last)
     is_upper = np.ones(edges, bool)
     is_upper[last - lengths] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,7 @@ U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Column = TypeVar("Column", U64, U32, I64)
 
 ZERO = np.uint64(0)
 
@@ -31,6 +34,16 @@ def steps_of(values: I64) -> I64:
     steps = values.copy()
     steps[1:] -= values[:-1]
     return steps
+
+
+def laid(outer: Column, at: I64, inner: Column) -> Column:
+    """A new column: `outer` at the places `at`, ascending, and `inner` in order everywhere else."""
+    out = np.empty(len(outer) + len(inner), outer.dtype)
+    rest = np.ones(len(out), bool)
+    rest[at] = False
+    out[at] = outer
+    out[rest] = inner
+    return out
 
 
 def spread(counts: I64) -> tuple[I64, I64]:

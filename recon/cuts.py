@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recon.bounds import between, between_heads
-from recon.columns import I64, U64, Mask
+from recon.columns import I64, U64, Mask, laid
 from recon.ranges import RangeColumns
 from recon.replies import Parts, part_edges, part_sizes, tile
 from recon.runs import Run
@@ -109,10 +109,9 @@ def summarise_parts(
 
 
 def _places_between(where: Places, sizes: I64, cuts: I64) -> Places:
-    at = np.cumsum(sizes - 1)
-    starts = np.insert(cuts, at - (sizes - 1), where.starts[0])
-    stops = np.insert(cuts, at, where.stops[0])
-    return Places((starts,), (stops,))
+    ends = sizes.cumsum()
+    starts = laid(where.starts[0], ends - sizes, cuts)
+    return Places((starts,), (laid(where.stops[0], ends - 1, cuts),))
 
 
 def take_cuts(cuts: Cuts, wanted: Mask) -> Cuts:

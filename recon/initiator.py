@@ -29,7 +29,6 @@ from recon.limits import (
     PHASE_MAX,
     PROTOCOL_VERSION,
     SHORT_ID_BYTES,
-    SUMMARY_HASH_BYTES,
     Limits,
 )
 from recon.opening import opening_work
@@ -123,9 +122,8 @@ class Initiator:
             self._waiting.take(slice(count)),
             self._waiting.take(slice(count, None)),
         )
-        asks = self._asks(work)
-        flying = Asked(work, asks.counts, self._parts, self._phase(), self._send_interest)
-        message = self._message(flying, asks)
+        flying = Asked(work, self._parts, self._phase(), self._send_interest)
+        message = self._message(flying)
         self._budget.requests += 1
         self._budget.bytes += message.ByteSize()
         self._in_flight[self._budget.requests] = flying
@@ -140,15 +138,9 @@ class Initiator:
         room = (self._limits.request_bytes_max - FRAME_BYTES_MIN // 4) // _ASK_BYTES_MAX
         return max(1, min(fits, room, self._options.ranges_per_request))
 
-    def _asks(self, work: Work) -> Asks:
-        hashes, counts = np.zeros((len(work), SUMMARY_HASH_BYTES), np.uint8), work.sizes * 0
-        compared = np.flatnonzero(~work.listed)
-        if len(compared):
-            where = self._view.locate(work.ranges.take(compared))
-            hashes[compared], counts[compared] = self._view.summaries(where)
-        return Asks(work.ranges, work.listed, counts, hashes)
-
-    def _message(self, flying: Asked, asks: Asks) -> ReconRequest:
+    def _message(self, flying: Asked) -> ReconRequest:
+        work = flying.work
+        asks = Asks(work.ranges, work.listed, work.counts, work.hashes)
         return ReconRequest(
             version=PROTOCOL_VERSION,
             session=self._header.message(in_full=self._send_interest),

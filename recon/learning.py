@@ -6,7 +6,7 @@ nothing: the whole range is fetched. Both and different: ask on, as `plan` advis
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from recon.matching import match_lists
 from recon.plan import F64, SMALL_COUNT, Plan, choose, differences
 from recon.progress import RangeState, Stretch
 from recon.ranges import RangeColumns
-from recon.replies import COUNT, EQUAL, LIST, SPLIT, Reply, tile, unpack_reply
+from recon.replies import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_tiles
 from recon.view import Places, View
 from recon.worklist import Work, join_lists
 from sdstore.wire.recon_pb2 import Answers
@@ -29,12 +29,11 @@ from sdstore.wire.recon_pb2 import Answers
 class Asked(NamedTuple):
     """A request in flight.
 
-    Its ranges, our counts then, the parts and phase that splits were wanted with, and whether it
-    carried the interest in full.
+    Its ranges, the parts and phase that splits were wanted with, and whether it carried the
+    interest in full.
     """
 
     work: Work
-    counts: I64
     parts: int
     phase: int
     told_interest: bool = False
@@ -60,7 +59,6 @@ class Learning:
     def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
         self._view = view
         self._work = asked.work
-        self._counts = asked.counts
         self._parts = asked.parts
         self._phase = asked.phase
         self._depth_max = depth_max
@@ -69,17 +67,17 @@ class Learning:
     def from_answers(self, answers: Answers, phase: int) -> Learned:
         """Everything the answers tell; raises `RemoteProtocolError` when they are at fault."""
         ranges = self._work.ranges
-        reply = unpack_reply(answers, ranges, self._parts, self._phase)
+        reply, tiles = unpack_tiles(answers, ranges, self._parts, self._phase)
         answered = len(reply.kinds)
         listed = self._work.listed[:answered]
         if (listed & ((reply.kinds == EQUAL) | (reply.kinds == COUNT))).any():
             raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
-        equal = np.flatnonzero(reply.kinds == EQUAL)
-        self._settle(ranges.take(equal), self._counts[equal], RangeState.IN_SYNC)
+        equal = (reply.kinds == EQUAL).nonzero()[0]
+        self._settle(ranges.take(equal), self._work.counts[equal], RangeState.IN_SYNC)
         self._lacking(reply)
         self._listed(reply)
         rest = self._work.take(slice(answered, None))
-        self._out.work = Work.concatenate([rest, self._split(reply, phase)])
+        self._out.work = Work.concatenate([rest, self._split(reply, tiles, phase)])
         return self._out
 
     def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
@@ -94,19 +92,19 @@ class Learning:
 
     def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
         """Ranges of which we hold nothing: fetched without naming their elements."""
-        for place, count in enumerate(counts.tolist()):
-            self._out.events.append(Need(ranges[place], None, count))
+        pairs = zip(ranges, counts.tolist(), strict=True)
+        self._out.events += [Need(span, None, count) for span, count in pairs]
         self._settle(ranges, counts, RangeState.DONT_HAVE)
 
     def _lacking(self, reply: Reply) -> None:
         """Answers with a count alone: we said that we hold nothing there."""
-        told = np.flatnonzero(reply.kinds == COUNT)
+        told = (reply.kinds == COUNT).nonzero()[0]
         if not len(told):
             return
         ranges = self._work.ranges
         # What we took in since we asked is known to the peer or will be found next time.
         some = reply.counts[told] > 0
-        if self._counts[told[some]].any():
+        if self._work.counts[told[some]].any():
             raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
         self._need_whole(ranges.take(told[some]), reply.counts[told[some]])
         none = told[~some]
@@ -116,7 +114,7 @@ class Learning:
         self._settle(ranges.take(none), self._view.counts(where), RangeState.IN_SYNC)
 
     def _listed(self, reply: Reply) -> None:
-        lists = np.flatnonzero(reply.kinds == LIST)
+        lists = (reply.kinds == LIST).nonzero()[0]
         if not len(lists):
             return
         ranges, counts = self._work.ranges.take(lists), reply.counts[lists]
@@ -124,9 +122,11 @@ class Learning:
         self._have(found.have_rows)
         owners, firsts = np.unique(found.need_owner, return_index=True)
         stops = np.append(firsts, len(found.need_owner))[1:].tolist()
-        for owner, first, stop in zip(owners.tolist(), firsts.tolist(), stops, strict=True):
-            need = Need(ranges[owner], found.need_short_ids[first:stop], stop - first)
-            self._out.events.append(need)
+        pieces = zip(ranges.take(owners), firsts.tolist(), stops, strict=True)
+        self._out.events += [
+            Need(span, found.need_short_ids[first:stop], stop - first)
+            for span, first, stop in pieces
+        ]
         lacking = np.zeros(len(lists), bool)
         lacking[owners] = True
         sizes = np.maximum(counts, found.counts)
@@ -136,8 +136,8 @@ class Learning:
         if sent.any():  # nothing to fetch there; what we send makes it equal
             self._out.settled.append(Stretch(ranges.take(sent), sizes[sent], RangeState.IN_SYNC))
 
-    def _split(self, reply: Reply, phase: int) -> Work:
-        parents = np.flatnonzero(reply.kinds == SPLIT)
+    def _split(self, reply: Reply, tiles: Tiles, phase: int) -> Work:
+        parents = (reply.kinds == SPLIT).nonzero()[0]
         if not len(parents):
             return Work.none()
         depths = self._work.depths[parents] + 1
@@ -146,7 +146,7 @@ class Learning:
         refused = reply.counts[parents[self._work.listed[parents]]]
         cap = min(self._out.list_cap, int(refused.min(initial=LIST_COUNT_MAX)) // 2)
         self._out.list_cap = max(cap, SMALL_COUNT)
-        owner, ranges = tile(self._work.ranges.take(parents), reply.parts)
+        owner, ranges = tiles
         where = self._view.locate(ranges)
         hashes, counts = self._view.summaries(where)
         equal = (hashes == reply.parts.hashes).all(axis=1) & (counts == reply.parts.counts)
@@ -155,9 +155,11 @@ class Learning:
         self._need_whole(ranges.take(lacking), reply.parts.counts[lacking])
         differs = ~equal
         expected = differences(owner, reply.parts.sizes, counts, reply.parts.counts, differs)
-        open_ = differs & ~lacking
-        sizes = np.maximum(counts, reply.parts.counts)[open_]
-        work = Work(ranges.take(open_), np.zeros(len(sizes), bool), depths[owner[open_]], sizes)
+        open_ = (differs & ~lacking).nonzero()[0]
+        counts = counts[open_]
+        sizes = np.maximum(counts, reply.parts.counts[open_])
+        listed = np.zeros(len(sizes), bool)
+        work = Work(ranges.take(open_), listed, depths[owner[open_]], sizes, counts, hashes[open_])
         return self._planned(work, where.take(open_), expected[~lacking[differs]], phase)
 
     def _planned(self, work: Work, where: Places, expected: F64, phase: int) -> Work:
@@ -171,8 +173,8 @@ class Learning:
     def _cut(self, work: Work, where: Places, plan: Plan, phase: int) -> list[Work]:
         """Cut ranges on our side before asking on: no round trip is spent on that."""
         own_parts = np.where(plan.listed, -(-work.sizes // self._out.list_cap), plan.own_parts)
-        work = Work(work.ranges, plan.listed, work.depths, work.sizes)
-        many = np.flatnonzero(own_parts > 1)
+        work = replace(work, listed=plan.listed)
+        many = (own_parts > 1).nonzero()[0]
         if not len(many):
             return [work]
         cuts = choose_cuts(self._view, where.take(many), own_parts[many], phase)
@@ -185,7 +187,8 @@ class Learning:
         share = np.maximum(parts.counts, some.sizes[owner] // parts.sizes[owner])
         whole = np.ones(len(work), bool)
         whole[many] = False
+        listed, depths = some.listed[owner], some.depths[owner] + 1
         return [
             work.take(whole),
-            Work(ranges, some.listed[owner], some.depths[owner] + 1, share),
+            Work(ranges, listed, depths, share, parts.counts, parts.hashes),
         ]

@@ -14,7 +14,7 @@ from recon.cuts import bounds_at
 from recon.limits import PHASE_NONE
 from recon.ranges import END, START, RangeColumns
 from recon.runs import Run
-from recon.view import View
+from recon.view import Places, View
 from recon.worklist import Work
 
 NEWEST_COUNT = 16  # the newest part: a list of that length fits the first answer
@@ -37,9 +37,11 @@ def opening_work(view: View, phase: int, recent: int) -> Work:
         np.concatenate(([np.uint64(low)], inner, [np.uint64(high)]))
         for low, inner, high in zip(START, (orders, heads), END, strict=True)
     )
-    sizes = np.diff(places, prepend=0, append=len(run))
-    zeros = np.zeros(len(sizes), np.int64)
-    return Work(RangeColumns.tiling(*edges), zeros.astype(bool), zeros, sizes)
+    ends = np.append(places, len(run))
+    hashes, counts = view.summaries(Places((np.append(0, places),), (ends,)))
+    zeros = np.zeros(len(ends), np.int64)
+    ranges = RangeColumns.tiling(*edges)
+    return Work(ranges, zeros.astype(bool), zeros, counts, counts, hashes)
 
 
 def _untied(run: Run, places: I64) -> I64:

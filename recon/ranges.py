@@ -9,7 +9,7 @@ upper end": no element lies at or above it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,9 +67,20 @@ class RangeColumns:
         )
         return Range(lower, upper)
 
+    def __iter__(self) -> Iterator[Range]:
+        for low, low_head, high, high_head in zip(
+            *(column.tolist() for column in self.columns()), strict=True
+        ):
+            yield Range(Bound(low, low_head), Bound(high, high_head))
+
     def take(self, places: I64 | Mask | slice) -> RangeColumns:
         """Some of them."""
-        return RangeColumns(*(column[places] for column in self.columns()))
+        return RangeColumns(
+            self.lower_orders[places],
+            self.lower_heads[places],
+            self.upper_orders[places],
+            self.upper_heads[places],
+        )
 
     def columns(self) -> tuple[U64, U64, U64, U64]:
         """The four columns."""

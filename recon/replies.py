@@ -12,7 +12,7 @@ import numpy as np
 
 from recon.bounds import pack_bounds, unpack_bounds
 from recon.codec import column, finished, table
-from recon.columns import I64, U8, U64, spread
+from recon.columns import I64, U8, U64, laid, spread, steps_of
 from recon.errors import RemoteProtocolError
 from recon.limits import PHASE_NONE, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from recon.ranges import RangeColumns
@@ -27,6 +27,7 @@ from recon.varint import (
 from sdstore.wire.recon_pb2 import Answers
 
 EQUAL, SPLIT, LIST, COUNT = range(4)
+Tiles = tuple[I64, RangeColumns]  # parts of splits: the split that each belongs to, and its range
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +69,25 @@ def part_edges(counts: I64, sizes: I64, phase: int) -> tuple[I64, I64]:
 def implied_counts(counts: I64, sizes: I64, phase: int) -> I64:
     """Elements of each part of equal splits."""
     _, edges = part_edges(counts, sizes, phase)
-    ends = np.insert(edges, np.cumsum(sizes - 1), counts)
-    steps = np.diff(ends, prepend=0)
-    firsts = np.cumsum(sizes) - sizes
+    lasts = sizes.cumsum() - 1
+    ends = laid(counts, lasts, edges)
+    steps = steps_of(ends)
+    firsts = lasts + 1 - sizes
     steps[firsts] = ends[firsts]
     return steps
 
 
-def tile(ranges: RangeColumns, parts: Parts) -> tuple[I64, RangeColumns]:
+def tile(ranges: RangeColumns, parts: Parts) -> Tiles:
     """The parts of split ranges: which split each belongs to, and the ranges."""
-    owner, within = spread(parts.sizes)
-    last = within == parts.sizes[owner] - 1
-    uppers = ranges.take(owner)
-    columns = [column.copy() for column in uppers.columns()]
-    columns[2][~last], columns[3][~last] = parts.cut_orders, parts.cut_heads
-    first = within == 0
-    columns[0][~first], columns[1][~first] = parts.cut_orders, parts.cut_heads
-    return owner, RangeColumns(*columns)
+    owner = np.arange(len(parts.sizes)).repeat(parts.sizes)
+    ends = parts.sizes.cumsum()
+    firsts, lasts = ends - parts.sizes, ends - 1
+    return owner, RangeColumns(
+        laid(ranges.lower_orders, firsts, parts.cut_orders),
+        laid(ranges.lower_heads, firsts, parts.cut_heads),
+        laid(ranges.upper_orders, lasts, parts.cut_orders),
+        laid(ranges.upper_heads, lasts, parts.cut_heads),
+    )
 
 
 def pack_reply(reply: Reply, ranges: RangeColumns, *, implied: bool) -> Answers:
@@ -106,15 +109,23 @@ def pack_reply(reply: Reply, ranges: RangeColumns, *, implied: bool) -> Answers:
 
 
 def _pack_cuts(ranges: RangeColumns, parts: Parts) -> bytes:
-    owner, within = spread(parts.sizes - 1)
-    before = np.concatenate((np.zeros(1, np.uint64), parts.cut_orders[:-1]))[: len(owner)]
-    first = within == 0
-    before[first] = ranges.lower_orders[owner[first]]
-    return pack_bounds(parts.cut_orders - before, parts.cut_heads)
+    steps = parts.cut_orders.copy()
+    steps[1:] -= parts.cut_orders[:-1]
+    cuts = parts.sizes - 1
+    firsts = cuts.cumsum() - cuts
+    steps[firsts] = parts.cut_orders[firsts] - ranges.lower_orders
+    return pack_bounds(steps, parts.cut_heads)
 
 
 def unpack_reply(message: Answers, ranges: RangeColumns, parts_max: int, phase: int) -> Reply:
     """The inverse, checked: splits tile their range in two or more non-empty parts."""
+    return unpack_tiles(message, ranges, parts_max, phase)[0]
+
+
+def unpack_tiles(
+    message: Answers, ranges: RangeColumns, parts_max: int, phase: int
+) -> tuple[Reply, Tiles]:
+    """The same, and the parts of all splits."""
     answered = message.answered
     if not 0 < answered <= len(ranges):
         raise RemoteProtocolError("no_progress", f"{answered} answers for {len(ranges)} ranges")
@@ -128,20 +139,16 @@ def unpack_reply(message: Answers, ranges: RangeColumns, parts_max: int, phase: 
     raw = column(message.counts)
     counts[told], taken = unpack_counts(raw, len(told))
     finished(raw, taken)
-    parts = _unpack_parts(
-        message,
-        ranges.take(slice(answered)).take(kinds == SPLIT),
-        counts[kinds == SPLIT],
-        parts_max,
-        phase,
-    )
+    split = (kinds == SPLIT).nonzero()[0]
+    parts, tiles = _unpack_parts(message, ranges.take(split), counts[split], parts_max, phase)
     listed = int(counts[kinds == LIST].sum())
-    return Reply(kinds, counts, parts, table(message.short_ids, SHORT_ID_BYTES, listed))
+    names = table(message.short_ids, SHORT_ID_BYTES, listed)
+    return Reply(kinds, counts, parts, names), tiles
 
 
 def _unpack_parts(
     message: Answers, ranges: RangeColumns, counts: I64, parts_max: int, phase: int
-) -> Parts:
+) -> tuple[Parts, Tiles]:
     if message.part_counts:
         raw = column(message.part_counts)
         wide, taken = unpack_varints(raw, len(ranges))
@@ -155,12 +162,23 @@ def _unpack_parts(
         part_counts = implied_counts(counts, sizes, phase)
     _check_part_counts(part_counts, counts, sizes)
     hashes = table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))
-    return Parts(sizes, *_unpack_cuts(message.bounds, ranges, sizes), part_counts, hashes)
+    parts = Parts(sizes, *_unpack_cuts(message.bounds, ranges, sizes), part_counts, hashes)
+    tiles = tile(ranges, parts)
+    _check_ascending(tiles[1])
+    return parts, tiles
 
 
 def _check_sizes(sizes: I64, parts_max: int) -> None:
     if (sizes < 2).any() or (sizes > parts_max).any():
         raise RemoteProtocolError("split", "a split has at least two parts and at most as wanted")
+
+
+def _check_ascending(ranges: RangeColumns) -> None:
+    above = ranges.upper_orders > ranges.lower_orders
+    same = ranges.upper_orders == ranges.lower_orders
+    above |= same & (ranges.upper_heads > ranges.lower_heads)
+    if not above.all():
+        raise RemoteProtocolError("split", "parts must ascend inside their range")
 
 
 def _check_part_counts(part_counts: I64, counts: I64, sizes: I64) -> None:
@@ -172,20 +190,10 @@ def _check_part_counts(part_counts: I64, counts: I64, sizes: I64) -> None:
 
 
 def _unpack_cuts(bounds: bytes, ranges: RangeColumns, sizes: I64) -> tuple[U64, U64]:
-    owner, within = spread(sizes - 1)
+    cuts = sizes - 1
     raw = column(bounds)
-    steps, heads, taken = unpack_bounds(raw, len(owner))
+    steps, heads, taken = unpack_bounds(raw, int(cuts.sum()))
     finished(raw, taken)
-    if not len(owner):
-        return steps, heads
-    total = np.cumsum(steps)
-    first = np.flatnonzero(within == 0)
-    before = np.concatenate((np.zeros(1, np.uint64), total))[first]
-    orders = total - before[owner] + ranges.lower_orders[owner]
-    edges = Parts(sizes, orders, heads, np.empty(0, np.int64), np.empty((0, 0), np.uint8))
-    _, tiled = tile(ranges, edges)
-    above = tiled.upper_orders > tiled.lower_orders
-    above |= (tiled.upper_orders == tiled.lower_orders) & (tiled.upper_heads > tiled.lower_heads)
-    if not above.all():
-        raise RemoteProtocolError("split", "parts must ascend inside their range")
-    return orders, heads
+    total = np.concatenate((np.zeros(1, np.uint64), steps.cumsum()))
+    before = total[cuts.cumsum() - cuts]
+    return total[1:] + (ranges.lower_orders - before).repeat(cuts), heads

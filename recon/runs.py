@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
-from recon.columns import I64, U32, U64, Mask, heads_of
+from recon.columns import I64, U32, U64, Mask, heads_of, laid
 from recon.ranges import END
 from recon.store import Snapshot
-
-Column = TypeVar("Column", U64, U32)
 
 _BLOCK = 64  # elements between samples: a sample of 10^6 fits the second-level cache
 _LONG_COLUMN = 1 << 17  # shorter ones live in the cache
@@ -146,30 +143,17 @@ def merge_runs(
         heads = younger.heads_at(snapshot, np.arange(len(younger)))
         places = elder.lower_bounds(snapshot, younger.orders, heads)
     target = places + np.arange(len(younger))
-    from_elder = np.ones(len(elder) + len(younger), dtype=bool)
-    from_elder[target] = False
+    rows = younger.rows_between(0, len(younger)), elder.rows_between(0, len(elder))
     return Run(
-        _interleave(elder.orders, younger.orders, from_elder, target),
-        _interleave(
-            elder.rows_between(0, len(elder)),
-            younger.rows_between(0, len(younger)),
-            from_elder,
-            target,
-        ),
-        _merge_sums(elder.low, younger.low, from_elder, target) if summed else NO_SUMS,
-        _merge_sums(elder.high, younger.high, from_elder, target) if summed else NO_SUMS,
+        laid(younger.orders, target, elder.orders),
+        laid(rows[0], target, rows[1]),
+        _merge_sums(elder.low, younger.low, target) if summed else NO_SUMS,
+        _merge_sums(elder.high, younger.high, target) if summed else NO_SUMS,
     )
 
 
-def _interleave(elder: Column, younger: Column, from_elder: Mask, target: I64) -> Column:
-    merged = np.empty(len(from_elder), dtype=elder.dtype)
-    merged[from_elder] = elder
-    merged[target] = younger
-    return merged
-
-
-def _merge_sums(elder: U64, younger: U64, from_elder: Mask, target: I64) -> U64:
-    return prefix_sums(_interleave(np.diff(elder), np.diff(younger), from_elder, target))
+def _merge_sums(elder: U64, younger: U64, target: I64) -> U64:
+    return prefix_sums(laid(np.diff(younger), target, np.diff(elder)))
 
 
 def prefix_sums(values: U64) -> U64:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
 _WORD = (1 << 64) - 1
+_NO_COUNT, _NO_SUM = np.zeros((), np.int64), np.zeros((), np.uint64)  # of a view without runs
 TAIL_MAX = 512  # new elements that wait unsorted; more become a run
 WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
 
@@ -205,16 +206,15 @@ class View:
     def counts(self, places: Places) -> I64:
         """Elements in each range, i64[m]."""
         pairs = zip(places.starts, places.stops, strict=True)
-        counts: I64 = np.sum([stop - start for start, stop in pairs], axis=0)
-        return counts
+        return sum((stop - start for start, stop in pairs), _NO_COUNT)
 
     def summaries(self, places: Places) -> tuple[U8, I64]:
         """Hashes u8[m, 6] and counts i64[m] of the ranges."""
         counts = self.counts(places)
-        low, high = np.zeros(len(counts), np.uint64), np.zeros(len(counts), np.uint64)
+        low = high = _NO_SUM
         for run, start, stop in zip(self.runs, places.starts, places.stops, strict=True):
-            low += run.low[stop] - run.low[start]
-            high += run.high[stop] - run.high[start]
+            low = low + (run.low[stop] - run.low[start])
+            high = high + (run.high[stop] - run.high[start])
         return summary_hashes(low, high, counts), counts
 
     def members(self, places: Places) -> tuple[I64, U64, U32]:

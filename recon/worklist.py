@@ -7,18 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recon.columns import I64, Mask
+from recon.columns import I64, U8, Mask
+from recon.limits import SUMMARY_HASH_BYTES
 from recon.ranges import RangeColumns
+from recon.runs import element_sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Ranges to ask about: by list or by summary; splits above them; elements of the larger side."""
+    """Ranges to ask about: by list or by summary.
+
+    Our summaries are of the moment when a range was put on the list: what comes later need not be
+    found by this session. Those of lists are not used.
+    """
 
     ranges: RangeColumns
     listed: Mask
-    depths: I64
-    sizes: I64
+    depths: I64  # splits above
+    sizes: I64  # elements of the larger side, about
+    counts: I64  # our summaries: counts i64[n], hashes u8[n, 6]
+    hashes: U8
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -26,8 +34,17 @@ class Work:
     def take(self, which: I64 | Mask | slice) -> Work:
         """Some of it."""
         return Work(
-            self.ranges.take(which), self.listed[which], self.depths[which], self.sizes[which]
+            self.ranges.take(which),
+            self.listed[which],
+            self.depths[which],
+            self.sizes[which],
+            self.counts[which],
+            self.hashes[which],
         )
+
+    def columns(self) -> tuple[Mask, I64, I64, I64, U8]:
+        """All but the ranges."""
+        return self.listed, self.depths, self.sizes, self.counts, self.hashes
 
     @classmethod
     def concatenate(cls, pieces: Sequence[Work]) -> Work:
@@ -36,20 +53,16 @@ class Work:
         if len(pieces) == 1:
             return pieces[0]
         ranges = RangeColumns.concatenate([piece.ranges for piece in pieces])
-        sequence = np.lexsort((ranges.lower_heads, ranges.lower_orders))
-        joined = cls(
-            ranges,
-            np.concatenate([piece.listed for piece in pieces]),
-            np.concatenate([piece.depths for piece in pieces]),
-            np.concatenate([piece.sizes for piece in pieces]),
-        )
-        return joined.take(sequence)
+        columns = zip(*(piece.columns() for piece in pieces), strict=True)
+        joined = cls(ranges, *map(np.concatenate, columns))
+        return joined.take(element_sequence(ranges.lower_orders, ranges.lower_heads))
 
     @classmethod
     def none(cls) -> Work:
         """Nothing."""
         empty = np.empty(0, np.int64)
-        return cls(RangeColumns.of(), empty.astype(bool), empty, empty)
+        no_hashes = np.empty((0, SUMMARY_HASH_BYTES), np.uint8)
+        return cls(RangeColumns.of(), empty.astype(bool), empty, empty, empty, no_hashes)
 
 
 def join_lists(work: Work, list_cap: int) -> Work:
@@ -61,16 +74,19 @@ def join_lists(work: Work, list_cap: int) -> Work:
         return work
     joins = np.zeros(len(work), bool)
     joins[1:] = work.ranges.touches_next() & work.listed[1:] & work.listed[:-1]
-    starts = np.flatnonzero(~joins)
-    chain = np.cumsum(~joins) - 1
-    before = np.cumsum(work.sizes) - work.sizes
+    if not joins.any():
+        return work
+    starts = (~joins).nonzero()[0]
+    chain = (~joins).cumsum() - 1
+    before = work.sizes.cumsum() - work.sizes
     fill = (before - before[starts][chain]) // list_cap
     joins[1:] &= fill[1:] == fill[:-1]
-    starts = np.flatnonzero(~joins)
+    starts = (~joins).nonzero()[0]
     lasts = np.append(starts[1:], len(work)) - 1
     lower, upper = work.ranges.take(starts), work.ranges.take(lasts)
     ranges = RangeColumns(
         lower.lower_orders, lower.lower_heads, upper.upper_orders, upper.upper_heads
     )
     depths = np.maximum.reduceat(work.depths, starts)
-    return Work(ranges, work.listed[starts], depths, np.add.reduceat(work.sizes, starts))
+    sizes, counts = (np.add.reduceat(column, starts) for column in (work.sizes, work.counts))
+    return Work(ranges, work.listed[starts], depths, sizes, counts, work.hashes[starts])

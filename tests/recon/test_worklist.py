@@ -11,7 +11,8 @@ from recon.worklist import Work, join_lists
 def work(*rows: tuple[int, int, bool, int]) -> Work:
     ranges = [Range(Bound(low), Bound(high)) for low, high, _, _ in rows]
     listed, sizes = (np.array([row[place] for row in rows]) for place in (2, 3))
-    return Work(RangeColumns.of(*ranges), listed, np.zeros(len(rows), np.int64), sizes)
+    zeros, hashes = np.zeros(len(rows), np.int64), np.zeros((len(rows), 6), np.uint8)
+    return Work(RangeColumns.of(*ranges), listed, zeros, sizes, sizes, hashes)
 
 
 def shown(some: Work) -> list[tuple[int, int, bool, int]]:
