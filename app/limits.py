@@ -183,6 +183,9 @@ class Limits:
     session_nonce_lifetime_s: int = _bound(
         600, "seconds", "how long a session key may be used before both sides draw new nonces"
     )
+    recon_proof_lifetime_s: int = _bound(
+        900, "seconds", "so long idle peers compare roots, which have no key; then a session again"
+    )
     peers_max: int = _bound(256, "peers", "each has a task and a record")
     syncs_remembered_max: int = _bound(256, "sessions", "the list an operator looks at")
     sync_seconds_max: int = _bound(

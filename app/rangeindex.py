@@ -23,6 +23,7 @@ from app.store.store import Store
 from recon.cache import ViewCache
 from recon.index import RangeIndex
 from recon.interest import Interest
+from recon.proof import idle_root
 from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
 from recon.session import SessionKey
 from recon.view import View
@@ -102,6 +103,13 @@ class NodeIndex:
         if self._views.holds(key, groups, interest.window):
             return 0
         return VIEW_COST_MIN + self._sums.count(groups)
+
+    def root_of_ids(self, interest: Interest) -> bytes | None:
+        """The unkeyed root of an interest's elements; None where it has a Lamport window."""
+        if interest.window != ALL_ORDERS:
+            return None
+        groups = self._channels.of(interest)
+        return idle_root(self._sums.count(groups), self._sums.sums(groups))
 
     def channel_elements(
         self, channel_id: str, window: OrderWindow

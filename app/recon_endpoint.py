@@ -72,6 +72,8 @@ class ReconEndpoint:
             if known is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
             name, mutual = known
+            if request.idle_root:
+                return await self._compare_roots(request.idle_root, mutual)
             key = _session_key(request.session, name)
             return await self._answer(request, key, mutual, caller_name, reply_bytes_max)
         except DecodeError:
@@ -85,6 +87,8 @@ class ReconEndpoint:
         if request.version != PROTOCOL_VERSION:
             return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
         epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
+        if request.idle_root:  # roots have no key
+            return None
         if nonce_is_fresh(request.session.responder_nonce, self._secret, pair, epoch):
             return None
         return wire.ReconResponse(
@@ -92,6 +96,11 @@ class ReconEndpoint:
             status=wire.NONCE_EXPIRED,
             responder_nonce=responder_nonce(self._secret, pair, epoch),
         )
+
+    async def _compare_roots(self, root: bytes, mutual: Interest) -> wire.ReconResponse:
+        await self._index.catch_up()
+        is_same = root == self._index.root_of_ids(mutual)
+        return wire.ReconResponse(version=PROTOCOL_VERSION, same_root=is_same)
 
     async def _answer(
         self,

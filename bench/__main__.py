@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("recon", "negentropy", "store", "frames", "http", "postgres", "pipeline")
+BENCHMARKS = ("recon", "requests", "negentropy", "store", "frames", "http", "postgres", "pipeline")
 
 
 def main() -> int:

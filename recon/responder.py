@@ -42,6 +42,7 @@ from sdstore.wire.recon_pb2 import (
 
 _ANSWER_BYTES = 3  # kind and count of an answer, about
 _PART_BYTES = SUMMARY_HASH_BYTES + 2  # hash and bound of a part, about
+_HEAD_BYTES = 8
 _SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
 _NO_PARTS = Parts(
     np.empty(0, np.int64),
@@ -67,7 +68,7 @@ def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) 
     where = view.locate(asks.ranges)
     kinds, counts = _decide(view, asks, where, request.ranges, room)
     answers = _Answering(view, asks, where, request.ranges)
-    prefix = _first_guess(kinds, counts, request.ranges.parts, room)
+    prefix = _first_guess(kinds, counts, asks.ranges, request.ranges.parts, room)
     while True:
         message = answers.of_prefix(kinds[:prefix], counts[:prefix])
         size = message.ByteSize()
@@ -108,11 +109,13 @@ def _decide(view: View, asks: Asks, where: Places, ask: Ranges, room: int) -> tu
     return kinds, counts
 
 
-def _first_guess(kinds: U8, counts: I64, parts: int, room: int) -> int:
+def _first_guess(kinds: U8, counts: I64, ranges: RangeColumns, parts: int, room: int) -> int:
     costs = np.full(len(kinds), 1.0)
     costs[kinds != EQUAL] = _ANSWER_BYTES
     split = kinds == SPLIT
-    costs[split] += part_sizes(counts[split], parts) * _PART_BYTES
+    # Bounds inside a tie carry a head.
+    part_bytes = np.where(ranges.lower_heads[split], _PART_BYTES + _HEAD_BYTES, _PART_BYTES)
+    costs[split] += part_sizes(counts[split], parts) * part_bytes
     listed = kinds == LIST
     costs[listed] += counts[listed] * SHORT_ID_BYTES
     return max(1, int(np.searchsorted(np.cumsum(costs), room, side="right")))

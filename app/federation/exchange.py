@@ -8,7 +8,7 @@ from app.errors import Code, Problem
 from app.federation.report import Traffic
 from app.federation.transport import PeerTransport
 from recon.limits import PROTOCOL_VERSION
-from recon.session import SessionHeader
+from recon.session import SessionHeader, interest_hash
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
 
@@ -64,6 +64,14 @@ class Exchange:
         if response.status != recon_pb2.NONCE_EXPIRED:
             raise problem_of(response)
         return response.responder_nonce
+
+    async def same_root(self, root: bytes, interest: bytes) -> bool:
+        """Whether the peer holds what has this root. False also where it cannot tell."""
+        session = Session(interest_hash=interest_hash(interest))
+        response = await self.call(
+            ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=root)
+        )
+        return response.status == recon_pb2.OK and response.same_root
 
 
 def problem_of(response: ReconResponse) -> Problem:

@@ -49,6 +49,9 @@ class ElementIndex(Protocol):
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key."""
 
+    def root_of_ids(self, interest: Interest) -> bytes | None:
+        """The unkeyed root of an interest's elements, where there is one."""
+
 
 class LocalSide(Protocol):
     """This node, as a session sees it."""

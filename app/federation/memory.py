@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from recon.interest import Interest
 
 REFUSALS_MAX = 65_536  # elements a side; beyond it the oldest are tried once more
 
@@ -35,18 +38,29 @@ class Refusals:
         return list(self._orders.items())
 
 
+class Proof(NamedTuple):
+    """That both sides held the same of an interest: what its root was, if it has one, and when."""
+
+    interest: Interest
+    root: bytes | None
+    elements_count: int
+    at_s: float
+
+
 @dataclass(slots=True)
 class PeerMemory:
     """Kept per peer, so that one peer's bad frame of a message never costs another's good one.
 
     `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
-    `index_length` is the length of our index when the last session began. `refused_here` is what
-    we turned away, `refused_there` what the peer did: neither is moved again.
+    `index_length` is the length of our index when the last session began, `proof` the last
+    comparison under a session's key that found everything equal. `refused_here` is what we turned
+    away, `refused_there` what the peer did: neither is moved again.
     """
 
     responder_nonce: bytes = b""
     interest: bytes = b""
     interest_read_at_s: float = float("-inf")
     index_length: int = 0
+    proof: Proof | None = None
     refused_here: Refusals = field(default_factory=Refusals)
     refused_there: Refusals = field(default_factory=Refusals)

@@ -51,7 +51,10 @@ class Progress(Traffic):
 
 @dataclass(slots=True, kw_only=True)
 class SyncReport(Traffic):
-    """The end of a sync. `missing_here` and `missing_there` count the elements found to differ."""
+    """The end of a sync. `missing_here` and `missing_there` count the elements found to differ.
+
+    `proved`: a comparison of everything under the session's key found both sides equal.
+    """
 
     outcome: SyncOutcome
     code: str = ""
@@ -59,6 +62,7 @@ class SyncReport(Traffic):
     elements: int = 0
     missing_here: int = 0
     missing_there: int = 0
+    proved: bool = False
     seconds: float = 0.0
 
     @property

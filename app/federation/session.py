@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from app.errors import Code, Problem
+from app.federation.equality import compare_everything, is_still_proved, proof_of
 from app.federation.exchange import Exchange, NonceExpiredError, busy
 from app.federation.local import LocalSide
-from app.federation.memory import PeerMemory
+from app.federation.memory import PeerMemory, Proof
 from app.federation.moves import MOVE_ELEMENTS_MAX, Moves
 from app.federation.report import (
     Progress,
@@ -77,6 +78,7 @@ async def sync_with_peer(
         elements=session.elements_count,
         missing_here=session.missing_here,
         missing_there=session.missing_there,
+        proved=session.proof is not None,
         seconds=round(time.monotonic() - started, 3),
         **{each.name: getattr(session.progress, each.name) for each in fields(Traffic)},
     )
@@ -128,6 +130,7 @@ class _Session:
         self.missing_there = 0
         self.elements_count = 0
         self.unserved_count = 0
+        self.proof: Proof | None = None
         self._local = local
         self._transport = transport
         self._interest = interest
@@ -140,7 +143,7 @@ class _Session:
     async def run(self) -> None:
         """Hand-shake and reconcile, again where the peer's nonce expires under way."""
         mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
-        if mutual.is_empty:
+        if mutual.is_empty or (self.sends and await self._is_idle(mutual)):
             return
         for _ in range(RESTARTS_MAX):
             try:
@@ -150,6 +153,11 @@ class _Session:
             else:
                 return
         raise Problem(Code.PEER_MISBEHAVED, "the peer's nonces expire faster than they are used")
+
+    async def _is_idle(self, mutual: Interest) -> bool:
+        if self._memory.proof is not None:
+            self.elements_count = self._memory.proof.elements_count
+        return await is_still_proved(self._local, self._exchange, self._memory, mutual)
 
     async def _peer_interest(self) -> bytes:
         now = time.monotonic()
@@ -170,6 +178,7 @@ class _Session:
     async def _reconcile(self, header: SessionHeader, mutual: Interest) -> None:
         await self._local.index.catch_up()
         view = self._local.index.view(header.key(), mutual)
+        compared = proof_of(self._local, mutual, view)
         length = len(self._local.index.elements)
         initiator = Initiator(
             view,
@@ -190,19 +199,24 @@ class _Session:
         await moves.settle_orphans()
         self._memory.index_length = length
         self.unserved_count = max(moves.offered_count - moves.served_count, 0)
+        if not (self.missing_here or self.missing_there):
+            self.proof = compared
+        elif self.sends and not (self.progress.entries_refused or self.progress.claims_refused):
+            self.proof = await compare_everything(self._local, self._exchange, header, mutual)
+        self._memory.proof = self.proof
 
     def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
         """Bring `progress` up to date, at most ten times a second until the last time."""
         now = time.monotonic()
-        is_due = is_last or now - self._shown_at_s >= PROGRESS_INTERVAL_S
-        if self._initiator is None or not is_due:
+        if not is_last and now - self._shown_at_s < PROGRESS_INTERVAL_S:
             return
         self._shown_at_s = now
-        measured = self._initiator.progress
-        self.elements_count = sum(measured.elements.values())
-        segments = [(SegmentState[each.state.name], each.share) for each in measured.segments]
-        arrived = self.progress.entries_received + self.progress.claims_received
-        self.progress.segments = filled(segments, arrived / max(self.elements_count, 1))
+        if self._initiator is not None:
+            measured = self._initiator.progress
+            self.elements_count = sum(measured.elements.values())
+            segments = [(SegmentState[each.state.name], each.share) for each in measured.segments]
+            arrived = self.progress.entries_received + self.progress.claims_received
+            self.progress.segments = filled(segments, arrived / max(self.elements_count, 1))
         if is_equal:
             self.progress.segments = [(SegmentState.IN_SYNC, 1.0)]
         self.progress.in_sync_percent = 100.0 * sum(

@@ -195,3 +195,16 @@ def test_a_responder_with_small_frames_is_served_with_ever_shorter_lists() -> No
 def test_an_empty_request_gets_an_empty_answer() -> None:
     assert respond(VIEW, ReconRequest(version=1)).answers.answered == 0
     assert respond(VIEW, ReconRequest(version=1, ranges=Ranges())).answers.answered == 0
+
+
+def test_a_prefix_of_very_many_ranges_is_answered_and_the_rest_asked_again() -> None:
+    limits = replace(DEFAULT_LIMITS, ranges_answered_max=3)
+    theirs = [*crowd(5, 300, 2**40), *ELEMENTS[:300]]
+    answer = honest(view_of(theirs), limits)
+    request = Initiator(VIEW, HEADER).next_request()
+    assert request is not None
+    assert answer(request.message).answers.answered == 3
+    outcome = converse(Initiator(VIEW, HEADER), answer)
+    assert isinstance(outcome.events[-1], Done)
+    needed = sum(each.count for each in outcome.events if isinstance(each, Need))
+    assert needed == len(set(theirs) - set(ELEMENTS))

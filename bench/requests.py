@@ -1,0 +1,136 @@
+"""The most expensive request of each kind, for the responder: `python -m bench.requests [--quick]`.
+
+CPU milliseconds, the best of three, of a node's default limits with a warm view; orders all
+different, and all the same, where every bound has to be looked for among ids.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from app.limits import DEFAULT_LIMITS as NODE_LIMITS
+from bench.table import publish
+from recon.codec import Asks, pack_asks, pack_ranges
+from recon.cuts import bounds_at
+from recon.index import RangeIndex
+from recon.interest import INTEREST_NAMES_MAX, Interest, decode_interest
+from recon.limits import DEFAULT_LIMITS, LIST_COUNT_MAX, ORDER_END, PARTS_MAX
+from recon.ranges import ALL_ORDERS, RangeColumns
+from recon.resolving import Found, read_fetch, resolve
+from recon.responder import respond
+from recon.session import SessionKey
+from recon.varint import pack_counts
+from recon.view import View
+from sdstore.wire.recon_pb2 import Fetch, ReconRequest
+
+LIMITS = replace(DEFAULT_LIMITS, response_bytes_max=NODE_LIMITS.recon_answer_bytes_max)
+MOST = LIMITS.ranges_max
+KEY = SessionKey(bytes(16))
+Work = Callable[[], object]
+
+
+def index_of(count: int, *, tied: bool) -> RangeIndex:
+    """Random elements."""
+    rng = np.random.default_rng(1)
+    orders = rng.integers(0, 2**63, count, dtype=np.uint64)
+    ids = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+    index = RangeIndex()
+    index.insert(orders * np.uint64(not tied), ids, np.zeros(count, np.uint32))
+    return index
+
+
+def ranges_of(view: View, count: int) -> RangeColumns:
+    """So many ranges of equal size, neighbours."""
+    run = view.consolidate()
+    places = np.linspace(1, len(run) - 1, count - 1).astype(np.int64)
+    orders, heads, _ = bounds_at(view, run, places)
+    ends = np.zeros(1, np.uint64), np.full(1, ORDER_END, np.uint64)
+    return RangeColumns.tiling(
+        np.concatenate((ends[0], orders, ends[1])), np.concatenate((ends[0], heads, ends[1]))
+    )
+
+
+def compared(view: View, count: int, list_max: int, *, listed: bool = False) -> ReconRequest:
+    """Ranges whose summaries differ from ours, or that shall be listed."""
+    ranges = ranges_of(view, count)
+    counts = np.full(count, 0 if listed else 1)
+    asks = Asks(ranges, np.full(count, listed), counts, np.zeros((count, 6), np.uint8))
+    return ReconRequest(version=1, ranges=pack_asks(asks, PARTS_MAX, list_max, 30))
+
+
+def fetched(view: View, count: int, names_count: int) -> Fetch:
+    """Ranges with short ids that no element bears, or (0) whole ones."""
+    runs, bounds = pack_ranges(ranges_of(view, count))
+    counts = np.full(count, names_count)
+    names = os.urandom(6 * count * names_count)
+    return Fetch(runs=runs, bounds=bounds, counts=pack_counts(counts), short_ids=names)
+
+
+def requests_to(view: View) -> dict[str, Work]:
+    """Name of each kind of request, and answering it."""
+    asked = {
+        f"summaries, {MOST:,} ranges, cut into {PARTS_MAX}": compared(view, MOST, 0),
+        f"summaries, 4,096 ranges, cut into {PARTS_MAX}": compared(view, 4096, 0),
+        f"summaries, {MOST:,} ranges, listed": compared(view, MOST, LIST_COUNT_MAX),
+        f"lists, {MOST:,} ranges": compared(view, MOST, 0, listed=True),
+        "lists of the greatest length": compared(
+            view, max(len(view) // LIST_COUNT_MAX, 2), 0, listed=True
+        ),
+    }
+    named = {
+        f"fetch, {MOST:,} ranges, one short id each": fetched(view, MOST, 1),
+        "fetch, 2 ranges, 32,768 short ids each": fetched(view, 2, MOST // 2),
+        f"fetch, {MOST:,} whole ranges": fetched(view, MOST, 0),
+        "fetch of everything": fetched(view, 2, 0),
+    }
+    works: dict[str, Work] = {
+        name: partial(respond, view, each, LIMITS) for name, each in asked.items()
+    }
+    return works | {name: partial(_resolved, view, each) for name, each in named.items()}
+
+
+def _resolved(view: View, fetch: Fetch) -> Found:
+    return resolve(view, read_fetch(fetch, LIMITS), LIMITS)
+
+
+def interest_ms() -> float:
+    """Reading the largest interest, and cutting it to one of the same size."""
+    names = [f"{kind}{n:06}" for n in range(INTEREST_NAMES_MAX // 2) for kind in "cp"]
+    theirs = Interest.make(channels=frozenset(names[::2]), prefixes=frozenset(names[1::2]))
+    raw = theirs.encode()
+    return cpu_ms(lambda: decode_interest(raw).intersect(theirs))
+
+
+def cpu_ms(work: Work) -> float:
+    """CPU milliseconds of a call, the best of three."""
+    times = []
+    for _ in range(3):
+        start_s = time.process_time()
+        work()
+        times.append(time.process_time() - start_s)
+    return min(times) * 1e3
+
+
+def main() -> None:
+    """Measure and show."""
+    count = 10**5 if "--quick" in sys.argv else 10**6
+    columns: dict[str, dict[str, float]] = {}
+    for name, tied in (("orders differ, ms", False), ("orders agree, ms", True)):
+        build = partial(index_of(count, tied=tied).view, KEY, None, ALL_ORDERS)
+        columns[name] = {kind: cpu_ms(work) for kind, work in requests_to(build()).items()}
+        columns[name] |= {"first message: a new view": cpu_ms(build)}
+        columns[name] |= {f"interest of {INTEREST_NAMES_MAX:,} names": interest_ms()}
+    kinds = next(iter(columns.values()))
+    rows = [{"request": k} | {name: times[k] for name, times in columns.items()} for k in kinds]
+    publish("requests", f"The most expensive requests, {count:,} elements", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Equal stores: proved under a session's key, then by root for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.federation.memory import PeerMemory
+from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
+from app.federation.session import sync_with_peer
+from app.limits import DEFAULT_LIMITS
+from app.node import Node
+from recon.interest import Interest
+from recon.varint import pack_counts, unpack_counts
+from sdstore.client import StoreClient
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from tests.support.federation import (
+    InProcessPeer,
+    holdings,
+    local_of,
+    message,
+    open_nodes,
+    publish,
+    run,
+)
+from tests.support.server import running_node
+
+MESSAGES = [message(n, f"c{n % 3}") for n in range(300)]
+
+
+async def sync(one: Node, peer: InProcessPeer, memory: PeerMemory, **options: Any) -> SyncReport:
+    return await sync_with_peer(local_of(one), peer, one.interest, memory=memory, **options)
+
+
+def kinds(peer: InProcessPeer) -> list[str]:
+    """What a session asked, call by call; forgets it."""
+    asked = ["root" if each.idle_root else "session" for each in peer.requests]
+    peer.requests.clear()
+    return asked
+
+
+def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: int) -> None:
+    async def around() -> None:
+        bounds = replace(DEFAULT_LIMITS, **limits)
+        async with open_nodes(folder, {}, {}, limits=bounds) as (one, two):
+            await publish(one, MESSAGES[:200])
+            await publish(two, MESSAGES[100:])
+            peer, memory = InProcessPeer(two), PeerMemory()
+            report = await sync(one, peer, memory)
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+            kinds(peer)
+            await scenario(one, two, peer, memory)
+
+    run(around())
+
+
+def test_idle_peers_compare_roots_in_one_small_round_trip(tmp_path: Path) -> None:
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+        progress, before = Progress(), (peer.bytes_up, peer.bytes_down)
+        report = await sync(one, peer, memory, progress=progress)
+        assert kinds(peer) == ["root"]
+        assert (report.outcome, report.proved, report.rounds) == (SyncOutcome.IN_SYNC, False, 1)
+        assert report.elements == len(MESSAGES)
+        assert progress.segments == [(SegmentState.IN_SYNC, 1.0)]
+        assert peer.bytes_up - before[0] < 64
+        assert peer.bytes_down - before[1] < 8
+
+    with_two_equal_nodes(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_a_new_message_on_either_side_is_followed_by_a_session(tmp_path: Path, side: str) -> None:
+    async def scenario(one: Node, two: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+        await publish(one if side == "here" else two, [message(1_000)])
+        report = await sync(one, peer, memory)
+        asked = kinds(peer)
+        assert asked.count("root") == (side == "there")  # a root that changed here is not sent
+        assert "session" in asked
+        assert report.proved
+        assert await holdings(one) == await holdings(two)
+        assert (await sync(one, peer, memory)).rounds == 1
+        assert kinds(peer) == ["root"]
+
+    with_two_equal_nodes(scenario, tmp_path)
+
+
+def test_a_proof_is_renewed_after_its_lifetime_and_for_another_interest(tmp_path: Path) -> None:
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+        some = Interest.make(channels=frozenset(["c1"]))
+        assert (await sync_with_peer(local_of(one), peer, some, memory=memory)).proved
+        assert "root" not in kinds(peer)
+        assert memory.proof is not None
+        memory.proof = memory.proof._replace(at_s=time.monotonic() - 10)
+        assert (await sync_with_peer(local_of(one), peer, some, memory=memory)).proved
+        assert kinds(peer)[0] == "session"
+
+    with_two_equal_nodes(scenario, tmp_path, recon_proof_lifetime_s=9)
+
+
+def test_a_dry_run_always_compares_under_a_key(tmp_path: Path) -> None:
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+        assert (await sync(one, peer, memory, dry_run=True)).proved
+        assert set(kinds(peer)) == {"session"}
+
+    with_two_equal_nodes(scenario, tmp_path)
+
+
+def test_a_peer_that_cannot_tell_its_root_gets_a_session(tmp_path: Path) -> None:
+    async def scenario(one: Node, two: Node, _: InProcessPeer, memory: PeerMemory) -> None:
+        def forgetful(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+            return ReconResponse(status=3) if request.idle_root else response
+
+        report = await sync(one, InProcessPeer(two, forgetful), memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+
+    with_two_equal_nodes(scenario, tmp_path)
+
+
+def test_a_peer_that_hides_an_element_of_a_range_we_lack_proves_nothing(tmp_path: Path) -> None:
+    def hiding(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if response.answers.kinds == b"\x03":  # a bare count
+            counts, _ = unpack_counts(np.frombuffer(response.answers.counts, np.uint8), 1)
+            response.answers.counts = pack_counts(counts - 1)
+        del response.items[-1:]
+        return response
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(two, MESSAGES)
+            memory = PeerMemory()
+            report = await sync(one, InProcessPeer(two, hiding), memory)
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, False)
+            assert report.entries_received == len(MESSAGES) - 1
+            peer = InProcessPeer(two)
+            assert (await sync(one, peer, memory)).proved
+            assert "root" not in kinds(peer)
+            assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_the_roots_of_idle_nodes_travel_over_http(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "one") as one,
+        running_node(tmp_path / "two") as two,
+        StoreClient(one.url) as client,
+    ):
+        for each in MESSAGES[:20]:
+            two.publish(each)
+        reports = []
+        for _ in range(2):
+            sync_id = client.start_sync(two.url).id
+            while client.sync(sync_id).state != "finished":
+                time.sleep(0.02)
+            reports.append(client.sync(sync_id).document["report"])
+        assert [r["proved"] for r in reports] == [True, False]
+        assert [r["outcome"] for r in reports] == ["in_sync"] * 2
+        assert (reports[1]["requests"], reports[1]["bytes_up"] < 64) == (1, True)
