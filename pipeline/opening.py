@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ _EXITS: dict[type[PipelineError], Exit] = {
     ParentMismatchError: Exit.USAGE,
     PublishError: Exit.USAGE,
 }
+_PYTHON_ERROR = re.compile(r"^Traceback .*?^(\w[\w.]*: .*?)$", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
@@ -42,6 +44,7 @@ def opened(
     to be told of a slip of the pen.
     """
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
         from pipeline.database import open_database
@@ -63,8 +66,14 @@ def opened(
         raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
     except StoreFault as error:
         raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
-    except PySparkException as error:
-        raise CliError(Exit.LOCAL_FAULT, "spark_failed", str(error)[:1_000]) from error
+    except (PySparkException, Py4JError) as error:
+        raise CliError(Exit.LOCAL_FAULT, "spark_failed", reason_of(str(error))) from error
+
+
+def reason_of(report: str) -> str:
+    """The one line that says why, of what Spark tells: stacks of Python in stacks of Java."""
+    found = _PYTHON_ERROR.search(report)
+    return found[1] if found else report.partition("\n")[0]
 
 
 def require_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ What is then left is what needs a look at the store, as in any store that holds 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,7 @@ from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.records import WriteResult
-from app.store.sqlite import prepare_file
+from app.store.sqlite import prepare_file, problem_of
 from app.store.store import Store
 from pipeline import manifest as manifests
 from pipeline.database import Database, open_database, sqlite_path
@@ -113,7 +114,10 @@ def _fill_if_empty(path: Path, snapshot: Path, manifest: Manifest, limits: Limit
             return 0
     ranges = items("Fill the store", manifest.entry_ranges)
     frames = (item for each in ranges for item in _frames(snapshot, each))
-    loaded = load_empty_store(path, frames, limits, lambda *_: None)
+    try:
+        loaded = load_empty_store(path, frames, limits, lambda *_: None)
+    except sqlite3.Error as error:  # the disk is full, above all
+        raise problem_of(error) or error from error
     return loaded.counts[OutcomeKind.STORED]
 
 

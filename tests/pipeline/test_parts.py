@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import java
+from pipeline.database import open_database, shown
 from pipeline.documents import readme
-from pipeline.errors import ManifestError, PublishError
+from pipeline.errors import DatabaseError, ManifestError, PublishError
 from pipeline.lineage import list_snapshots, prune_snapshots
 from pipeline.manifest import (
     EntryRange,
@@ -29,6 +30,7 @@ from pipeline.manifest import (
     Watermark,
     load,
 )
+from pipeline.opening import reason_of
 from pipeline.plan import merged_tail
 from pipeline.publish import published, share_file, write_file
 from pipeline.report.graph import shape_of
@@ -199,3 +201,22 @@ def test_the_command_line_starts_without_spark() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == 0
     assert b"restore" in ended.stdout
+
+
+def test_of_what_spark_tells_one_line_says_why() -> None:
+    report = (
+        "An exception was thrown\nTraceback (most recent call last):\n"
+        '  File "worker.py", line 1, in main\n    run(a: int)\n'
+        "OSError: [Errno 28] No space left on device\n\n\tat org.apache.spark.Task.run\n"
+    )
+    assert reason_of(report) == "OSError: [Errno 28] No space left on device"
+    assert reason_of("Job aborted\n\tat org.apache") == "Job aborted"
+
+
+def test_a_file_that_is_no_store_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "junk.db").write_bytes(b"junk" * 1_000)
+    with pytest.raises(DatabaseError, match="is not a store"):
+        open_database(f"sqlite:///{tmp_path / 'junk.db'}")
+    with pytest.raises(DatabaseError, match="there is no database"):
+        open_database(f"sqlite:///{tmp_path / 'nothing.db'}")
+    assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
