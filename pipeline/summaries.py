@@ -1,7 +1,7 @@
 """Count, root and clock bounds of groups of rows, computed by Spark.
 
-First each batch becomes one row per group and bucket, a stretch of the digests' space, that holds
-the digests one after the other. Then a group's rows come together bucket by bucket, and the digests
+First many rows become one per group and bucket, a stretch of the digests' space, that holds the
+digests one after the other. Then a group's rows come together bucket by bucket, and the digests
 are sorted in numpy and hashed as they stream by. So Spark moves few, large rows, and memory is
 bounded by a bucket, however large a group is.
 """
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _BUCKET_DIGESTS = 2**20  # 32 MB: what is sorted at once, some three times over
 _BUCKET_BITS_MAX = 16  # enough for 6 * 10^10 digests of one group
+_PACKED_ROWS = 2**17  # packed at once, 4 MB of digests: the more, the longer the pieces
 _RESULTS_PER_BATCH = 4_096
 
 
@@ -69,26 +70,39 @@ def _pack(
     schema: pa.Schema, bucket_bits: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     keys = schema.names[:-4]
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        digests = digest_array(batch.column("digest"))
+    for rows in _portions(batches):
+        digests = digest_array(rows["digest"])
         buckets = digests[:, 0].astype(np.int32) << 8 | digests[:, 1]
         buckets >>= _BUCKET_BITS_MAX - bucket_bits
-        groups = _group_numbers([batch.column(key) for key in keys], batch.num_rows)
+        key_columns = [rows[key].combine_chunks() for key in keys]
+        groups = _group_numbers(key_columns, rows.num_rows)
         cells = groups << _BUCKET_BITS_MAX | buckets
         order = np.argsort(cells, kind="stable")
         starts = np.flatnonzero(np.diff(cells[order], prepend=-1))
-        lamports = batch.column("lamport_timestamp").to_numpy()[order]
+        lamports = rows["lamport_timestamp"].to_numpy()[order]
         firsts = order[starts]
         columns = [
-            *(batch.column(key).take(pa.array(firsts)) for key in keys),
+            *(column.take(pa.array(firsts)) for column in key_columns),
             pa.array(buckets[firsts]),
             _pieces(digests[order], starts),
             pa.array(np.minimum.reduceat(lamports, starts)),
             pa.array(np.maximum.reduceat(lamports, starts)),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The batches put together to `_PACKED_ROWS` rows or a little more; none is empty."""
+    held: list[pa.RecordBatch] = []
+    rows_count = 0
+    for batch in batches:
+        held.append(batch)
+        rows_count += batch.num_rows
+        if rows_count >= _PACKED_ROWS:
+            yield pa.Table.from_batches(held)
+            held, rows_count = [], 0
+    if rows_count:
+        yield pa.Table.from_batches(held)
 
 
 def _group_numbers(columns: Sequence[pa.Array], rows_count: int) -> NDArray[np.int64]:
