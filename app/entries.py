@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from sdstore.sds.model import Dialect, Message
 
@@ -32,8 +33,7 @@ class Claim:
     source: ClaimSource
 
 
-@dataclass(frozen=True, slots=True)
-class NewEntry:
+class NewEntry(NamedTuple):
     """A content message that passed the door, ready to be written.
 
     `digest` and `frame_hash` are 32 bytes; `id_verifies` says that the message ID matches the
@@ -49,8 +49,7 @@ class NewEntry:
     claims: tuple[Claim, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one published message; `digest` is None for relayed messages."""
 
     kind: OutcomeKind

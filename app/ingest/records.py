@@ -20,8 +20,7 @@ class WakuEnvelope:
     timestamp_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(NamedTuple):
     """A frame, the hints its publisher gives for it, and the envelope it came in."""
 
     frame: bytes

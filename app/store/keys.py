@@ -16,6 +16,11 @@ class Keys:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self._hasher = blake2b(digest_size=_KEY_BYTES, key=secret)
+
+    def __reduce__(self) -> tuple[type[Keys], tuple[bytes]]:
+        # Hashers do not cross the border between processes.
+        return Keys, (self._secret,)
 
     def of_text(self, text: str) -> int:
         """Signed 64-bit key of a string's UTF-8 bytes."""
@@ -23,5 +28,6 @@ class Keys:
 
     def of_bytes(self, value: bytes) -> int:
         """Signed 64-bit key, as BIGINT columns hold it."""
-        hashed = blake2b(value, digest_size=_KEY_BYTES, key=self._secret).digest()
-        return int.from_bytes(hashed, "big", signed=True)
+        hasher = self._hasher.copy()
+        hasher.update(value)
+        return int.from_bytes(hasher.digest(), "big", signed=True)

@@ -29,24 +29,25 @@ def entry_digest(message: Message) -> bytes:
 
 def entry_layout(message: Message) -> bytes:
     """The bytes that `entry_digest` hashes; different entries give different bytes."""
-    lamport = message.lamport_timestamp
+    message_id, channel_id = message.message_id.encode(), message.channel_id.encode()
+    sender_id, lamport = message.sender_id.encode(), message.lamport_timestamp
     parts = [
-        *_prefixed(message.message_id.encode()),
-        *_prefixed(message.channel_id.encode()),
-        *_prefixed(message.sender_id.encode()),
+        _U32(len(message_id)),
+        message_id,
+        _U32(len(channel_id)),
+        channel_id,
+        _U32(len(sender_id)),
+        sender_id,
         _LAMPORT(0, 0) if lamport is None else _LAMPORT(1, lamport),
         _U32(len(message.causal_history)),
     ]
     for entry in message.causal_history:
-        parts += _prefixed(entry.message_id.encode())
-        parts += _prefixed(entry.retrieval_hint)
-        parts += _prefixed(entry.sender_id.encode())
-    parts += _prefixed(message.content)
+        message_id, hint = entry.message_id.encode(), entry.retrieval_hint
+        sender_id = entry.sender_id.encode()
+        parts += _U32(len(message_id)), message_id, _U32(len(hint)), hint
+        parts += _U32(len(sender_id)), sender_id
+    parts += _U32(len(message.content)), message.content
     return b"".join(parts)
-
-
-def _prefixed(value: bytes) -> tuple[bytes, bytes]:
-    return _U32(len(value)), value
 
 
 def frame_hash(frame: bytes) -> bytes:

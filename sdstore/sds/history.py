@@ -68,19 +68,27 @@ def serialize_entry(entry: HistoryEntry) -> bytes:
 def _strict_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...] | None:
     """All entries that are not empty, or `None` if one of them is not strict."""
     entries = []
+    fault = None
     for element in elements:
-        if element:
-            is_short = len(element) <= REMEMBERED_BYTES_MAX
+        if not element:
+            continue
+        is_short = len(element) <= REMEMBERED_BYTES_MAX
+        try:
             entry = _remembered_entry(element) if is_short else _strict_entry(element)
-            if entry is None:
-                return None
-            entries.append(entry)
+        except UnicodeDecodeError as error:
+            fault = error  # it counts only if this is a version 2 history: the rest decides that
+            continue
+        if entry is None:
+            return None
+        entries.append(entry)
+    if fault is not None:
+        raise fault
     return tuple(entries)
 
 
 def _strict_entry(element: bytes) -> HistoryEntry | None:
     """An entry is strict if it holds fields 1 to 3 and nothing else, each at most once, and field 1
-    is UTF-8.
+    is UTF-8. Raises `UnicodeDecodeError` for a sender that is not.
     """
     try:
         entry = _parse_entry(element)

@@ -25,4 +25,4 @@ SCHEMES: Mapping[str, Callable[[Message], bool]] = {
 
 def verifies(message: Message) -> bool:
     """Whether the message ID follows any known scheme."""
-    return any([follows(message) for follows in SCHEMES.values()])
+    return any(follows(message) for follows in SCHEMES.values())

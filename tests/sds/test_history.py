@@ -83,6 +83,7 @@ def outcome(parse: object, argument: object) -> object:
 @given(st.lists(elements, max_size=4))
 @example([[(1, b"a", False)], [(1, b"a", True)], [(1, b"a", False), (2, b"", False)]])
 @example([[(1, b"", False), (4, b"", False)]])
+@example([[(3, b"\xff", False), (1, b"a", False)], [(1, b"", False)]])
 @settings(deadline=None, max_examples=2000)
 def test_the_decision_is_the_documented_one(history: list[list[Field]]) -> None:
     raw = [serialized(fields) for fields in history]
