@@ -10,7 +10,7 @@ _INDEX = tuple(_T.format(name) for name in ("index", "oracle", "sync"))
 _WIRE = tuple(_T.format(name) for name in ("codec", "transcript", "vectors", "sync"))
 _LIARS = tuple(_T.format(name) for name in ("liars", "codec"))
 _DISK = (_T.format("checkpoint"),)
-_KEYS = tuple(_T.format(name) for name in ("session", "index", "attacks", "vectors"))
+_KEYS = tuple(_T.format(name) for name in ("session", "index", "vectors", "proof"))
 
 
 def _fault(name: str, module: str, right: str, wrong: str, tests: tuple[str, ...]) -> Fault:
@@ -62,7 +62,7 @@ FAULTS = [
     _fault("the key is not used", "hashing", "algorithms.AES(key.raw)", "algorithms.AES(bytes(16))", _KEYS),
     # Index and views
     _fault("duplicates in a batch are kept", "index", "new = ~_repeats(orders, heads, ids)", "new = np.ones(len(orders), bool)", _INDEX),
-    _fault("duplicates of older runs are kept", "index", "            new &= ~self._stored(run, orders, ids, heads)\n", "            pass\n", _INDEX),
+    _fault("duplicates of older runs are kept", "index", "            new &= ~self._stored(run, places, orders, ids, heads)\n", "            pass\n", _INDEX),
     _fault("duplicates among the waiting are kept", "index", "if element not in self._pending and not", "if not", _INDEX),
     _fault("inseparable duplicates are kept", "index", "            places[candidates] += 1\n", "            break\n", _INDEX),
     _fault("merging puts the younger first", "runs", "target = places + np.arange(len(younger))", "target = np.arange(len(younger))", _INDEX),
@@ -71,12 +71,21 @@ FAULTS = [
     _fault("a window is closed above", "view", "return wanted if upper is None else wanted & (orders < np.uint64(upper))", "return wanted if upper is None else wanted & (orders <= np.uint64(upper))", _INDEX),
     _fault("views of groups do not grow", "view", "mine &= np.isin(news.groups, self._wanted)", "mine &= False", _INDEX),
     _fault("the tail is forgotten in the total", "view", "low, high = self._tail_sums\n        for run", "low, high = 0, 0\n        for run", _INDEX),
-    _fault("the cache grows for ever", "cache", "total > self._elements_max", "False", _INDEX),
+    _fault("the cache grows for ever", "cache", "total > self._bytes_max", "False", _INDEX),
     # Fetching
     _fault("anything that arrives is accepted", "fetch", "asked[place] = inside and (some is None or name in some)", "asked[place] = True", (_T.format("fetch"),)),
     _fault("short ids are not compared", "fetch", "inside and (some is None or name in some)", "inside", (_T.format("fetch"),)),
-    _fault("a cut answer need not progress", "fetch", "if not batch or not accepted_count or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
+    _fault("a cut answer need not progress", "fetch", "if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
     _fault("what was cut off is not asked for again", "fetch", "        for need in reversed(rest):\n", "        for need in rest[:0]:\n", (_T.format("fetch"), *_SYNC)),
+    _fault("answers that bring nothing are forgiven for ever", "fetch", "self._barren_left -= not accepted_count", "pass", (_T.format("fetch"),)),
+    _fault("a fetch may look at everything", "resolving", "if reached == len(wanted.ranges):", "if True:", (_T.format("fetch"),)),
+    _fault("a cut fetch skips a range", "resolving", "wanted.ranges[reached].lower", "wanted.ranges[reached].upper", (_T.format("fetch"),)),
+    _fault("whole ranges are not brought", "resolving", "    asked |= wanted.counts[owner] == 0\n", "", (_T.format("fetch"),)),
+    _fault("all ranges are answered however many", "responder", "first = slice(limits.ranges_answered_max)", "first = slice(None)", (_T.format("responder"),)),
+    # Proofs
+    _fault("a split proves equality", "proof", "return bool(reply.kinds[0] == EQUAL)", "return True", (_T.format("proof"),)),
+    _fault("a root forgets the count", "proof", 'material = count.to_bytes(8, "little")', "material = bytes(8)", (_T.format("proof"),)),
+    _fault("a prefix covers whatever sorts above it", "interest", "return at > 0 and name.startswith(prefixes[at - 1])", "return at > 0", _KEYS),
     # Disk
     _fault("a checkpoint is not verified", "checkpoint", "!= digest:\n        return None", "== b'':\n        return None", _DISK),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ SYNC_KEYS = {
     "finished_at_ms", "progress", "report",
 }  # fmt: skip
 REPORT_KEYS = {
-    "outcome", "code", "detail", "elements", "missing_here", "missing_there", "rounds",
+    "outcome", "code", "detail", "elements", "missing_here", "missing_there", "proved", "rounds",
     "requests", "bytes_up", "bytes_down", "entries_received", "entries_sent",
     "entries_refused", "claims_received", "claims_sent", "claims_refused", "seconds",
 }  # fmt: skip
