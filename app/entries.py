@@ -58,8 +58,7 @@ class Outcome(NamedTuple):
     digest: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What the store keeps of a message. `received_at_ms`: this store's clock, since the epoch."""
 
     seq: int

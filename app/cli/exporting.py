@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from app.cli.database import existing_store
 from app.cli.existing import ExistingMessages, continued
@@ -22,9 +23,10 @@ Tell = Callable[[int, int], None]
 
 async def export_to(
     settings: Settings, file: Path, file_format: FileFormat, channels: frozenset[str], tell: Tell
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Write what the file lacks; counts of messages before and now, and bytes written.
 
+    `damaged`: digests of messages, of any channel, whose frames cannot be read: left out.
     `tell` is called with how far the store has been read, and how far it goes.
     """
     async with existing_store(settings) as store:
@@ -37,14 +39,17 @@ async def export_to(
             seq = await _seq_of(store, last, file)
         total, _ = await store.watermark()
         written = messages = 0
+        damaged: list[str] = []
         with continued(file, existing.end) as target:
-            while entries := (await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).entries:
-                wanted = [e for e in entries if not channels or e.channel_id in channels]
+            while (page := await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).last_seq is not None:
+                wanted = [e for e in page.entries if not channels or e.channel_id in channels]
                 written += target.write(await _records(store, wanted, file_format))
                 messages += len(wanted)
-                seq = entries[-1].seq
+                damaged += [digest.hex() for digest in page.damaged]
+                seq = page.last_seq
                 tell(seq, total)
-        return {"messages": messages, "bytes": written, "before": before}
+        counts = {"messages": messages, "bytes": written, "before": before}
+        return {**counts, "damaged": damaged}
 
 
 _PAGE_BYTES = DEFAULT_LIMITS.reply_bytes_max

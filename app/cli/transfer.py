@@ -83,7 +83,8 @@ def export(
     """Write the messages of a store to a file, in the order they arrived.
 
     A file that an earlier export wrote is continued: whole or interrupted, it gets what is new. The
-    node may be running. Only NDJSON keeps retrieval hints.
+    node may be running. Only NDJSON keeps retrieval hints. Messages whose frames are damaged are
+    named and left out; the exit code is then 6.
     """
     from app.cli.exporting import export_to  # noqa: PLC0415 - half a second of imports
 
@@ -107,4 +108,6 @@ def export(
         size = human_bytes(done["bytes"])
         before = f" behind the {done['before']:,} that were there" if done["before"] else ""
         stdout().print(f"exported {messages} ({size}) to {file}{before}", markup=False)
-    return Exit.DONE
+    for digest in done["damaged"]:
+        print_note(f"left out: the frame of {digest} is damaged")
+    return Exit.LOCAL_FAULT if done["damaged"] else Exit.DONE

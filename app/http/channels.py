@@ -145,9 +145,9 @@ async def feed(
     position = cursors.read(CursorKind.ARRIVAL, after)
     after_seq = 0 if position is None else int(position[0])
     page = await call.node.store.feed(after_seq, limit, call.node.limits.reply_bytes_max)
-    last_seq = page.entries[-1].seq if page.entries else after_seq
     readable = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
     # A follower always gets a place to go on from, also at the end.
+    last_seq = after_seq if page.last_seq is None else page.last_seq
     token = cursors.write(CursorKind.ARRIVAL, last_seq)
     return respond(await page_reply(call, request, readable, token))
 

@@ -7,10 +7,12 @@ from urllib.parse import unquote
 
 from fastapi import Depends, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from app.http.auth import Scope
 from app.http.call import Call, Reply
-from app.http.shell import CALL_KEY
+from app.http.shell import CALL_KEY, GIVE_KEY
 from app.limits import DEFAULT_LIMITS
 
 SCOPE_KEY = "x-sdstore-scope"
@@ -53,6 +55,16 @@ After = Annotated[str | None, Query(description="the `next` of the page before t
 
 def respond(reply: Reply) -> Response:
     """A reply as a Starlette response."""
-    response = Response(reply.body, reply.status)
-    response.raw_headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body))]
-    return response
+    return _WholeResponse(reply)
+
+
+class _WholeResponse(Response):
+    """Goes straight to the shell: through the framework it would leave in two writes."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(status_code=reply.status)
+        self._reply = reply
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """See `Response`."""
+        await scope[GIVE_KEY](self._reply)

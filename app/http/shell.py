@@ -29,6 +29,9 @@ GiveWhole = Callable[[Reply], Awaitable[None]]
 CALL_KEY = "sdstore.call"
 """Where FastAPI endpoints find their `Call` in the ASGI scope."""
 
+GIVE_KEY = "sdstore.give"
+"""Where their responses find the way to answer with a whole `Reply`."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,9 +67,8 @@ class Shell:
             if match.route.handler is not None:
                 await answer.give(await match.route.handler(call))
             else:
-                await self._framework(
-                    _inner_scope(scope, match, call), _replay(call, receive), answer
-                )
+                inner = {**_inner_scope(scope, match, call), GIVE_KEY: answer.give}
+                await self._framework(inner, _replay(call, receive), answer)
         except Problem as problem:
             await answer.give(problem_reply(problem))
         except ClientGoneError:

@@ -66,7 +66,8 @@ class _Walk:
     """One page of a walk.
 
     `seen`: IDs for which nothing is left to be done, heads and known ones among them. `until`: the
-    earliest log position taken. `late`: taken although they lie behind it.
+    earliest log position taken. `late`: taken although they lie behind it. `absent`: IDs that lead
+    nowhere; `missing`: those that lead on, but not for this walk.
     """
 
     channel: ChannelInfo
@@ -78,6 +79,7 @@ class _Walk:
     waiting: list[_Latest] = field(default_factory=list)
     taken: list[_Loaded] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
     # What was read ahead, and what its IDs lead to.
     loaded: dict[int, _Loaded] = field(default_factory=dict)
     named: dict[str, list[EntryRow]] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class _Walk:
         """Everything under an ID is to be taken, unless an earlier page did."""
         rows = self.named.pop(message_id, None)
         if not rows:
-            self.missing.add(message_id)
+            self.absent.add(message_id)
             return
         for each in map(_Latest, rows):
             if each.key < self.until:
@@ -165,7 +167,7 @@ class AncestorReads:
         starts = frozenset(heads) - frozenset(known)
         found = await self._database.rows(self._statements.channel, channel_id=channel_id)
         if not found:
-            return AncestorPage([], sorted(starts, key=str.encode), None)
+            return AncestorPage([], await self._not_met(channel_id, starts), None)
         walk = _Walk(ChannelInfo(*found[0]), starts, {*heads, *known}, self._limits)
         if after is None:
             await self._look_up(walk, sorted(starts))
@@ -175,9 +177,16 @@ class AncestorReads:
             await self._resume(walk, after)
         await self._take(walk, limit, bytes_max)
         after = walk.next()
-        return AncestorPage(
-            _in_causal_order(walk.taken), sorted(walk.missing, key=str.encode), after
-        )
+        missing = [*walk.missing, *await self._not_met(channel_id, walk.absent)]
+        entries = _in_causal_order(walk.taken)
+        return AncestorPage(entries, sorted({*missing}, key=str.encode), after)
+
+    async def _not_met(self, channel_id: str, absent: Iterable[str]) -> list[str]:
+        """Without IDs of sync messages: their content is not missing, they never had any."""
+        ids = sorted(absent, key=str.encode)
+        asked = [(self._keys.of_met(channel_id, each), channel_id, each) for each in ids]
+        met = {row[0] for row in await self._database.each(self._statements.is_met, asked)}
+        return [each for number, each in enumerate(ids) if number not in met]
 
     async def _take(self, walk: _Walk, limit: int, bytes_max: int) -> None:
         room, is_first = bytes_max, True
@@ -210,7 +219,7 @@ class AncestorReads:
         )
         before = await self._database.rows(
             statement,
-            channel_no=walk.channel.channel_no,
+            channel_id=walk.channel.channel_id,
             limit=walk.window - 1,
             **position_bound("low", None, LAMPORT_MIN),
             **position_bound("high", (row.lamport, row.message_id, row.digest.hex()), 0),

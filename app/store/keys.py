@@ -26,6 +26,10 @@ class Keys:
         """Signed 64-bit key of a string's UTF-8 bytes."""
         return self.of_bytes(text.encode())
 
+    def of_met(self, channel_id: str, message_id: str) -> int:
+        """Key of a row of `met_ids`: no ID holds U+0000, so the pair has one."""
+        return self.of_text(f"{channel_id}\0{message_id}")
+
     def of_bytes(self, value: bytes) -> int:
         """Signed 64-bit key, as BIGINT columns hold it."""
         hasher = self._hasher.copy()

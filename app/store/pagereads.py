@@ -57,9 +57,6 @@ class PageReads:
         bytes_max: int,
     ) -> Page:
         """A page in log order."""
-        channel = await self.channel(channel_id)
-        if channel is None:
-            return Page([], None)
         low, high = (before, after) if descending else (after, before)
         # The tighter bound of each end alone is asked for: the index then begins right there.
         low_is_position = low is not None and int(low[0]) >= lamports[0]
@@ -71,7 +68,7 @@ class PageReads:
         )
         rows = await self._database.rows(
             query,
-            channel_no=channel.channel_no,
+            channel_id=channel_id,
             limit=limit + 1,
             **position_bound("low", low if low_is_position else None, lamports[0]),
             **position_bound("high", high if high_is_position else None, lamports[1]),
@@ -90,13 +87,10 @@ class PageReads:
         bytes_max: int,
     ) -> Page:
         """A page in arrival order."""
-        channel = await self.channel(channel_id)
-        if channel is None:
-            return Page([], None)
         low, high = (before, after) if descending else (after, before)
         rows = await self._database.rows(
             self._statements.arrival_page(descending=descending),
-            channel_no=channel.channel_no,
+            channel_id=channel_id,
             low=0 if low is None else low[0],
             high=_SEQ_MAX if high is None else high[0],
             lamport_from=lamports[0],
@@ -119,12 +113,11 @@ class PageReads:
         entries = await self._frames.entries(rows[:count])
         read = {entry.seq for entry in entries}
         damaged = tuple(row[4] for row in rows[:count] if row[0] not in read)
-        if count == len(rows):
-            return Page(entries, None, damaged)
         last = EntryRow(*rows[count - 1])
+        after: Position = (last.seq,)
         if in_log_order:
-            return Page(entries, (last.lamport, last.message_id, last.digest.hex()), damaged)
-        return Page(entries, (last.seq,), damaged)
+            after = (last.lamport, last.message_id, last.digest.hex())
+        return Page(entries, None if count == len(rows) else after, damaged, last.seq)
 
 
 def window(lamport_from: int | None, lamport_to: int | None) -> tuple[int, int]:

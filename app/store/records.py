@@ -70,19 +70,22 @@ class LookupResult:
 class Page:
     """Entries in order; `next` is None at the end.
 
-    `damaged`: digests of the entries left out because their frames cannot be read.
+    `damaged`: digests of the entries left out because their frames cannot be read. `last_seq`: of
+    the last entry of the page, damaged or not; None where there is none.
     """
 
     entries: list[Entry]
     next: Position | None
     damaged: tuple[bytes, ...] = ()
+    last_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AncestorPage:
     """Part of a causal closure, every message after its causes; `next` is None at the end.
 
-    `missing`: IDs that it names and that are not here, cannot be read, or did not fit into `next`:
+    `missing`: IDs that it names and that are not here (IDs of sync messages that were met need not be),
+    cannot be read, or did not fit into `next`:
     what comes before them is not followed.
     """
 

@@ -29,6 +29,7 @@ from app.store.schema import (
     frames,
     history_claims,
     messages,
+    met_ids,
     missing_references,
     published_claims,
     refused_digests,
@@ -146,6 +147,18 @@ class ReadStatements:
             missing_references.c.message_id > bindparam("after"),
         )
         self.gaps = sql.query(missing.order_by(missing_references.c.message_id).limit(limit))
+        self.is_met = sql.each(
+            {"id_key": BigInteger(), "channel_id": ByteText, "message_id": ByteText},
+            lambda key: (
+                select(met_ids.c.met_no)
+                .where(
+                    met_ids.c.id_key == key["id_key"],
+                    met_ids.c.channel_id == key["channel_id"],
+                    met_ids.c.message_id == key["message_id"],
+                )
+                .limit(constant(1))
+            ),
+        )
 
     def _compile_claims(self, limits: Limits) -> None:
         sql, claims, history = self._sql, published_claims, history_claims
@@ -232,7 +245,7 @@ class ReadStatements:
     @cache  # noqa: B019 - instances are cached themselves
     def log_page(self, *, descending: bool, low_is_position: bool, high_is_position: bool) -> Query:
         """A page in log order; each end is a Lamport timestamp (inclusive) or a position (not)."""
-        page = _entries().where(messages.c.channel_no == bindparam("channel_no"))
+        page = _entries().where(messages.c.channel_no == _numbered("channel_id"))
         if low_is_position:
             page = page.where(tuple_(*_LOG_ORDER) > _position("low"))
         else:
@@ -248,7 +261,7 @@ class ReadStatements:
     def arrival_page(self, *, descending: bool) -> Query:
         """A page of a channel in arrival order, between two sequence numbers (exclusive)."""
         page = _entries().where(
-            messages.c.channel_no == bindparam("channel_no"),
+            messages.c.channel_no == _numbered("channel_id"),
             messages.c.seq > bindparam("low", type_=BigInteger()),
             messages.c.seq < bindparam("high", type_=BigInteger()),
             messages.c.lamport >= bindparam("lamport_from", type_=BigInteger()),
@@ -256,6 +269,13 @@ class ReadStatements:
         )
         order = messages.c.seq.desc() if descending else messages.c.seq.asc()
         return self._sql.query(page.order_by(order).limit(bindparam("limit", type_=Integer())))
+
+
+def _numbered(argument: str) -> ColumnElement[int]:
+    """The number of the channel that an argument names."""
+    listed = channels.alias()
+    number = select(listed.c.channel_no).where(listed.c.channel_id == bindparam(argument))
+    return number.scalar_subquery()
 
 
 def _in_channel(key: Keyed) -> ColumnElement[bool]:

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,18 +27,23 @@ _STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 def to_json(message: Message) -> dict[str, Any]:
     """`message` as a JSON object; fields that are empty or unset are left out."""
-    lamport = message.lamport_timestamp
-    fields = {
-        "sender_id": message.sender_id,
-        "message_id": message.message_id,
-        "channel_id": message.channel_id,
-        "lamport_timestamp": "" if lamport is None else str(lamport),
-        "causal_history": [_entry_to_json(entry) for entry in message.causal_history],
-        "bloom_filter": _base64(message.bloom_filter),
-        "repair_request": [_entry_to_json(entry) for entry in message.repair_request],
-        "content": _base64(message.content),
-    }
-    return {name: value for name, value in fields.items() if value}
+    fields: dict[str, Any] = {}
+    if message.sender_id:
+        fields["sender_id"] = message.sender_id
+    fields["message_id"] = message.message_id
+    if message.channel_id:
+        fields["channel_id"] = message.channel_id
+    if message.lamport_timestamp is not None:
+        fields["lamport_timestamp"] = str(message.lamport_timestamp)
+    if message.causal_history:
+        fields["causal_history"] = [_entry_to_json(entry) for entry in message.causal_history]
+    if message.bloom_filter:
+        fields["bloom_filter"] = _base64(message.bloom_filter)
+    if message.repair_request:
+        fields["repair_request"] = [_entry_to_json(entry) for entry in message.repair_request]
+    if message.content:
+        fields["content"] = _base64(message.content)
+    return fields
 
 
 def from_json(obj: object) -> Message:
@@ -63,16 +69,16 @@ def from_json(obj: object) -> Message:
 
 
 def _entry_to_json(entry: HistoryEntry) -> dict[str, str]:
-    fields = {
-        "message_id": entry.message_id,
-        "retrieval_hint": _base64(entry.retrieval_hint),
-        "sender_id": entry.sender_id,
-    }
-    return {name: value for name, value in fields.items() if value}
+    fields = {"message_id": entry.message_id}
+    if entry.retrieval_hint:
+        fields["retrieval_hint"] = _base64(entry.retrieval_hint)
+    if entry.sender_id:
+        fields["sender_id"] = entry.sender_id
+    return fields
 
 
 def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
+    return b2a_base64(value, newline=False).decode("ascii")
 
 
 def _object(obj: object, keys: frozenset[str], what: str) -> Mapping[str, object]:

@@ -89,6 +89,20 @@ def test_an_export_is_continued_with_what_is_new(tmp_path: Path, file: Path) -> 
     assert copy.read_bytes() == FILE + more
 
 
+def test_an_export_names_what_is_damaged_and_goes_on_behind_it(tmp_path: Path, file: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", file, "--data-dir", data)
+    # All but the last: small frames have no second copy.
+    with sqlite3.connect(data / "sdstore.db") as connection:
+        ((last,),) = connection.execute("SELECT max(seq) FROM messages")
+        connection.execute("UPDATE frames SET data = x'00' WHERE seq < ?", (last,))
+    connection.close()
+    result = cli("export", copy, "--data-dir", data, "--json")
+    assert result.code == 6
+    assert result.json["messages"] + len(result.json["damaged"]) == len(ITEMS)
+    assert copy.read_bytes().endswith(delimited(ITEMS[-1].frame))
+
+
 def test_an_export_that_was_cut_off_is_completed(tmp_path: Path, file: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy.ldp"
     cli("import", file, "--data-dir", data)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.entries import Entry, NewEntry
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS, Limits
-from app.store.records import AncestorPage, Position
+from app.store.records import AncestorPage, MetId, Position
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
@@ -232,3 +232,15 @@ async def test_a_channel_that_is_not_here_has_nothing_but_missing_heads(stores: 
     async with stores.open(DEFAULT_LIMITS) as store:
         page = await store.ancestors("none", ["b", "a"], ["b"], limit=1, bytes_max=1)
         assert page == AncestorPage([], ["a"], None)
+
+
+@pytest.mark.anyio
+async def test_sync_messages_that_were_met_are_not_missing(stores: Stores) -> None:
+    async with stores.open(DEFAULT_LIMITS) as store:
+        named = HistoryEntry("met"), HistoryEntry("never")
+        frame = content_frame(1, channel_id=CHANNEL, message_id="head", history=named)
+        store.write_group([entry_of(frame)], [MetId(CHANNEL, "met"), MetId("other", "never")])
+        page = await store.ancestors(CHANNEL, ["head"], limit=9, bytes_max=BYTES_MAX)
+        assert page == AncestorPage([], ["never"], None)
+        nothing = await store.ancestors("other", ["never"], limit=9, bytes_max=BYTES_MAX)
+        assert nothing == AncestorPage([], [], None)
