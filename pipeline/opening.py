@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ def opened(
                 open_database(side).close()
         if target is not None:
             require_free(target)
+        # Py4J tells the root logger of what it raises as well: after Ctrl-C that would be pages.
+        logging.getLogger().addFilter(lambda _: False)
         with spark_session(master) as spark:
             yield spark
     except PipelineError as error:
