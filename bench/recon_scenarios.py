@@ -46,6 +46,16 @@ def plain(count: int) -> Universe:
     return universe_of(rng.integers(0, count, count).astype(np.uint64), rng)
 
 
+def twice(count: int) -> Universe:
+    """Twice as many, to be shared out."""
+    return plain(2 * count)
+
+
+def ten_times(count: int) -> Universe:
+    """Ten times as many."""
+    return plain(10 * count)
+
+
 def mixed_clocks(count: int) -> Universe:
     """Channels clocked in seconds, milliseconds and nanoseconds over the same year."""
     rng = np.random.default_rng(SEED)
@@ -94,13 +104,3 @@ def newest(differences: int) -> Lacking:
 def disjoint(count: int, rng: np.random.Generator) -> tuple[I64, I64]:
     """Nothing in common: the universe is shared out."""
     return halves(np.arange(count), rng)
-
-
-def initiator_empty(count: int, _: np.random.Generator) -> tuple[I64, I64]:
-    """The initiator holds nothing."""
-    return np.arange(count), np.arange(0)
-
-
-def responder_empty(count: int, _: np.random.Generator) -> tuple[I64, I64]:
-    """The responder holds nothing."""
-    return np.arange(0), np.arange(count)

@@ -64,7 +64,7 @@ def pack_ranges(ranges: RangeColumns) -> tuple[bytes, bytes]:
     orders, heads = orders[inner], heads[inner]
     runs = lengths.astype(np.uint64)
     runs[0] = (lengths[0] << 2) | (from_start * _FROM_START) | (to_end * _TO_END)
-    return pack_varints(runs), pack_bounds(np.diff(orders, prepend=np.uint64(0)), heads)
+    return pack_varints(runs), pack_bounds(steps_of(orders), heads)
 
 
 def unpack_ranges(runs_raw: bytes, bounds_raw: bytes, ranges_max: int) -> RangeColumns:

@@ -29,7 +29,7 @@ def bit_lengths(values: U64) -> I64:
     return np.frexp(exact)[1].astype(np.int64)
 
 
-def steps_of(values: I64) -> I64:
+def steps_of(values: Column) -> Column:
     """The difference of each number to the one before (the first: to 0)."""
     steps = values.copy()
     steps[1:] -= values[:-1]

@@ -39,8 +39,9 @@ from recon.worklist import Work
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
-_ASK_BYTES_MAX = 24  # a range in a request, at most about: bound with head, count, hash
-_ANSWER_BYTES = 8  # a part in an answer, about
+_ASK_BYTES = 9  # a range in a request, about: bound, count, hash
+_ASK_SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
+_ANSWER_BYTES = 7  # a part in an answer, about: 8, but some of what we cut ourselves is equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +118,34 @@ class Initiator:
             return None
         if len(self._in_flight) >= self._limits.in_flight_max:
             return None
-        count = self._batch_length()
-        work, self._waiting = (
-            self._waiting.take(slice(count)),
-            self._waiting.take(slice(count, None)),
-        )
-        flying = Asked(work, self._parts, self._phase(), self._send_interest)
-        message = self._message(flying)
+        flying, message = self._batch()
+        self._waiting = self._waiting.take(slice(len(flying.work), None))
         self._budget.requests += 1
         self._budget.bytes += message.ByteSize()
         self._in_flight[self._budget.requests] = flying
         return OutgoingRequest(self._budget.requests, message)
 
-    def _batch_length(self) -> int:
-        """How many waiting ranges fit one request, and their answers one response, about."""
+    def _batch(self) -> tuple[Asked, ReconRequest]:
+        """As many waiting ranges as fit one request, and their answers one response, about."""
+        room = self._limits.request_bytes_max - FRAME_BYTES_MIN // 4
+        count, phase = self._batch_length(room), self._phase()
+        while True:
+            work = self._waiting.take(slice(count))
+            flying = Asked(work, self._parts, phase, self._send_interest)
+            message = self._message(flying)
+            size = message.ByteSize()
+            if size <= room or count == 1:
+                return flying, message
+            count = max(1, int(count * room / size * _ASK_SHRINK))
+
+    def _batch_length(self, room: int) -> int:
+        """A first guess."""
         work = self._waiting
         parts = np.where(work.sizes <= self._options.list_max, 1, self._parts)
         answers = np.where(work.listed, work.sizes * SHORT_ID_BYTES, parts * _ANSWER_BYTES)
         fits = int(np.searchsorted(np.cumsum(answers), self._limits.response_bytes_max))
-        room = (self._limits.request_bytes_max - FRAME_BYTES_MIN // 4) // _ASK_BYTES_MAX
-        return max(1, min(fits, room, self._options.ranges_per_request))
+        ranges_max = min(room // _ASK_BYTES, self._options.ranges_per_request, len(work))
+        return max(1, min(fits, ranges_max))
 
     def _message(self, flying: Asked) -> ReconRequest:
         work = flying.work

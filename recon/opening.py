@@ -17,9 +17,9 @@ from recon.runs import Run
 from recon.view import Places, View
 from recon.worklist import Work
 
-NEWEST_COUNT = 16  # the newest part: a list of that length fits the first answer
+NEWEST_COUNT = 12  # the newest part: a list of about that length fits the first answer
 GROWTH = 8  # each older part is so many times larger
-OLD_PARTS = 8  # equal parts of what is older than that
+OLD_PARTS = 9  # equal parts of what is older than that
 RECENT_CLUSTERS_MAX = 4  # stretches of recent arrivals with cuts of their own
 UNTIE_STEPS = 4  # most ties are pairs
 RECENT_SHARE = 4  # recent arrivals that make up more than 1/4 of the set are not recent

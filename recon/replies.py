@@ -109,8 +109,7 @@ def pack_reply(reply: Reply, ranges: RangeColumns, *, implied: bool) -> Answers:
 
 
 def _pack_cuts(ranges: RangeColumns, parts: Parts) -> bytes:
-    steps = parts.cut_orders.copy()
-    steps[1:] -= parts.cut_orders[:-1]
+    steps = steps_of(parts.cut_orders)
     cuts = parts.sizes - 1
     firsts = cuts.cumsum() - cuts
     steps[firsts] = parts.cut_orders[firsts] - ranges.lower_orders

@@ -19,7 +19,7 @@ from recon.store import Snapshot
 _BLOCK = 64  # elements between samples: a sample of 10^6 fits the second-level cache
 _LONG_COLUMN = 1 << 17  # shorter ones live in the cache
 _MANY_SEARCHES = 128  # fewer do not pay for the vector steps
-_TIES_AT_ONCE = 4  # elements of one order that are compared side by side; more are halved first
+_TIES_AT_ONCE = 6  # elements of one order that are compared side by side; more are halved first
 MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
 
 
