@@ -95,7 +95,7 @@ class ReferenceWriter:
         here = {row[0] for row in transaction.each(self._statements.is_here, keyed)}
         absent = [name for number, name in enumerate(names) if number not in here]
         channel_ids = {number: channel_id for channel_id, number in group.channel_numbers.items()}
-        asked = [self._met_key(channel_ids[number], message_id) for number, message_id in absent]
+        asked = [self._met_row(channel_ids[number], message_id) for number, message_id in absent]
         are_met = {row[0] for row in transaction.each(self._statements.is_met, asked)}
         missing = [name for number, name in enumerate(absent) if number not in are_met]
         transaction.many(self._statements.insert_missing, missing)
@@ -127,7 +127,7 @@ class ReferenceWriter:
         if not met:
             return
         statements = self._statements
-        asked = [self._met_key(m.channel_id, m.message_id) for m in dict.fromkeys(met)]
+        asked = [self._met_row(m.channel_id, m.message_id) for m in dict.fromkeys(met)]
         known = {row[0] for row in transaction.each(statements.is_met, asked)}
         new = [row for number, row in enumerate(asked) if number not in known]
         last = int(transaction.rows(statements.last_met)[0][0])
@@ -135,6 +135,5 @@ class ReferenceWriter:
         until = last + len(new) - self._limits.met_ids_max
         transaction.execute(statements.forget_met, until=until)
 
-    def _met_key(self, channel_id: str, message_id: str) -> tuple[int, str, str]:
-        # No ID holds U+0000, so the pair has one key.
-        return self._keys.of_text(f"{channel_id}\0{message_id}"), channel_id, message_id
+    def _met_row(self, channel_id: str, message_id: str) -> tuple[int, str, str]:
+        return self._keys.of_met(channel_id, message_id), channel_id, message_id

@@ -147,18 +147,7 @@ class ReadStatements:
             missing_references.c.message_id > bindparam("after"),
         )
         self.gaps = sql.query(missing.order_by(missing_references.c.message_id).limit(limit))
-        self.is_met = sql.each(
-            {"id_key": BigInteger(), "channel_id": ByteText, "message_id": ByteText},
-            lambda key: (
-                select(met_ids.c.met_no)
-                .where(
-                    met_ids.c.id_key == key["id_key"],
-                    met_ids.c.channel_id == key["channel_id"],
-                    met_ids.c.message_id == key["message_id"],
-                )
-                .limit(constant(1))
-            ),
-        )
+        self.is_met = met_named(sql)
 
     def _compile_claims(self, limits: Limits) -> None:
         sql, claims, history = self._sql, published_claims, history_claims
@@ -345,6 +334,22 @@ def _references_in_doubt() -> Select[Any]:
     )
     doubtful = select(used.c.seq).select_from(joined).where(is_same.is_not(true()))
     return doubtful.order_by(used.c.seq).limit(bindparam("limit", type_=Integer()))
+
+
+def met_named(sql: SqlDialect) -> ManyQuery:
+    """Which of many (`Keys.of_met`, channel ID, message ID) were met as sync messages."""
+    return sql.each(
+        {"id_key": BigInteger(), "channel_id": ByteText, "message_id": ByteText},
+        lambda key: (
+            select(met_ids.c.met_no)
+            .where(
+                met_ids.c.id_key == key["id_key"],
+                met_ids.c.channel_id == key["channel_id"],
+                met_ids.c.message_id == key["message_id"],
+            )
+            .limit(constant(1))
+        ),
+    )
 
 
 def refused_among(sql: SqlDialect) -> ManyQuery:

@@ -26,6 +26,7 @@ from app.store.statements import (
     constant,
     highest,
     history_hints,
+    met_named,
     refused_among,
     stored_frames,
     with_id,
@@ -106,18 +107,7 @@ class WriteStatements:
                 .limit(constant(1))
             ),
         )
-        self.is_met = sql.each(
-            {"id_key": BigInteger(), "channel_id": ByteText, "message_id": ByteText},
-            lambda key: (
-                select(met_ids.c.met_no)
-                .where(
-                    met_ids.c.id_key == key["id_key"],
-                    met_ids.c.channel_id == key["channel_id"],
-                    met_ids.c.message_id == key["message_id"],
-                )
-                .limit(constant(1))
-            ),
-        )
+        self.is_met = met_named(sql)
         self.insert_missing = sql.insert(missing_references, or_ignore=True)
         self.delete_missing = sql.delete_each(missing_references, "channel_no", "message_id")
         self.last_met = sql.query(select(highest(met_ids.c.met_no)))
