@@ -12,6 +12,7 @@ import typer
 from app.cli.bar import figures_of, sync_progress
 from app.cli.exits import CliError, Exit, exit_of_sync
 from app.cli.frames import format_of_name
+from app.cli.interrupts import loading
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, human_bytes, print_json, stdout
 from app.errors import Code
@@ -34,7 +35,8 @@ def backfill(
 
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), else length-delimited protobuf.
     """
-    from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
+    with loading():
+        from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
 
     progress = Progress()
     with sync_progress() as bar:

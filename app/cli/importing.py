@@ -15,6 +15,7 @@ from blake3 import blake3
 from app.cli.database import open_door
 from app.cli.delimited import BadItem
 from app.cli.frames import FileFormat, MessageFile
+from app.cli.interrupts import waiting
 from app.entries import Outcome
 from app.errors import Code, Problem
 from app.ingest.door import Door, Publication
@@ -113,7 +114,8 @@ class Import:
 
     def _batches(self, door: Door) -> Iterator[_Batch]:
         file = MessageFile(self._stream, self._format, DEFAULT_LIMITS.frame_bytes_max)
-        items = iter(file)
+        with waiting():
+            items = iter(file)  # looks at the first bytes
         number = self._progress.items_count + 1
         while batch := _take(items):
             outcomes = asyncio.create_task(_publish(door, batch))
@@ -149,11 +151,12 @@ def _take(items: Iterator[_Item]) -> list[_Item]:
     """The next items, up to a batch."""
     batch: list[_Item] = []
     size = 0
-    for item in items:
-        batch.append(item)
-        size += len(item.frame) if isinstance(item, PublishItem) else 0
-        if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
-            break
+    with waiting():
+        for item in items:
+            batch.append(item)
+            size += len(item.frame) if isinstance(item, PublishItem) else 0
+            if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
+                break
     return batch
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130
+from app.cli.interrupts import INTERRUPTED, loading
 
 
 def main() -> NoReturn:
     """The console script."""
     try:
-        from app.cli.program import run  # noqa: PLC0415 - see above
+        with loading():
+            from app.cli.program import run  # noqa: PLC0415 - see above
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from app.cli.interrupts import loading
 from app.cli.options import AsJson
 from app.cli.output import print_json
 
@@ -16,7 +17,8 @@ verbs = typer.Typer()
 @verbs.command()
 def openapi(as_json: AsJson = False) -> None:
     """Print the OpenAPI document of the HTTP interface; --json puts it on one line."""
-    from app.http.application import openapi_document  # noqa: PLC0415 - a second of imports
+    with loading():
+        from app.http.application import openapi_document  # noqa: PLC0415 - a second of imports
 
     if as_json:
         print_json(openapi_document())

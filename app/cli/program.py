@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from app.cli.exits import CliError, Exit, exit_of
+from app.cli.interrupts import loading
 from app.cli.output import print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
@@ -62,7 +63,9 @@ class LazyGroup(TyperGroup):
             module_name = next((each.module for each in plugins), None)
         if module_name is None:
             return None
-        return typer.main.get_group(import_module(module_name).verbs).commands.get(cmd_name)
+        with loading():
+            module = import_module(module_name)
+        return typer.main.get_group(module.verbs).commands.get(cmd_name)
 
 
 app = typer.Typer(

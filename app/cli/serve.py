@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from app.cli.exits import CliError, Exit
+from app.cli.interrupts import loading
 from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import print_json, stdout, table
 from app.limits import limits_table
@@ -97,8 +98,9 @@ def _refuse_exposure(settings: Settings) -> None:
 
 def _run(settings: Settings, as_json: bool) -> int:
     # A second of imports.
-    from app.cli.server import bind, run_node, url_of  # noqa: PLC0415
-    from app.cli.workers import run_workers  # noqa: PLC0415
+    with loading():
+        from app.cli.server import bind, run_node, url_of  # noqa: PLC0415
+        from app.cli.workers import run_workers  # noqa: PLC0415
 
     listener = bind(settings)
     url = url_of(listener)

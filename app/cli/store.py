@@ -11,6 +11,7 @@ import typer
 from app.cli.backup import back_up
 from app.cli.database import database_settings, existing_store, require_database
 from app.cli.exits import CliError, Exit
+from app.cli.interrupts import loading
 from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import counted, human_bytes, print_error, print_json, progress_bar, stdout
 from app.settings import Settings
@@ -57,7 +58,8 @@ def migrate(
     as_json: AsJson = False,
 ) -> None:
     """Bring a database to the schema of this version; `serve` does it too when it starts."""
-    from app.cli.migrating import migrated  # noqa: PLC0415 - half a second of imports
+    with loading():
+        from app.cli.migrating import migrated  # noqa: PLC0415 - half a second of imports
 
     settings = database_settings(database, data_dir, config)
     require_database(settings.database_url)
@@ -96,7 +98,8 @@ def backup(
 
 
 async def _check(settings: Settings, *, deep: bool) -> Findings:
-    from app.cli.audit import audit  # noqa: PLC0415 - half a second of imports
+    with loading():
+        from app.cli.audit import audit  # noqa: PLC0415 - half a second of imports
 
     async with existing_store(settings) as store:
         with progress_bar() as bar:

@@ -13,6 +13,7 @@ from app.cli.database import database_settings
 from app.cli.existing import STDIO
 from app.cli.exits import CliError, Exit
 from app.cli.frames import FileFormat, format_of_name
+from app.cli.interrupts import loading
 from app.cli.options import AsJson, ChannelIds, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import counted, human_bytes, print_json, print_note, progress_bar, stdout
 from app.cli.publish import open_input, print_counts, print_refusal, size_of
@@ -39,7 +40,8 @@ def import_(
     An import that was interrupted goes on where it was. With --json: one line for each message that
     was refused, then one with the counts.
     """
-    from app.cli.importing import Import, Progress  # noqa: PLC0415 - half a second of imports
+    with loading():
+        from app.cli.importing import Import, Progress  # noqa: PLC0415 - half a second of imports
 
     settings = database_settings(database, data_dir, config)
     with open_input(file) as stream:
@@ -86,7 +88,8 @@ def export(
     node may be running. Only NDJSON keeps retrieval hints. Messages whose frames are damaged are
     named and left out; the exit code is then 6.
     """
-    from app.cli.exporting import export_to  # noqa: PLC0415 - half a second of imports
+    with loading():
+        from app.cli.exporting import export_to  # noqa: PLC0415 - half a second of imports
 
     if file == STDIO and as_json:
         raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
