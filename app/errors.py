@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+from sdstore.sds.model import MessageError
+
 
 class Code(StrEnum):
     """Stable, documented identifiers of refusals (docs/errors.md has a curl line for each)."""
@@ -157,6 +159,11 @@ class Problem(Exception):  # noqa: N818 - the term of RFC 9457
             "code": str(self.code),
             **self.extra,
         }
+
+
+def problem_of_message(error: MessageError) -> Problem:
+    """A decoder's refusal under the same code."""
+    return Problem(Code(error.code), error.detail)
 
 
 class SettingsError(ValueError):

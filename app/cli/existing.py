@@ -12,8 +12,8 @@ from typing import IO
 from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
 from app.cli.frames import FileFormat, MessageFile
+from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
-from sdstore.client.records import PublishItem
 
 STDIO = Path("-")
 
@@ -30,7 +30,7 @@ class ExistingMessages:
         self._file = file
         self._format = file_format
 
-    def __iter__(self) -> Iterator[PublishItem]:
+    def __iter__(self) -> Iterator[Publication]:
         if not self._file.is_file():
             return
         bad: BadItem | None = None

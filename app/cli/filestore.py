@@ -23,7 +23,6 @@ from recon.interest import Interest
 from recon.limits import ID_BYTES
 from recon.session import SessionKey
 from recon.view import View
-from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, order_value
 
@@ -113,12 +112,12 @@ class FileSide:
             OutcomeKind.STORED, message.message_id, message.channel_id, entry_digest(message)
         )
 
-    def _insert(self, item: PublishItem) -> None:
+    def _insert(self, item: Publication) -> None:
         message, _ = decode(item.frame)
         if message.lamport_timestamp is None:
             return
         digest = entry_digest(message)
-        ids = [digest, *(claim_id(digest, hint) for hint in item.retrieval_hints)]
+        ids = [digest, *(claim_id(digest, hint) for hint in item.hints)]
         self.elements.insert(
             np.full(len(ids), order_value(message.lamport_timestamp), np.uint64),
             np.frombuffer(b"".join(ids), np.uint8).reshape(-1, ID_BYTES),

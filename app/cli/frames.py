@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
-from sdstore.client.records import PublishItem
-from sdstore.sds.codec import MessageError, decode, encode
+from app.errors import Problem
+from app.ingest.jsonitem import read_json_item
+from app.ingest.records import Publication
+from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
-from sdstore.sds.jsonform import from_json, to_json
+from sdstore.sds.jsonform import to_json
 
 LINE_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON is 1.4 MiB, its hints and names a little more
 NDJSON_SUFFIXES = {".ndjson", ".jsonl", ".json"}
@@ -54,7 +56,7 @@ class MessageFile:
         self._format = file_format
         self._frame_bytes_max = frame_bytes_max
 
-    def __iter__(self) -> Iterator[PublishItem | BadItem]:
+    def __iter__(self) -> Iterator[Publication | BadItem]:
         if self._format is FileFormat.AUTO:
             # A frame of 123 bytes starts a protobuf file with "{" too, but no quote follows it.
             is_json = self._stream.peek(2)[:2] in (b'{"', b"{ ")
@@ -63,21 +65,21 @@ class MessageFile:
             return self._lines()
         return self._records() if self._format is FileFormat.PROTOBUF else self._whole()
 
-    def _records(self) -> Iterator[PublishItem | BadItem]:
+    def _records(self) -> Iterator[Publication | BadItem]:
         start = self.position
         reader = DelimitedReader(self._stream, self._frame_bytes_max)
         for item in reader:
             self.position = start + reader.position
-            yield item if isinstance(item, BadItem) else PublishItem(item)
+            yield item if isinstance(item, BadItem) else Publication(item)
 
-    def _lines(self) -> Iterator[PublishItem | BadItem]:
+    def _lines(self) -> Iterator[Publication | BadItem]:
         while line := self._stream.readline(LINE_BYTES_MAX):
             self.position += len(line)
             if line.strip():
                 yield _item_of_line(line)
 
-    def _whole(self) -> Iterator[PublishItem | BadItem]:
-        yield PublishItem(self._stream.read(self._frame_bytes_max + 1))
+    def _whole(self) -> Iterator[Publication | BadItem]:
+        yield Publication(self._stream.read(self._frame_bytes_max + 1))
 
 
 def record_of(frame: bytes, hints: Sequence[bytes], file_format: FileFormat) -> bytes:
@@ -94,12 +96,8 @@ def record_of(frame: bytes, hints: Sequence[bytes], file_format: FileFormat) -> 
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 
 
-def _item_of_line(line: bytes) -> PublishItem | BadItem:
+def _item_of_line(line: bytes) -> Publication | BadItem:
     try:
-        document: Any = json.loads(line)
-        hints = [bytes.fromhex(each) for each in document.get("retrieval_hints", ())]
-        return PublishItem(encode(from_json(document.get("message"))), tuple(hints))
-    except MessageError as error:
-        return BadItem(error.code, error.detail)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        return BadItem("invalid_json_message", str(error))
+        return read_json_item(line)
+    except Problem as problem:
+        return BadItem(problem.code, problem.detail)

@@ -21,7 +21,6 @@ from app.errors import Code, Problem
 from app.ingest.door import Door, Publication
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
-from sdstore.client.records import PublishItem
 
 if TYPE_CHECKING:
     from app.cli.frames import Stream
@@ -32,7 +31,7 @@ BATCHES_IN_FLIGHT = 3  # one being written, one waiting for the writer, one bein
 PATIENCE_S = 0.2
 
 Told = Callable[[list[dict[str, Any]]], None]
-_Item = PublishItem | BadItem
+_Item = Publication | BadItem
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ def _take(items: Iterator[_Item]) -> list[_Item]:
     with waiting():
         for item in items:
             batch.append(item)
-            size += len(item.frame) if isinstance(item, PublishItem) else 0
+            size += len(item.frame) if isinstance(item, Publication) else 0
             if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
                 break
     return batch
@@ -162,11 +161,7 @@ def _take(items: Iterator[_Item]) -> list[_Item]:
 
 async def _publish(door: Door, items: list[_Item]) -> list[Outcome | Problem]:
     """Outcomes of the readable items. Raises Problem for what is no message's fault."""
-    publications = [
-        Publication(item.frame, item.retrieval_hints)
-        for item in items
-        if isinstance(item, PublishItem)
-    ]
+    publications = [item for item in items if isinstance(item, Publication)]
     while True:
         outcomes = await door.publish_many(publications)
         faults = [each for each in outcomes if isinstance(each, Problem) and each.status >= 500]

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -20,9 +21,10 @@ from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
 from app.cli.read import hex_argument
+from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
-from sdstore.client.records import PublishItem, PublishOutcome
+from sdstore.client.records import PublishItem, PublishOutcome, WakuEnvelope
 
 if TYPE_CHECKING:
     from app.cli.frames import Stream
@@ -84,7 +86,7 @@ def print_counts(verb: str, counts: Counter[str]) -> None:
 
 
 def _outcomes(
-    client: StoreClient, items: Iterable[PublishItem | BadItem], hints: tuple[bytes, ...]
+    client: StoreClient, items: Iterable[Publication | BadItem], hints: tuple[bytes, ...]
 ) -> Iterator[Numbered]:
     """One outcome per item with its number from 1; what could not be read is not sent."""
     numbers: deque[int] = deque()
@@ -96,7 +98,7 @@ def _outcomes(
                 unreadable.append((number, item))
             else:
                 numbers.append(number)
-                yield PublishItem(item.frame, item.retrieval_hints + hints)
+                yield _to_send(item, hints)
 
     for outcome in client.publish_batch(readable()):
         number = numbers.popleft()
@@ -104,6 +106,11 @@ def _outcomes(
             yield unreadable.popleft()
         yield number, outcome
     yield from unreadable
+
+
+def _to_send(item: Publication, hints: tuple[bytes, ...]) -> PublishItem:
+    waku = None if item.envelope is None else WakuEnvelope(**asdict(item.envelope))
+    return PublishItem(item.frame, item.hints + hints, waku)
 
 
 def _report(

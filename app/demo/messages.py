@@ -7,8 +7,7 @@ import random
 from hashlib import sha256
 from importlib.resources import files
 
-from app.cli.delimited import BadItem
-from app.cli.frames import FileFormat, MessageFile
+from app.cli.delimited import DelimitedReader
 from app.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -39,8 +38,8 @@ def real_frames() -> list[PublishItem]:
     """Frames that js-waku, nim-sds and the official schemas wrote."""
     raw = files("app.demo").joinpath("frames.ldp").read_bytes()
     stream = io.BufferedReader(io.BytesIO(raw))
-    items = MessageFile(stream, FileFormat.PROTOBUF, DEFAULT_LIMITS.frame_bytes_max)
-    return [item for item in items if not isinstance(item, BadItem)]
+    frames = DelimitedReader(stream, DEFAULT_LIMITS.frame_bytes_max)
+    return [PublishItem(frame) for frame in frames if isinstance(frame, bytes)]
 
 
 class _Channel:

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
+from app.hexadecimal import hex_bytes
 from app.http.auth import Scope
 from app.http.call import Call
 from app.http.forms import NDJSON_TYPE, PROTOBUF_TYPE, Form, answer_form, body_form
 from app.http.framework import CurrentCall, demands
-from app.http.parsing import hex_bytes, read_json, read_protobuf
+from app.http.parsing import read_json, read_protobuf
 from app.http.render import message_json, message_protobuf
 from app.limits import DEFAULT_LIMITS
 from sdstore.wire import store_pb2 as wire

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from app.hexadecimal import hex_bytes
 from app.http.auth import Scope
 from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
 from app.http.pages import page_reply
-from app.http.parsing import hex_bytes
 from app.limits import DEFAULT_LIMITS
 
 router = APIRouter(prefix="/v1", tags=["messages"])

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
+from app.hexadecimal import hex_bytes
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form, body_form
-from app.http.parsing import hex_bytes, read_json, read_protobuf
+from app.http.parsing import read_json, read_protobuf
 from app.http.render import (
     JSON_HEADERS,
     NO_CACHE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from binascii import unhexlify
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -12,14 +11,6 @@ from app.errors import Code, Problem
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Wire = TypeVar("_Wire", bound=Message)
-
-
-def hex_bytes(text: str, what: str) -> bytes:
-    """The bytes of a hexadecimal parameter, else `invalid_hex`."""
-    try:
-        return unhexlify(text)
-    except ValueError:
-        raise Problem(Code.INVALID_HEX, f"{what} is hexadecimal, two digits a byte") from None
 
 
 def read_json(adapter: TypeAdapter[_Model], body: bytes) -> _Model:

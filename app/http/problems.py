@@ -6,7 +6,6 @@ import orjson
 
 from app.errors import Code, Problem
 from app.http.call import Reply
-from sdstore.sds.model import MessageError
 
 PROBLEM_TYPE = b"application/problem+json"
 
@@ -21,8 +20,3 @@ def problem_reply(problem: Problem) -> Reply:
 def internal_error() -> Problem:
     """What a caller learns of a fault of ours; the log has the rest."""
     return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")
-
-
-def from_message_error(error: MessageError) -> Problem:
-    """A decoder's refusal under the same code."""
-    return Problem(Code(error.code), error.detail)

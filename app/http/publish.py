@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
-
-import orjson
+from typing import TypeVar
 
 from app.entries import Outcome, OutcomeKind
-from app.errors import Code, Problem
+from app.errors import Code, Problem, problem_of_message
+from app.hexadecimal import hex_bytes
 from app.http.auth import Caller, Scope
 from app.http.call import Call, Reply
 from app.http.forms import Form, answer_form, body_form
-from app.http.parsing import hex_bytes, read_protobuf
-from app.http.problems import from_message_error
+from app.http.parsing import read_protobuf
 from app.http.render import (
     json_reply,
     outcome_json,
@@ -22,14 +19,12 @@ from app.http.render import (
     protobuf_reply,
 )
 from app.ingest.door import Publication, WakuEnvelope
-from sdstore.sds.codec import MessageError, decode, encode
-from sdstore.sds.jsonform import from_json
+from app.ingest.jsonitem import read_json_item
+from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import store_pb2 as wire
 
 _Item = TypeVar("_Item")
 _STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELAYED: 202}
-_ITEM_KEYS = frozenset({"message", "meta", "retrieval_hints", "waku"})
-_WAKU_KEYS = frozenset({"pubsub_topic", "content_topic", "meta", "timestamp_ns"})
 
 
 async def publish_one(call: Call) -> Reply:
@@ -73,7 +68,8 @@ def _one_publication(call: Call) -> Publication:
     hints = tuple(_header_hints(call))
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.JSON) is Form.PROTOBUF:
         return _covered(call.caller, Publication(call.body, hints))
-    return _covered(call.caller, _from_json(call.body, hints))
+    item = read_json_item(call.body)
+    return _covered(call.caller, item._replace(hints=hints + item.hints))
 
 
 def _header_hints(call: Call) -> Iterator[bytes]:
@@ -92,7 +88,7 @@ def _protobuf_items(call: Call) -> list[Publication | Problem]:
 def _ndjson_items(call: Call) -> list[Publication | Problem]:
     lines = [line for line in call.body.split(b"\n") if line.strip()]
     _check_count(call, len(lines))
-    return [_attempt(_from_line, call.caller, line) for line in lines]
+    return [_attempt(read_json_item, call.caller, line) for line in lines]
 
 
 def _check_count(call: Call, items_count: int) -> None:
@@ -121,60 +117,11 @@ def _from_item(item: wire.PublishItem) -> Publication:
     return Publication(item.frame, tuple(item.retrieval_hints), envelope)
 
 
-def _from_line(line: bytes) -> Publication:
-    return _from_json(line, ())
-
-
-def _from_json(document: bytes, header_hints: tuple[bytes, ...]) -> Publication:
-    try:
-        item = orjson.loads(document)
-    except orjson.JSONDecodeError as error:
-        raise Problem(Code.INVALID_BODY, f"not JSON: {error}") from None
-    _check_members(item, _ITEM_KEYS, "an item")
-    try:
-        frame = encode(from_json(item.get("message")))
-    except MessageError as error:
-        raise from_message_error(error) from None
-    hints = (*header_hints, *_hints(item.get("retrieval_hints") or []))
-    return Publication(frame, hints, _envelope(item.get("waku")))
-
-
-def _hints(values: Any) -> list[bytes]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise Problem(Code.INVALID_JSON_MESSAGE, "retrieval_hints is a list of hexadecimal strings")
-    return [hex_bytes(value, "a retrieval hint") for value in values]
-
-
-def _envelope(waku: Any) -> WakuEnvelope | None:
-    if waku is None:
-        return None
-    _check_members(waku, _WAKU_KEYS, "waku")
-    try:
-        return WakuEnvelope(
-            str(waku["pubsub_topic"]),
-            str(waku["content_topic"]),
-            b64decode(waku.get("meta") or "", validate=True),
-            int(waku["timestamp_ns"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise Problem(
-            Code.INVALID_JSON_MESSAGE,
-            "waku has pubsub_topic, content_topic, timestamp_ns and perhaps meta in base64",
-        ) from None
-
-
-def _check_members(item: Any, keys: frozenset[str], what: str) -> None:
-    if not isinstance(item, dict):
-        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} is an object")
-    if unknown := item.keys() - keys:
-        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} has no member {min(unknown)[:80]!r}")
-
-
 def _covered(caller: Caller, publication: Publication) -> Publication:
     if caller.channels is not None:
         try:
             message, _ = decode(publication.frame)
         except MessageError as error:
-            raise from_message_error(error) from None
+            raise problem_of_message(error) from None
         caller.require(Scope.PUBLISH, message.channel_id)
     return publication

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.entries import Claim, ClaimSource, NewEntry
-from app.errors import Code, Problem
+from app.errors import Code, Problem, problem_of_message
 from app.ingest.records import Publication, Relayed, WakuEnvelope
 from app.limits import Limits
 from sdstore.sds.codec import decode
@@ -25,7 +25,7 @@ def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
     try:
         message, dialect = decode(frame)
     except MessageError as error:
-        raise Problem(Code(error.code), error.detail) from error
+        raise problem_of_message(error) from error
     _check_message(message, limits)
     if message.kind is not Kind.CONTENT:
         return Relayed(frame, message, dialect)
@@ -105,13 +105,10 @@ def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
 
 
 def _computed_hint(envelope: WakuEnvelope, frame: bytes) -> bytes:
-    try:
-        return waku_message_hash(
-            envelope.pubsub_topic,
-            frame,
-            envelope.content_topic,
-            envelope.meta,
-            envelope.timestamp_ns,
-        )
-    except OverflowError as error:
-        raise Problem(Code.INVALID_BODY, "the Waku timestamp is not an int64") from error
+    return waku_message_hash(
+        envelope.pubsub_topic,
+        frame,
+        envelope.content_topic,
+        envelope.meta,
+        envelope.timestamp_ns,
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.entries import NewEntry
-from app.store.records import WriteResult
 from sdstore.sds.model import Dialect, Message
+
+if TYPE_CHECKING:
+    # The command line reads publications too, and would wait for numpy.
+    from app.store.records import WriteResult
 
 
 @dataclass(frozen=True, slots=True)
 class WakuEnvelope:
-    """What a Waku transport wrapped around a frame, which is its payload."""
+    """What a Waku transport wrapped around a frame, its payload. `timestamp_ns` is an int64."""
 
     pubsub_topic: str
     content_topic: str

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
 from app.cli.frames import FileFormat, MessageFile
+from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
-from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry
 from tests.support.federation import message
@@ -98,7 +98,7 @@ def test_the_format_is_told_from_the_beginning() -> None:
         stream = io.BufferedReader(io.BytesIO(raw))
         items = list(MessageFile(stream, FileFormat.AUTO, FRAME_BYTES_MAX))
         assert len(items) == count
-        assert all(isinstance(each, PublishItem) for each in items)
+        assert all(isinstance(each, Publication) for each in items)
 
 
 def test_a_bad_line_costs_itself() -> None:

@@ -109,11 +109,6 @@ def test_an_entry_carries_its_identity_and_its_claims_best_source_first() -> Non
     assert entry.frame_hash == frame_hash(frame)
 
 
-def test_an_envelope_with_an_impossible_time_is_refused() -> None:
-    envelope = WakuEnvelope("/waku/2", "/app", b"", 2**63)
-    assert refusal(Publication(encode(GOOD), (), envelope)) is Code.INVALID_BODY
-
-
 @pytest.mark.parametrize(
     "message",
     [Message("id", "channel", lamport_timestamp=3), Message("id", "channel", content=b"x")],
