@@ -58,6 +58,7 @@ class Code(StrEnum):
     PEER_URL_REFUSED = "peer_url_refused"
     PEER_UNREACHABLE = "peer_unreachable"
     PEER_MISBEHAVED = "peer_misbehaved"
+    PEER_VERSION = "peer_version"
     SYNC_BUSY = "sync_busy"
     # this node
     OVERLOADED = "overloaded"
@@ -108,6 +109,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.PEER_URL_REFUSED: (422, "The peer URL is not allowed"),
     Code.PEER_UNREACHABLE: (502, "The peer could not be reached"),
     Code.PEER_MISBEHAVED: (502, "The peer broke the protocol"),
+    Code.PEER_VERSION: (502, "The peer speaks another version of the protocol"),
     Code.SYNC_BUSY: (409, "A sync with this peer is already under way"),
     Code.OVERLOADED: (503, "The node is overloaded"),
     Code.NOT_READY: (503, "The node is not ready"),

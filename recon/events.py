@@ -70,4 +70,11 @@ class Busy:
     refused: bool
 
 
-Event = Have | Need | InSync | Done | Fault | Expired | Busy
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The responder speaks no version of ours, up to `version` of its own: the session is over."""
+
+    version: int
+
+
+Event = Have | Need | InSync | Done | Fault | Expired | Busy | Unsupported

@@ -17,7 +17,7 @@ import numpy as np
 from recon.budget import Budget
 from recon.codec import Asks, pack_asks
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault
+from recon.events import Busy, Done, Event, Expired, Fault, Unsupported
 from recon.learning import Asked, Learning
 from recon.limits import (
     DEFAULT_LIMITS,
@@ -160,7 +160,7 @@ class Initiator:
     def receive(
         self, request_id: int, response: ReconResponse, elapsed_s: float = 0.0
     ) -> list[Event]:
-        """Events of one answer. After `Fault`, `Expired`, `Busy` or `Done` the session is over."""
+        """Events of one answer. Any but `Have`, `Need` and `InSync` ends the session."""
         flying = self._landed(request_id)
         self._budget.bytes += response.ByteSize()
         try:
@@ -205,6 +205,8 @@ class Initiator:
             return [Expired(self._fresh_nonce(response.responder_nonce))]
         if status in {recon_pb2.BUSY, recon_pb2.REFUSED}:
             return [Busy(response.retry_after_s, status == recon_pb2.REFUSED)]
+        if status == recon_pb2.UNSUPPORTED_VERSION and response.version != PROTOCOL_VERSION:
+            return [Unsupported(response.version)]
         raise RemoteProtocolError("status", str(status))
 
     def _fresh_nonce(self, nonce: bytes) -> bytes:

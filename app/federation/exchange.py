@@ -80,11 +80,16 @@ def problem_of(response: ReconResponse) -> Problem:
         return busy(response.retry_after_s)
     if response.status == recon_pb2.REFUSED:
         return Problem(Code.FORBIDDEN, "the peer refuses to reconcile this interest with us")
-    if response.status == recon_pb2.UNSUPPORTED_VERSION:
-        detail = f"the peer speaks version {response.version}, we speak {PROTOCOL_VERSION}"
-        return Problem(Code.PEER_MISBEHAVED, detail)
+    if response.status == recon_pb2.UNSUPPORTED_VERSION and response.version != PROTOCOL_VERSION:
+        return unsupported(response.version)
     detail = f"an answer with the status {response.status} out of turn"
     return Problem(Code.PEER_MISBEHAVED, detail)
+
+
+def unsupported(version: int) -> Problem:
+    """The peer speaks another version of the protocol."""
+    detail = f"the peer speaks version {version}, we speak {PROTOCOL_VERSION}"
+    return Problem(Code.PEER_VERSION, detail)
 
 
 def busy(retry_after_s: int) -> Problem:

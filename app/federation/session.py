@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 
 from app.errors import Code, Problem
 from app.federation.equality import compare_everything, is_still_proved, proof_of
-from app.federation.exchange import Exchange, NonceExpiredError, busy
+from app.federation.exchange import Exchange, NonceExpiredError, busy, unsupported
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory, Proof
 from app.federation.moves import MOVE_ELEMENTS_MAX, Moves
@@ -30,7 +30,7 @@ from app.federation.report import (
 )
 from app.federation.transport import PeerTransport
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Event, Expired, Fault, Have, Need
+from recon.events import Busy, Event, Expired, Fault, Have, Need, Unsupported
 from recon.initiator import Initiator, OutgoingRequest
 from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
@@ -43,7 +43,7 @@ PROGRESS_INTERVAL_S = 0.1
 
 _PARTIAL = {Code.OVERLOADED, Code.SYNC_BUSY, Code.RECON_BUDGET_SPENT}
 _PEER_FAULT = {Code.PEER_MISBEHAVED, Code.PEER_UNREACHABLE}
-_REFUSED = {Code.FORBIDDEN, Code.UNAUTHENTICATED, Code.PEER_URL_REFUSED}
+_REFUSED = {Code.FORBIDDEN, Code.UNAUTHENTICATED, Code.PEER_URL_REFUSED, Code.PEER_VERSION}
 
 
 async def sync_with_peer(
@@ -286,6 +286,8 @@ class _Streams:
             raise NonceExpiredError(event.responder_nonce)
         elif isinstance(event, Busy):
             raise _problem_of_busy(event)
+        elif isinstance(event, Unsupported):
+            raise unsupported(event.version)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s

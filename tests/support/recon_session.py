@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault, Have, Need
+from recon.events import Busy, Done, Event, Expired, Fault, Have, Need, Unsupported
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator, OutgoingRequest
@@ -109,7 +109,7 @@ class Outcome:
     accepted: set[Element] = field(default_factory=set)
     refused: set[Element] = field(default_factory=set)
     needs: list[Need] = field(default_factory=list)
-    end: Done | Fault | Expired | Busy | None = None
+    end: Done | Fault | Expired | Busy | Unsupported | None = None
     rounds: int = 0  # requests of the initiator
     fetches: int = 0  # requests with a fetch in them
     bytes: int = 0  # of summaries and lists, both ways
@@ -153,7 +153,7 @@ class Session:
         return self.outcome
 
     def _ended(self) -> bool:
-        failed = isinstance(self.outcome.end, Fault | Expired | Busy)
+        failed = isinstance(self.outcome.end, Fault | Expired | Busy | Unsupported)
         return failed or (self.initiator.done and not self.fetch_queue)
 
     def _ask(self) -> list[OutgoingRequest] | list[None]:
@@ -200,7 +200,7 @@ class Session:
             case Need():
                 self.outcome.needs.append(event)
                 self.fetch_queue.add(event)
-            case Done() | Fault() | Expired() | Busy():
+            case Done() | Fault() | Expired() | Busy() | Unsupported():
                 self.outcome.end = event
 
     def _collect(self, batch: Batch, response: ReconResponse, arrived: tuple[Element, ...]) -> None:

@@ -139,8 +139,8 @@ def has_an_unknown_status(_: ReconRequest, __: ReconResponse) -> ReconResponse:
     return ReconResponse.FromString(b"\x08\x63")
 
 
-def speaks_another_version(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-    return ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=2)
+def denies_our_version_and_speaks_it(_: ReconRequest, __: ReconResponse) -> ReconResponse:
+    return ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=1)
 
 
 def cuts_columns(_: ReconRequest, response: ReconResponse) -> ReconResponse:
@@ -191,7 +191,7 @@ LIARS: list[Mangle] = [
     gives_short_nonces,
     knows_no_interest,
     has_an_unknown_status,
-    speaks_another_version,
+    denies_our_version_and_speaks_it,
     cuts_columns,
     answers_nothing,
     has_another_set_every_time,
@@ -239,6 +239,19 @@ def test_a_peer_that_refuses_us_is_told_from_one_that_is_at_fault(tmp_path: Path
 
     report = _sync_with(tmp_path, refuses)
     assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.FORBIDDEN)
+
+
+@pytest.mark.parametrize("contacts", [0, 1], ids=["at first contact", "under way"])
+def test_a_peer_of_another_version_is_no_liar(tmp_path: Path, contacts: int) -> None:
+    seen: list[ReconRequest] = []
+
+    def is_upgraded(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+        seen.append(request)
+        upgraded = ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=2)
+        return response if len(seen) <= contacts else upgraded
+
+    report = _sync_with(tmp_path, is_upgraded)
+    assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.PEER_VERSION)
 
 
 def test_a_peer_that_never_examines_what_it_is_sent_does_not_hold_us(
