@@ -89,7 +89,9 @@ def unpack_ranges(runs_raw: bytes, bounds_raw: bytes, ranges_max: int) -> RangeC
 
 
 def _unpack_runs(raw: U8, ranges_max: int) -> tuple[I64, int]:
-    count = int((raw < 0x80).sum())
+    count = int(np.count_nonzero(raw < 0x80))
+    if count > ranges_max:
+        raise _too_many(ranges_max)
     values, taken = unpack_varints(raw, count)
     finished(raw, taken)
     if not count:
@@ -97,8 +99,12 @@ def _unpack_runs(raw: U8, ranges_max: int) -> tuple[I64, int]:
     flags = int(values[0]) & 3
     values[0] >>= np.uint64(2)
     if (values == 0).any() or (values > ranges_max).any() or int(values.sum()) > ranges_max:
-        raise RemoteProtocolError("too_many_ranges", f"at most {ranges_max}, at least 1 in a run")
+        raise _too_many(ranges_max)
     return values.astype(np.int64), flags
+
+
+def _too_many(ranges_max: int) -> RemoteProtocolError:
+    return RemoteProtocolError("too_many_ranges", f"at most {ranges_max}, at least 1 in a run")
 
 
 def _check_ascending(orders: U64, heads: U64, last: I64) -> None:

@@ -148,28 +148,32 @@ def unpack_tiles(
 def _unpack_parts(
     message: Answers, ranges: RangeColumns, counts: I64, parts_max: int, phase: int
 ) -> tuple[Parts, Tiles]:
-    if message.part_counts:
-        raw = column(message.part_counts)
-        wide, taken = unpack_varints(raw, len(ranges))
-        sizes = np.minimum(wide, np.uint64(parts_max + 1)).astype(np.int64)
-        _check_sizes(sizes, parts_max)
-        part_counts, more = unpack_counts(raw[taken:], int(sizes.sum()))
+    raw = column(message.part_counts)
+    sizes, taken = _unpack_sizes(raw, counts, parts_max)
+    # So many hashes are there: from here on anything may be as long as the parts are said to be.
+    hashes = table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))
+    if len(raw):
+        part_counts, more = unpack_counts(raw[taken:], len(hashes))
         finished(raw, taken + more)
     else:
-        sizes = part_sizes(counts, parts_max)
-        _check_sizes(sizes, parts_max)
         part_counts = implied_counts(counts, sizes, phase)
     _check_part_counts(part_counts, counts, sizes)
-    hashes = table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))
     parts = Parts(sizes, *_unpack_cuts(message.bounds, ranges, sizes), part_counts, hashes)
     tiles = tile(ranges, parts)
     _check_ascending(tiles[1])
     return parts, tiles
 
 
-def _check_sizes(sizes: I64, parts_max: int) -> None:
+def _unpack_sizes(raw: U8, counts: I64, parts_max: int) -> tuple[I64, int]:
+    """Parts of each split, told or implied, and the bytes taken."""
+    if len(raw):
+        wide, taken = unpack_varints(raw, len(counts))
+        sizes = np.minimum(wide, np.uint64(parts_max + 1)).astype(np.int64)
+    else:
+        sizes, taken = part_sizes(counts, parts_max), 0
     if (sizes < 2).any() or (sizes > parts_max).any():
         raise RemoteProtocolError("split", "a split has at least two parts and at most as wanted")
+    return sizes, taken
 
 
 def _check_ascending(ranges: RangeColumns) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from recon.codec import column, pack_ranges, unpack_ranges
 from recon.errors import RemoteProtocolError
 from recon.initiator import Initiator
 from recon.ranges import END, START, Bound, Range, RangeColumns
-from recon.replies import implied_counts, part_sizes
+from recon.replies import SPLIT, implied_counts, part_sizes, unpack_reply
 from recon.resolving import read_fetch
 from recon.responder import respond
 from recon.varint import (
@@ -28,7 +29,7 @@ from recon.varint import (
     unpack_pairs_of_bits,
     unpack_varints,
 )
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import Answers, Fetch, Ranges, ReconRequest, ReconResponse
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, view_of
 
@@ -173,9 +174,48 @@ def test_absurd_columns_are_refused_without_a_large_allocation(change: dict[str,
     message = ReconRequest.FromString(REQUESTS[0])
     for name, value in change.items():
         setattr(message.ranges, name, value)
-    tracemalloc.start()
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError), allocating_at_most(1 << 20):
         respond(VIEW, message)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 1 << 20
+
+
+def test_a_megabyte_of_runs_is_refused_before_it_is_read() -> None:
+    runs = b"\x84" + b"\x01" * (1 << 20)
+    request = ReconRequest(version=1, ranges=Ranges(parts=2, runs=runs, bounds=b"\0"))
+    for refuse in (
+        lambda: respond(VIEW, request),
+        lambda: read_fetch(Fetch(runs=runs, bounds=b"\0")),
+    ):
+        with (
+            pytest.raises(RemoteProtocolError, match="too_many_ranges"),
+            allocating_at_most(3 << 20),
+        ):
+            refuse()
+
+
+def test_counts_of_an_answer_make_nothing_that_its_hashes_do_not_bear_out() -> None:
+    count = 1 << 16
+    ranges = RangeColumns.tiling(
+        *(np.arange(count + 1, dtype=np.uint64) * np.uint64(s) for s in (9, 0))
+    )
+    answers = Answers(
+        answered=count,
+        kinds=pack_pairs_of_bits(np.full(count, SPLIT, np.uint8)),
+        counts=pack_counts(np.full(count, 128)),
+    )
+    told = Answers()
+    told.CopyFrom(answers)
+    told.part_counts = pack_varints(np.full(count, 64, np.uint64))
+    for each in (answers, told):
+        with pytest.raises(RemoteProtocolError, match="malformed"), allocating_at_most(8 << 20):
+            unpack_reply(each, ranges, 64, 64)
+
+
+@contextmanager
+def allocating_at_most(bytes_max: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < bytes_max
