@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +115,9 @@ def restore(
                 raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
         done = restore_snapshot(spark, folder, url, is_verified=not unverified)
     if as_json:
-        print_json({**asdict(done), "database": shown(url)})
+        # Not asdict, which cannot copy a Counter.
+        counts = {each.name: getattr(done, each.name) for each in fields(done)}
+        print_json({**counts, "database": shown(url)})
     else:
         for code, count in done.refused.items():
             print_error(f"{code}: {counted(count, 'row', 'rows')} refused")
