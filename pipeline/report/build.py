@@ -43,7 +43,7 @@ def write_report(spark: SparkSession, snapshot: Path, out: Path) -> dict[str, pa
         drawn = pictures(tables)
         for name, content in drawn.items():
             write_file(folder, f"{name}.png", content)
-        write_file(folder, "index.html", page(manifest, tables, drawn).encode())
+        write_file(folder, "index.html", page(manifest, tables, drawn, ROWS_MAX).encode())
     slim.unpersist()
     return tables
 

@@ -29,10 +29,12 @@ td.number{text-align:right}img{max-width:100%}h2{margin-top:2.5rem}.note{color:#
 """
 
 
-def page(manifest: Manifest, tables: dict[str, pa.Table], pictures: Iterable[str]) -> str:
-    """The HTML of the report; pictures and full tables lie beside it."""
+def page(
+    manifest: Manifest, tables: dict[str, pa.Table], pictures: Iterable[str], rows_max: int
+) -> str:
+    """The HTML of the report; pictures and tables, cut at `rows_max` rows, lie beside it."""
     images = "".join(f'<p><img src="{name}.png" alt="{name}"></p>' for name in pictures)
-    sections = "".join(_section(name, table) for name, table in tables.items())
+    sections = "".join(_section(name, table, rows_max) for name, table in tables.items())
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -43,10 +45,12 @@ def page(manifest: Manifest, tables: dict[str, pa.Table], pictures: Iterable[str
     )
 
 
-def _section(name: str, table: pa.Table) -> str:
+def _section(name: str, table: pa.Table, rows_max: int) -> str:
     links = " ".join(f'<a href="{name}.{kind}">{kind}</a>' for kind in ("csv", "parquet"))
     shown = min(ROWS_SHOWN, table.num_rows)
     note = f"{shown:,} of {table.num_rows:,} rows; all: {links}"
+    if table.num_rows == rows_max:
+        note = f"{shown:,} of the first {rows_max:,} rows; what comes after those is cut: {links}"
     heads = "".join(f"<th>{escape(column)}" for column in table.column_names)
     rows = "".join(
         "<tr>" + "".join(map(_cell, row.values())) for row in table.slice(0, shown).to_pylist()

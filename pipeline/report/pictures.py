@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from io import BytesIO
 
@@ -17,6 +18,7 @@ _SIZE_INCHES = (8.0, 3.2)
 _DOTS_PER_INCH = 120
 _PALETTE = mpl.color_sequences["tab10"]
 _CHANNELS_SHOWN = len(_PALETTE) - 1  # the last colour is for all others
+_LABEL_CHARACTERS = 40
 
 
 def pictures(tables: dict[str, pa.Table]) -> dict[str, bytes]:
@@ -40,7 +42,10 @@ def _png(draw: Callable[[Axes, pa.Table], None], table: pa.Table) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes, table)
     sink = BytesIO()
-    figure.savefig(sink, format="png")
+    with warnings.catch_warnings():
+        # Names may be in scripts that the font lacks: boxes stand for them, in silence.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(sink, format="png")
     return sink.getvalue()
 
 
@@ -56,7 +61,9 @@ def _draw_messages(axes: Axes, activity: pa.Table) -> None:
         bottom += heights
     axes.set_title("Messages by day of arrival", loc="left")
     axes.tick_params("x", rotation=45)
-    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    legend = axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    for label in legend.get_texts():
+        label.set_parse_math(False)  # a channel's dollars are no formula
 
 
 def _largest_channels(activity: pa.Table) -> list[tuple[str, NDArray[np.bool_]]]:
@@ -64,11 +71,17 @@ def _largest_channels(activity: pa.Table) -> list[tuple[str, NDArray[np.bool_]]]
     totals = totals.sort_by([("messages_sum", "descending")])
     shown = totals["channel_id"][:_CHANNELS_SHOWN].to_pylist()
     channels = activity["channel_id"]
-    parts = [(repr(each), pc.equal(channels, each).to_numpy()) for each in shown]
+    parts = [(_label(each), pc.equal(channels, each).to_numpy()) for each in shown]
     if totals.num_rows > len(shown):
         others = pc.invert(pc.is_in(channels, pa.array(shown))).to_numpy()
         parts.append((f"{totals.num_rows - len(shown)} others", others))
     return parts
+
+
+def _label(channel_id: str) -> str:
+    """A name in quotes; of a long one its beginning and its end, where names differ."""
+    quoted, half = repr(channel_id), _LABEL_CHARACTERS // 2
+    return quoted if len(quoted) <= _LABEL_CHARACTERS else f"{quoted[:half]}…{quoted[-half + 1 :]}"
 
 
 def _draw_growth(axes: Axes, activity: pa.Table) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-GRAPH_MESSAGES_MAX = 1_000_000  # newest of a channel whose graph one task walks: some 300 MB
+GRAPH_EDGES_MAX = 2_000_000  # of a channel, whose graph one task walks: some 300 MB
 _NEIGHBOURS = 10  # messages before and after, in arrival order, that a clock is compared with
 _FAR = 10  # times the spread of the neighbours' middle half
 _REFERENCE = ("channel_id", "message_id")
@@ -96,8 +96,10 @@ def _hash_contents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 def graphs(entries: DataFrame) -> DataFrame:
     """Per channel: depth and width of the causal graph of its newest messages."""
     newest = Window.partitionBy("channel_id").orderBy(f.desc("seq"))
-    recent = entries.withColumn("age", f.row_number().over(newest)).where(
-        f.col("age") <= GRAPH_MESSAGES_MAX
+    # A message without a history is one row of `edges`, too.
+    edges_count = f.greatest(f.size("causal_history"), f.lit(1))
+    recent = entries.withColumn("edges", f.sum(edges_count).over(newest)).where(
+        f.col("edges") <= GRAPH_EDGES_MAX
     )
     named = _first_seen(recent).select(*_REFERENCE, f.col("seq").alias("parent"))
     edges = (
@@ -128,16 +130,13 @@ def clocks(entries: DataFrame) -> DataFrame:
     """Messages whose Lamport timestamp is far from those that arrived just before and after."""
     near = Window.partitionBy("channel_id").orderBy("seq").rowsBetween(-_NEIGHBOURS, _NEIGHBOURS)
     quarters = f.percentile_approx("lamport_timestamp", [0.25, 0.5, 0.75]).over(near)
-    spread = f.col("quarters")[2] - f.col("quarters")[0] + 1
     # As decimals: the difference of two 64-bit clocks need not fit into 64 bits.
-    distance = f.abs(
-        f.col("lamport_timestamp").cast("decimal(20,0)")
-        - f.col("quarters")[1].cast("decimal(20,0)")
-    )
+    clock = f.col("lamport_timestamp").cast("decimal(20,0)")
+    low, middle, high = (f.col("quarters")[each].cast("decimal(20,0)") for each in range(3))
     return (
         entries.withColumn("quarters", quarters)
-        .withColumn("distance", distance)
-        .where(f.col("distance") > spread.cast("decimal(20,0)") * _FAR)
+        .withColumn("distance", f.abs(clock - middle))
+        .where(f.col("distance") > (high - low + 1) * _FAR)
         .select("channel_id", "day", "message_id", "sender_id", "lamport_timestamp", "distance")
         .sort("channel_id", "day", "message_id")
     )

@@ -34,6 +34,8 @@ from pipeline.opening import reason_of
 from pipeline.plan import merged_tail
 from pipeline.publish import published, share_file, write_file
 from pipeline.report.graph import shape_of
+from pipeline.report.page import page
+from pipeline.report.pictures import pictures
 from pipeline.roots import digest_array, root
 
 
@@ -169,6 +171,27 @@ def test_depth_and_width_are_those_of_a_plain_search(parents: list[list[int]]) -
     assert shape.depth == max(levels.values(), default=0)
     assert shape.width == max(widths, default=0)
     assert shape.cyclic_count == len(known) - len(levels)
+
+
+def test_names_of_channels_are_drawn_as_they_are() -> None:
+    names = ["a$^$b", "_", "\u6f22", "long " * 100]
+    activity = pa.table(
+        {
+            "channel_id": names,
+            "day": pa.array([0] * len(names), pa.date32()),
+            "messages": [1] * len(names),
+            "frame_bytes": [1] * len(names),
+        }
+    )
+    nothing = activity.slice(0, 0)
+    drawn = pictures({"activity": activity, "lags": nothing, "graphs": nothing})
+    assert drawn.keys() == {"messages", "growth"}  # and nobody was warned of anything
+
+
+def test_a_page_says_which_table_is_cut() -> None:
+    table = pa.table({"channel_id": ["a", "b"]})
+    assert "2 of 2 rows; all:" in page(MANIFEST, {"gaps": table}, (), rows_max=3)
+    assert "2 of the first 2 rows; what" in page(MANIFEST, {"gaps": table}, (), rows_max=2)
 
 
 def test_the_readme_of_a_snapshot_explains_every_column() -> None:
