@@ -50,7 +50,9 @@ class Gap(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The reader is connected, and nothing has happened for a while."""
+    """The reader is connected, and has been shown what there is up to `seq` or told of its gap."""
+
+    seq: int
 
 
 LiveEvent = LiveMessage | Gap | Heartbeat
@@ -112,8 +114,8 @@ class LiveHub:
                 return
             await self._start()
             reader = _Reader(wanted, self._seq if after_seq is None else after_seq, self._end)
-            # From here on nothing is missed, and the client may know it.
-            yield Heartbeat()
+            # From here on nothing is missed: a client that knows it can come back to this place.
+            yield Heartbeat(reader.seq)
             if after_seq is not None:
                 async for message in self._replay(reader):
                     yield message
@@ -136,6 +138,8 @@ class LiveHub:
                 reader.seq = entry.seq
                 if reader.wanted(entry.channel_id):
                     yield LiveMessage(entry, entry.channel_id, len(entry.frame))
+            # Behind the last entry may be others, whose frames are damaged.
+            reader.seq = page.last_seq or reader.seq
 
     async def _next_event(self, reader: _Reader) -> LiveEvent:
         while True:
@@ -153,9 +157,9 @@ class LiveHub:
                 async with asyncio.timeout(self._limits.live_heartbeat_s):
                     await changed.wait()
             except TimeoutError:
-                return Heartbeat()
+                return Heartbeat(reader.seq)
             if self._is_closed:
-                return Heartbeat()
+                return Heartbeat(reader.seq)
 
     @property
     def _end(self) -> int:
@@ -190,13 +194,18 @@ class LiveHub:
             self._buffer_bytes = 0
 
     async def _follow_store(self) -> None:
+        is_waiting = False
         while True:
             self._committed.clear()
             try:
                 is_behind = await self._read_feed()
-            except Problem:
-                _log.warning("live readers wait: the store cannot be read", exc_info=True)
-                is_behind = False
+                is_waiting = False
+            except Exception:  # noqa: BLE001 - readers live as long as the node does
+                if not is_waiting:
+                    _log.warning("live readers wait: the store cannot be read", exc_info=True)
+                is_waiting = True
+                await asyncio.sleep(POLL_S)
+                continue
             if not is_behind:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
@@ -206,7 +215,8 @@ class LiveHub:
         page = await self._store.feed(self._seq, FEED_PAGE, self._limits.reply_bytes_max)
         for entry in page.entries:
             self._append(entry, entry.channel_id, len(entry.frame))
-            self._seq = entry.seq
+        # Damaged entries are in no page, and are passed all the same.
+        self._seq = page.last_seq or self._seq
         if page.entries:
             self._announce()
             # Readers get their turn before the buffer moves on.

@@ -10,7 +10,7 @@ EVENT_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON, with its names
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event; `event_id` is empty where it has none."""
+    """One event; `event_id` is empty where it has none, `data` where an ID is all it has."""
 
     name: str
     event_id: str
@@ -18,13 +18,13 @@ class ServerEvent:
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[ServerEvent]:
-    """Events of a stream of lines. Comments and events without data are passed over."""
+    """Events of a stream of lines. Comments are passed over, IDs that come with one are not."""
     name, event_id, data = "message", "", ""
     for line in lines:
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if not line:
-            if data:
+            if data or event_id:
                 yield ServerEvent(name, event_id, data)
             name, event_id, data = "message", "", ""
         elif field == "event":

@@ -73,14 +73,18 @@ class _Follower:
 
     @contextmanager
     def connected(self) -> Iterator[Iterator[ServerEvent]]:
-        """The events behind the cursor, or from now on."""
+        """The events behind the cursor, or from now on: the node has said where that is."""
         query = {"channel_id": self._channel_id} | ({"after": self.cursor} if self.cursor else {})
         timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
         try:
             with httpx.stream("GET", self._url, params=query, timeout=timeout) as answer:
                 if not answer.is_success:
                     raise error_of_reply(answer.status_code, answer.headers, answer.read())
-                yield self._tracked(parse_events(answer.iter_lines()))
+                events = self._tracked(parse_events(answer.iter_lines()))
+                # A bare ID. What comes behind it is not missed, on this connection or the next.
+                if next(events, None) is None:
+                    raise StoreError("unreachable", 0, "the node ended the stream")
+                yield events
         except httpx.TransportError as error:
             raise StoreError("unreachable", 0, str(error) or type(error).__name__) from None
 
@@ -107,6 +111,8 @@ def _show_events(
 ) -> None:
     """Show events until the stream ends, or has a gap that the next connection fills."""
     for event in events:
+        if not event.data:
+            continue
         document = json.loads(event.data)
         if event.name == "gap":
             follower.cursor = document["cursor"]

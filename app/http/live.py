@@ -1,7 +1,7 @@
 """Live messages as server-sent events: `message`, `relayed`, and `gap` for a reader who fell behind.
 
-Stored messages carry a feed cursor as event ID, so a reader that reconnects (`Last-Event-ID`, or
-`?after=`) goes on where it was. After a `gap` it finds what it missed in the feed behind the cursor
+Comments and stored messages carry a feed cursor as event ID, so a reader that reconnects
+(`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it finds what it missed in the feed behind the cursor
 that the event names.
 """
 
@@ -20,7 +20,7 @@ from app.http.call import Call
 from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, demands
 from app.http.render import message_json
-from app.http.sse import HEARTBEAT, event, event_stream
+from app.http.sse import event, event_stream, heartbeat
 from app.ingest.records import Relayed
 from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
 from sdstore.sds.jsonform import to_json
@@ -68,8 +68,8 @@ async def _chunks(
 
 def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
     match each:
-        case Heartbeat():
-            return HEARTBEAT
+        case Heartbeat(seq):
+            return heartbeat(cursors.write(CursorKind.ARRIVAL, seq))
         case Gap(after_seq):
             # Without an ID: who reconnects now is shown what it missed.
             cursor = cursors.write(CursorKind.ARRIVAL, after_seq)

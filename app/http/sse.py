@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator
 import orjson
 from fastapi.responses import StreamingResponse
 
-HEARTBEAT = b": still here\n\n"
-"""A comment: keeps proxies and clients from giving up."""
-
 
 def event(name: str, document: object, event_id: str | None = None) -> bytes:
     """One event; with an ID it is a place to resume from."""
     id_line = b"" if event_id is None else b"id: %s\n" % event_id.encode()
     # orjson writes one line, so the data is one line.
     return b"%sevent: %s\ndata: %s\n\n" % (id_line, name.encode(), orjson.dumps(document))
+
+
+def heartbeat(event_id: str) -> bytes:
+    """A comment that keeps proxies and clients from giving up, and a bare ID, which they remember."""
+    return b": still here\nid: %s\n\n" % event_id.encode()
 
 
 def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:

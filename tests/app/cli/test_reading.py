@@ -69,6 +69,24 @@ def test_tail_goes_on_where_it_was_when_the_node_comes_back(tmp_path: Path) -> N
         follower.__exit__(None, None, None)
 
 
+def test_tail_misses_nothing_although_the_node_goes_away_before_the_first_event(
+    tmp_path: Path,
+) -> None:
+    with running_node(tmp_path) as node:
+        port = node.rpartition(":")[2]
+        publish(node, message(1))
+        follower = tailing("c", "--node", node)
+        documents = follower.__enter__()
+        assert message_id(next(documents)) == "m1"
+    publish_offline(tmp_path, message(2))
+    try:
+        with running_node(tmp_path, "--port", port):
+            publish(node, message(3))
+            assert [message_id(next(documents)) for _ in range(2)] == ["m2", "m3"]
+    finally:
+        follower.__exit__(None, None, None)
+
+
 def publish_offline(data_dir: Path, *messages: Message) -> None:
     frames = b"".join(delimited(encode(each)) for each in messages)
     assert cli("import", "-", "--data-dir", data_dir, stdin=frames).code == 0

@@ -133,6 +133,16 @@ def test_a_reader_goes_on_where_it_was(node: RunningNode, by_header: bool) -> No
         assert [next(events).message_id for _ in range(6)] == [f"m{n}" for n in range(1, 7)]
 
 
+def test_a_reader_that_reconnects_before_its_first_event_misses_nothing(node: RunningNode) -> None:
+    node.publish(message("old"))
+    with node.http.stream("GET", "/v1/live") as stream:
+        connected = next(events_of(stream.iter_lines()))
+    assert (connected.name, connected.data) == ("comment", {})
+    node.publish(message("missed"))
+    with live(node, headers={"last-event-id": connected.event_id or ""}) as events:
+        assert next(events).message_id == "mmissed"
+
+
 def test_an_event_id_is_a_cursor_of_the_feed(node: RunningNode) -> None:
     with live(node) as events:
         for n in range(3):
@@ -150,10 +160,14 @@ def test_a_cursor_that_is_none_is_refused(node: RunningNode, cursor: str, status
     assert node.http.get("/v1/live", headers={"last-event-id": cursor}).status_code == status
 
 
-def test_silence_is_filled_with_comments(tmp_path: Path) -> None:
+def test_silence_is_filled_with_comments_that_say_how_far_the_reader_is(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, live_heartbeat_s=1)
-    with running_node(tmp_path, limits) as node, live(node) as events:
-        assert next(events).name == "comment"
+    with running_node(tmp_path, limits) as node:
+        with live(node, "/v1/channels/live", channel_id="quiet") as events:
+            node.publish(message(1, "busy"))
+            comment = next(events)
+        page = node.http.get("/v1/feed", params={"after": comment.event_id}).json()
+    assert (comment.name, page["messages"]) == ("comment", [])
 
 
 def test_too_many_readers_are_turned_away_and_a_place_becomes_free(tmp_path: Path) -> None:

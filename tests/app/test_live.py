@@ -1,0 +1,86 @@
+"""The hub of live readers, and what must not stop it: damaged frames, a store that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from app.limits import DEFAULT_LIMITS
+from app.live import LiveEvent, LiveHub, LiveMessage
+from app.store.store import Store
+from tests.support.publications import content_frame
+from tests.support.stores import Stores, entry_of
+
+pytestmark = pytest.mark.anyio
+
+
+def write(store: Store, numbers: range) -> None:
+    store.write_group([entry_of(content_frame(number)) for number in numbers])
+
+
+def lose_frames(url: str, first: int, last: int) -> None:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        for table in ("frames", "frame_references"):
+            statement = text(f"DELETE FROM {table} WHERE seq BETWEEN :first AND :last")
+            connection.execute(statement, {"first": first, "last": last})
+    engine.dispose()
+
+
+def seqs(events: list[LiveEvent]) -> list[int]:
+    return [each.item.seq for each in events if isinstance(each, LiveMessage)]  # type: ignore[union-attr]
+
+
+async def test_pages_of_damaged_frames_are_passed(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.live.FEED_PAGE", 5)
+    url = stores.new_url()
+    store = await Store.open(url, DEFAULT_LIMITS)
+    store.begin_writing()
+    hub = LiveHub(store, DEFAULT_LIMITS)
+    write(store, range(1, 14))
+    lose_frames(url, 1, 12)
+    async with asyncio.timeout(10):
+        stored = hub.events(lambda _: True, after_seq=0)
+        assert seqs([await anext(stored), await anext(stored)]) == [13]
+        # Both wait for what comes now; of it twelve are damaged before anybody reads them.
+        fresh = hub.events(lambda _: True, after_seq=None)
+        await anext(fresh)
+        write(store, range(14, 27))
+        lose_frames(url, 14, 25)
+        hub.on_committed([])
+        assert seqs([await anext(stored), await anext(fresh)]) == [26, 26]
+    await hub.close()
+    for events in (stored, fresh):
+        await events.aclose()
+    await store.close()
+
+
+async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_once(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("app.live.POLL_S", 0.01)
+    async with stores.open() as store:
+        hub = LiveHub(store, DEFAULT_LIMITS)
+        events = hub.events(lambda _: True, after_seq=None)
+        await anext(events)
+        read, failures = store.feed, iter([OSError("the disk is gone")] * 5)
+
+        async def failing(*arguments: Any) -> Any:
+            for failure in failures:
+                raise failure
+            return await read(*arguments)
+
+        monkeypatch.setattr(store, "feed", failing)
+        write(store, range(1, 2))
+        with caplog.at_level(logging.WARNING, "app.live"):
+            async with asyncio.timeout(10):
+                assert seqs([await anext(events)]) == [1]
+        assert len(caplog.records) == 1
+        await hub.close()
+        await events.aclose()
