@@ -26,16 +26,16 @@ class ExistingMessages:
     """
 
     def __init__(self, file: Path, file_format: FileFormat) -> None:
+        self.file = file
+        self.file_format = file_format
         self.end = 0
-        self._file = file
-        self._format = file_format
 
     def __iter__(self) -> Iterator[Publication]:
-        if not self._file.is_file():
+        if self.file == STDIO or not self.file.is_file():
             return
         bad: BadItem | None = None
-        with self._file.open("rb") as stream:
-            messages = MessageFile(stream, self._format, DEFAULT_LIMITS.frame_bytes_max)
+        with self.file.open("rb") as stream:
+            messages = MessageFile(stream, self.file_format, DEFAULT_LIMITS.frame_bytes_max)
             for item in messages:
                 if bad is not None:
                     raise self._damaged(bad)
@@ -48,18 +48,28 @@ class ExistingMessages:
             raise self._damaged(bad)
 
     def _damaged(self, bad: BadItem) -> CliError:
-        return CliError(Exit.REFUSED, bad.code, f"{self._file} is damaged: {bad.detail}")
+        return CliError(Exit.REFUSED, bad.code, f"{self.file} is damaged: {bad.detail}")
 
 
 @contextmanager
-def continued(file: Path, end: int) -> Iterator[IO[bytes]]:
-    """The file from `end` on, on disk when the block ends; stdout for "-"."""
+def continued(existing: ExistingMessages) -> Iterator[IO[bytes]]:
+    """The file behind its messages, on disk when the block ends; stdout for "-"."""
+    file = existing.file
     if file == STDIO:
         yield sys.stdout.buffer
         return
     with file.open("r+b" if file.exists() else "wb") as target:
-        target.seek(end)
-        target.truncate()
+        target.truncate(existing.end)
+        _seek_end(target, existing.file_format)
         yield target
         target.flush()
         os.fsync(target.fileno())
+
+
+def _seek_end(target: IO[bytes], file_format: FileFormat) -> None:
+    """Go to the end; a last line that lacks its newline gets it."""
+    size = target.seek(0, os.SEEK_END)
+    if size and file_format is FileFormat.NDJSON:
+        target.seek(size - 1)
+        if target.read(1) != b"\n":
+            target.write(b"\n")

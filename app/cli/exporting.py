@@ -40,7 +40,7 @@ async def export_to(
         total, _ = await store.watermark()
         written = messages = 0
         damaged: list[str] = []
-        with continued(file, existing.end) as target:
+        with continued(existing) as target:
             while (page := await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).last_seq is not None:
                 wanted = [e for e in page.entries if not channels or e.channel_id in channels]
                 written += target.write(await _records(store, wanted, file_format))

@@ -40,7 +40,7 @@ async def backfill_file(
     side = FileSide(existing, file_format)
     interest = Interest.make(channels=frozenset([channel_id]))
     url = parse_peer_url(node)
-    with continued(file, existing.end) as target:
+    with continued(existing) as target:
         side.target = target
         async with open_http_transport(url, DEFAULT_LIMITS, private_allowed=True) as transport:
             return await sync_with_peer(

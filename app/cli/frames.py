@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
-from app.errors import Problem
+from app.errors import Code, Problem
 from app.ingest.jsonitem import read_json_item
 from app.ingest.records import Publication
 from sdstore.sds.codec import decode
@@ -23,6 +24,9 @@ from sdstore.sds.jsonform import to_json
 
 LINE_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON is 1.4 MiB, its hints and names a little more
 NDJSON_SUFFIXES = {".ndjson", ".jsonl", ".json"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# A frame of 123 bytes starts a protobuf file with "{" too; what follows there is its first tag.
+_NDJSON_BEGINNING = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{(?![\n\x12])")
 
 if TYPE_CHECKING:
     # Generic for type checkers only.
@@ -40,11 +44,23 @@ class FileFormat(StrEnum):
 
 def format_of_name(path: Path) -> FileFormat:
     """The format that a file's name asks for: NDJSON by its suffix, else protobuf."""
-    return FileFormat.NDJSON if path.suffix in NDJSON_SUFFIXES else FileFormat.PROTOBUF
+    is_ndjson = path.suffix.lower() in NDJSON_SUFFIXES
+    return FileFormat.NDJSON if is_ndjson else FileFormat.PROTOBUF
+
+
+def format_of_input(stream: Stream, path: Path, asked: FileFormat) -> FileFormat:
+    """The format asked for, or NDJSON by the file's name, else what the stream begins like."""
+    if asked is not FileFormat.AUTO:
+        return asked
+    if _NDJSON_BEGINNING.match(stream.peek(1)):
+        return FileFormat.NDJSON
+    return format_of_name(path)
 
 
 class MessageFile:
     """The messages of a stream in order, and a BadItem for each that is none.
+
+    `file_format` is not AUTO: see `format_of_input`.
 
     `position` is the byte behind the last item that was given; a stream that can be rewound may be
     read from there on.
@@ -57,10 +73,6 @@ class MessageFile:
         self._frame_bytes_max = frame_bytes_max
 
     def __iter__(self) -> Iterator[Publication | BadItem]:
-        if self._format is FileFormat.AUTO:
-            # A frame of 123 bytes starts a protobuf file with "{" too, but no quote follows it.
-            is_json = self._stream.peek(2)[:2] in (b'{"', b"{ ")
-            self._format = FileFormat.NDJSON if is_json else FileFormat.PROTOBUF
         if self._format is FileFormat.NDJSON:
             return self._lines()
         return self._records() if self._format is FileFormat.PROTOBUF else self._whole()
@@ -75,8 +87,18 @@ class MessageFile:
     def _lines(self) -> Iterator[Publication | BadItem]:
         while line := self._stream.readline(LINE_BYTES_MAX):
             self.position += len(line)
-            if line.strip():
-                yield _item_of_line(line)
+            if len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
+                self._skip_line()
+                detail = f"a line of more than {LINE_BYTES_MAX} bytes"
+                yield BadItem(Code.FRAME_TOO_LARGE, detail)
+            elif text := line.removeprefix(_BYTE_ORDER_MARK).strip():
+                yield _item_of_line(text)
+
+    def _skip_line(self) -> None:
+        while part := self._stream.readline(LINE_BYTES_MAX):
+            self.position += len(part)
+            if part.endswith(b"\n"):
+                return
 
     def _whole(self) -> Iterator[Publication | BadItem]:
         yield Publication(self._stream.read(self._frame_bytes_max + 1))

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from app.cli.database import open_door
 from app.cli.delimited import BadItem
-from app.cli.frames import FileFormat, MessageFile
+from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.interrupts import waiting
 from app.entries import Outcome
 from app.errors import Code, Problem
@@ -30,7 +30,6 @@ BATCH_BYTES = 8 << 20
 BATCHES_IN_FLIGHT = 3  # one being written, one waiting for the writer, one being read
 PATIENCE_S = 0.2
 
-Told = Callable[[list[dict[str, Any]]], None]
 _Item = Publication | BadItem
 
 
@@ -38,7 +37,8 @@ _Item = Publication | BadItem
 class Progress:
     """How far a file has been imported: kept beside the data, forgotten at the end.
 
-    `identity` tells a file that was changed since: its import begins anew.
+    `identity` tells a file that was changed since, is read in another way or goes into another
+    database: its import begins anew.
     """
 
     path: Path | None = None
@@ -48,13 +48,21 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data_dir: Path, file: Path, *, is_fresh: bool) -> Progress:
+    def of(
+        cls,
+        data_dir: Path,
+        file: Path,
+        file_format: FileFormat,
+        database_id: str,
+        *,
+        is_fresh: bool,
+    ) -> Progress:
         """What is remembered of a file; nothing is kept of a pipe."""
         if not file.is_file():
             return cls()
         whole = file.resolve()
         facts = whole.stat()
-        identity = [str(whole), facts.st_size, facts.st_mtime_ns]
+        identity = [str(whole), facts.st_size, facts.st_mtime_ns, file_format, database_id]
         name = blake3(str(whole).encode()).hexdigest(length=16)
         path = data_dir / "imports" / f"{name}.json"
         try:
@@ -81,6 +89,10 @@ class Progress:
             self.path.unlink(missing_ok=True)
 
 
+Began = Callable[[Progress], None]
+Told = Callable[[Progress, list[dict[str, Any]]], None]
+
+
 @dataclass(slots=True)
 class _Batch:
     first_number: int
@@ -90,18 +102,35 @@ class _Batch:
 
 
 class Import:
-    """One import; `progress` says where it begins and how far it is."""
+    """One import of a file, or of a pipe."""
 
-    def __init__(self, stream: Stream, file_format: FileFormat, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, stream: Stream, file: Path, file_format: FileFormat) -> None:
         self._stream = stream
+        self._file = file
         self._format = file_format
+        self._progress = Progress()
 
-    async def run(self, settings: Settings, tell: Told) -> None:
-        """Import to the end; `tell` gets the refused messages of each batch when it is on disk."""
+    async def run(
+        self, settings: Settings, began: Began, tell: Told, *, is_fresh: bool
+    ) -> Counter[str]:
+        """Import to the end, from where an earlier import was interrupted unless `is_fresh`.
+
+        `began` hears where that is, `tell` of each batch that is on disk and of its refusals. The
+        outcomes are counted, those before the interruption too.
+        """
         async with open_door(settings) as door:
-            if self._progress.position:
-                self._stream.seek(self._progress.position)
+            with waiting():
+                self._format = format_of_input(self._stream, self._file, self._format)
+            self._progress = progress = Progress.of(
+                settings.data_dir,
+                self._file,
+                self._format,
+                door.store.database_id,
+                is_fresh=is_fresh,
+            )
+            began(progress)
+            if progress.position:
+                self._stream.seek(progress.position)
             under_way: deque[_Batch] = deque()
             for batch in self._batches(door):
                 under_way.append(batch)
@@ -109,12 +138,12 @@ class Import:
                     await self._finish(under_way.popleft(), tell)
             while under_way:
                 await self._finish(under_way.popleft(), tell)
-        self._progress.forget()
+        progress.forget()
+        return Counter(progress.counts)
 
     def _batches(self, door: Door) -> Iterator[_Batch]:
         file = MessageFile(self._stream, self._format, DEFAULT_LIMITS.frame_bytes_max)
-        with waiting():
-            items = iter(file)  # looks at the first bytes
+        items = iter(file)
         number = self._progress.items_count + 1
         while batch := _take(items):
             outcomes = asyncio.create_task(_publish(door, batch))
@@ -143,7 +172,7 @@ class Import:
         self._progress.items_count += len(batch.items)
         self._progress.position = batch.position
         self._progress.save()
-        tell(refusals)
+        tell(self._progress, refusals)
 
 
 def _take(items: Iterator[_Item]) -> list[_Item]:

@@ -37,9 +37,9 @@ def print_error(text: str, console: Console | None = None) -> None:
     (console or stderr()).print(message)
 
 
-def print_note(text: str) -> None:
-    """A remark on stderr."""
-    stderr().print(text, style="dim", markup=False)
+def print_note(text: str, console: Console | None = None) -> None:
+    """A remark on stderr; `console` is that of a bar which is being drawn."""
+    (console or stderr()).print(printable(text), style="dim", markup=False)
 
 
 def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:

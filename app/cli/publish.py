@@ -16,7 +16,7 @@ from rich.console import Console
 
 from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
-from app.cli.frames import FileFormat, MessageFile
+from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
@@ -52,6 +52,7 @@ def publish(
     if hints and file_format is not FileFormat.FRAME:
         raise CliError(Exit.USAGE, "invalid_parameter", "--hint goes with --format frame")
     with node_client(node) as client, open_input(file) as stream:
+        file_format = format_of_input(stream, file, file_format)
         items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
         counts = _report(_outcomes(client, items, hints), items, size_of(stream), as_json)
     if not as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,25 +43,24 @@ def import_(
         from app.cli.importing import Import, Progress  # noqa: PLC0415 - half a second of imports
 
     settings = database_settings(database, data_dir, config)
-    with open_input(file) as stream:
-        progress = Progress.of(settings.data_dir, file, is_fresh=from_start)
-        if progress.items_count:
-            print_note(f"going on behind message {progress.items_count:,}")
-        with progress_bar() as bar:
-            task = bar.add_task("importing", total=size_of(stream), figures="")
-            importing = Import(stream, file_format, progress)
+    with open_input(file) as stream, progress_bar() as bar:
+        task = bar.add_task("importing", total=size_of(stream), figures="")
 
-            def tell(refusals: list[dict[str, Any]]) -> None:
-                for document in refusals:
-                    print_json(document) if as_json else print_refusal(document, bar.console)
-                bar.update(
-                    task,
-                    completed=progress.position,
-                    figures=f"{progress.items_count:,} messages",
-                )
+        def began(progress: Progress) -> None:
+            if progress.items_count:
+                print_note(f"going on behind message {progress.items_count:,}", bar.console)
 
-            asyncio.run(importing.run(settings, tell))
-    counts = Counter(progress.counts)
+        def tell(progress: Progress, refusals: list[dict[str, Any]]) -> None:
+            for document in refusals:
+                print_json(document) if as_json else print_refusal(document, bar.console)
+            bar.update(
+                task,
+                completed=progress.position,
+                figures=f"{progress.items_count:,} messages",
+            )
+
+        importing = Import(stream, file, file_format)
+        counts = asyncio.run(importing.run(settings, began, tell, is_fresh=from_start))
     if as_json:
         print_json({"outcome": "done", "counts": dict(counts)})
     else:

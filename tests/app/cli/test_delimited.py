@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import random
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
-from app.cli.frames import FileFormat, MessageFile
+from app.cli.frames import LINE_BYTES_MAX, FileFormat, MessageFile, format_of_input
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
@@ -92,13 +94,44 @@ def test_scattered_damage_is_told_one_by_one() -> None:
     assert len(found) == 5_000
 
 
-def test_the_format_is_told_from_the_beginning() -> None:
-    line = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
-    for raw, count in ((line * 2, 2), (delimited(frame(1)), 1), (b"", 0)):
-        stream = io.BufferedReader(io.BytesIO(raw))
-        items = list(MessageFile(stream, FileFormat.AUTO, FRAME_BYTES_MAX))
-        assert len(items) == count
-        assert all(isinstance(each, Publication) for each in items)
+LINE = b'{"message": {"message_id": "m", "lamport_timestamp": "1", "content": "eA=="}}\n'
+# 123 is "{".
+FRAME_LIKE_A_BRACE = encode(
+    message(1, content=bytes(123 - len(encode(message(1, content=b""))) - 3))
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "wanted"),
+    [
+        ("-", LINE, FileFormat.NDJSON),
+        ("-", b"\xef\xbb\xbf" + LINE, FileFormat.NDJSON),
+        ("-", b"\r\n \n" + LINE, FileFormat.NDJSON),
+        ("-", b"{damaged\n" + LINE, FileFormat.NDJSON),
+        ("all.ndjson", b"damaged\n" + LINE, FileFormat.NDJSON),
+        ("all.JSON", b"", FileFormat.NDJSON),
+        ("-", b"", FileFormat.PROTOBUF),
+        ("-", delimited(frame(1)), FileFormat.PROTOBUF),
+        ("-", delimited(FRAME_LIKE_A_BRACE), FileFormat.PROTOBUF),
+    ],
+)
+def test_the_format_is_told_from_the_name_or_the_beginning(
+    name: str, raw: bytes, wanted: FileFormat
+) -> None:
+    stream = io.BufferedReader(io.BytesIO(raw))
+    assert format_of_input(stream, Path(name), FileFormat.AUTO) is wanted
+    assert format_of_input(stream, Path(name), FileFormat.FRAME) is FileFormat.FRAME
+    assert stream.read() == raw
+
+
+def test_a_line_that_is_too_long_costs_itself() -> None:
+    stream = io.BufferedReader(io.BytesIO(LINE + b" " * (2 * LINE_BYTES_MAX + 1) + LINE * 2))
+    messages = MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX)
+    first, too_long, last = messages
+    assert isinstance(first, Publication)
+    assert too_long == BadItem("frame_too_large", f"a line of more than {LINE_BYTES_MAX} bytes")
+    assert isinstance(last, Publication)
+    assert messages.position == stream.tell()
 
 
 def test_a_bad_line_costs_itself() -> None:

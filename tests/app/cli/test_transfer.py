@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.delimited import delimited
+from app.cli.importing import Progress
 from app.demo.messages import conversation, real_frames
 from app.demo.nodes import running_node
 from sdstore.sds.codec import decode, encode
@@ -167,6 +168,42 @@ def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list(marks.glob("*.json"))
 
 
+def test_an_interrupted_import_passes_over_nothing_in_another_database_or_format(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "forget", lambda _: None)  # as if it had been killed at the end
+
+    def stored(database: str, *options: str) -> int:
+        url = f"sqlite:///{tmp_path / database}"
+        arguments = ("import", file, "--data-dir", tmp_path, "--database", url, "--json", *options)
+        count = cli(*arguments).lines[-1]["counts"].get("stored", 0)
+        assert isinstance(count, int)
+        return count
+
+    assert stored("one.db") == len(ITEMS)
+    assert stored("two.db") == len(ITEMS)
+    assert stored("two.db", "--format", "ndjson") == 0
+    (tmp_path / "two.db").unlink()
+    assert stored("two.db") == len(ITEMS)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 300])
+def test_a_file_of_lines_that_was_cut_off_is_completed(
+    tmp_path: Path, file: Path, cut: int
+) -> None:
+    data, whole, copy = tmp_path / "data", tmp_path / "whole.ndjson", tmp_path / "copy.ndjson"
+    cli("import", file, "--data-dir", data)
+    cli("export", whole, "--data-dir", data)
+    copy.write_bytes(whole.read_bytes()[:-cut])
+    assert cli("export", copy, "--data-dir", data).code == 0
+    assert copy.read_bytes() == whole.read_bytes()
+    copy.write_bytes(whole.read_bytes()[:-cut])
+    cli("import", "-", "--data-dir", data, stdin=delimited(encode(message(1, "new"))))
+    assert cli("export", copy, "--data-dir", data).code == 0
+    assert cli("import", copy, "--data-dir", tmp_path / "two").code == 0
+    assert entries_of(tmp_path / "two") == len(ITEMS) + 1
+
+
 def test_a_file_that_was_changed_since_is_imported_anew(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     cli("import", file, "--data-dir", data)
@@ -234,8 +271,11 @@ def test_backfill_fetches_only_what_the_file_lacks(tmp_path: Path) -> None:
         again = cli(*arguments)
         assert (again.json["entries_received"], again.json["outcome"]) == (10, "in_sync")
         assert again.json["bytes_down"] < first.json["bytes_down"] / 2
+        file.write_bytes(file.read_bytes()[:-1])
+        publish(node, range(310, 311))
+        assert cli(*arguments).json["entries_received"] == 1
     ids = {json.loads(line)["message"]["message_id"] for line in file.read_text().splitlines()}
-    assert ids == {f"m{number}" for number in range(310)}
+    assert ids == {f"m{number}" for number in range(311)}
 
 
 def test_backfill_into_frames_can_be_imported(tmp_path: Path) -> None:
