@@ -18,10 +18,11 @@ import numpy as np
 from app.limits import DEFAULT_LIMITS as NODE_LIMITS
 from bench.table import publish
 from recon.codec import Asks, pack_asks, pack_ranges
+from recon.columns import I64, U64
 from recon.cuts import bounds_at
 from recon.index import RangeIndex
 from recon.interest import INTEREST_NAMES_MAX, Interest, decode_interest
-from recon.limits import DEFAULT_LIMITS, LIST_COUNT_MAX, ORDER_END, PARTS_MAX
+from recon.limits import DEFAULT_LIMITS, LIST_COUNT_MAX, ORDER_END, PARTS_MAX, PHASE_NONE
 from recon.ranges import ALL_ORDERS, RangeColumns
 from recon.resolving import Found, read_fetch, resolve
 from recon.responder import respond
@@ -33,24 +34,37 @@ from sdstore.wire.recon_pb2 import Fetch, ReconRequest
 LIMITS = replace(DEFAULT_LIMITS, response_bytes_max=NODE_LIMITS.recon_answer_bytes_max)
 MOST = LIMITS.ranges_max
 KEY = SessionKey(bytes(16))
+SPLIT_BYTES = 3 + 8 * PARTS_MAX  # of an answer: kind, count, and of each part hash and bound
 Work = Callable[[], object]
 
 
-def index_of(count: int, *, tied: bool) -> RangeIndex:
-    """Random elements."""
-    rng = np.random.default_rng(1)
-    orders = rng.integers(0, 2**63, count, dtype=np.uint64)
-    ids = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+def index_of(orders: U64) -> RangeIndex:
+    """Elements with random ids."""
+    ids = np.random.default_rng(2).integers(0, 256, (len(orders), 32), dtype=np.uint8)
     index = RangeIndex()
-    index.insert(orders * np.uint64(not tied), ids, np.zeros(count, np.uint32))
+    index.insert(orders, ids, np.zeros(len(orders), np.uint32))
     return index
+
+
+def random_orders(count: int) -> U64:
+    """All different."""
+    return np.random.default_rng(1).integers(0, 2**63, count, dtype=np.uint64)
+
+
+def paired_orders(count: int) -> U64:
+    """Odd numbers and their successors: between the two there is one bound, which is not round."""
+    odd = random_orders(count // 2) | np.uint64(1)
+    return np.concatenate((odd, odd + np.uint64(1)))
 
 
 def ranges_of(view: View, count: int) -> RangeColumns:
     """So many ranges of equal size, neighbours."""
-    run = view.consolidate()
-    places = np.linspace(1, len(run) - 1, count - 1).astype(np.int64)
-    orders, heads, _ = bounds_at(view, run, places)
+    return ranges_between(view, np.linspace(1, len(view) - 1, count - 1).astype(np.int64))
+
+
+def ranges_between(view: View, places: I64) -> RangeColumns:
+    """Neighbouring ranges that tile the view, cut at places."""
+    orders, heads, _ = bounds_at(view, view.consolidate(), places)
     ends = np.zeros(1, np.uint64), np.full(1, ORDER_END, np.uint64)
     return RangeColumns.tiling(
         np.concatenate((ends[0], orders, ends[1])), np.concatenate((ends[0], heads, ends[1]))
@@ -100,6 +114,20 @@ def _resolved(view: View, fetch: Fetch) -> Found:
     return resolve(view, read_fetch(fetch, LIMITS), LIMITS)
 
 
+def dear_before_equal_ms(orders: U64) -> float:
+    """Splits that are expected to fill a response, cut inside of pairs, and equal ranges after."""
+    view = index_of(orders).view(KEY, None, ALL_ORDERS)
+    size, answered = 2 * PARTS_MAX + 2, LIMITS.ranges_answered_max
+    dear = min((LIMITS.response_bytes_max - answered) // SPLIT_BYTES, len(view) // size // 2)
+    equal = np.linspace(dear * size, len(view) - 1, answered - dear).astype(np.int64)
+    ranges = ranges_between(view, np.append(np.arange(1, dear) * size + 1, equal))
+    hashes, counts = view.summaries(view.locate(ranges))
+    hashes[:dear] ^= 1
+    asks = Asks(ranges, np.zeros(len(ranges), bool), counts, hashes)
+    request = ReconRequest(version=1, ranges=pack_asks(asks, PARTS_MAX, 0, PHASE_NONE))
+    return cpu_ms(lambda: respond(view, request, LIMITS))
+
+
 def interest_ms() -> float:
     """Reading the largest interest, and cutting it to one of the same size."""
     names = [f"{kind}{n:06}" for n in range(INTEREST_NAMES_MAX // 2) for kind in "cp"]
@@ -122,11 +150,16 @@ def main() -> None:
     """Measure and show."""
     count = 10**5 if "--quick" in sys.argv else 10**6
     columns: dict[str, dict[str, float]] = {}
-    for name, tied in (("orders differ, ms", False), ("orders agree, ms", True)):
-        build = partial(index_of(count, tied=tied).view, KEY, None, ALL_ORDERS)
+    same = np.zeros(count, np.uint64)
+    for name, orders, paired in (
+        ("orders differ, ms", random_orders(count), paired_orders(count)),
+        ("orders agree, ms", same, same),
+    ):
+        build = partial(index_of(orders).view, KEY, None, ALL_ORDERS)
         columns[name] = {kind: cpu_ms(work) for kind, work in requests_to(build()).items()}
-        columns[name] |= {"first message: a new view": cpu_ms(build)}
-        columns[name] |= {f"interest of {INTEREST_NAMES_MAX:,} names": interest_ms()}
+        columns[name]["summaries, dear ones before equal ones"] = dear_before_equal_ms(paired)
+        columns[name]["first message: a new view"] = cpu_ms(build)
+        columns[name][f"interest of {INTEREST_NAMES_MAX:,} names"] = interest_ms()
     kinds = next(iter(columns.values()))
     rows = [{"request": k} | {name: times[k] for name, times in columns.items()} for k in kinds]
     publish("requests", f"The most expensive requests, {count:,} elements", rows)

@@ -11,6 +11,7 @@ U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Column = TypeVar("Column", U64, U32, I64)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from recon.budget import Budget
 from recon.codec import Asks, pack_asks
 from recon.errors import LocalProtocolError, RemoteProtocolError
 from recon.events import Busy, Done, Event, Expired, Fault, Unsupported
+from recon.filling import fill
 from recon.learning import Asked, Learning
 from recon.limits import (
     DEFAULT_LIMITS,
@@ -39,8 +41,8 @@ from recon.worklist import Work
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
-_ASK_BYTES = 9  # a range in a request, about: bound, count, hash
-_ASK_SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
+_ASK_BYTES = 9.0  # a range that is compared, about: bound, count, hash
+_ASK_LIST_BYTES = 3.0  # one that shall be listed, about: bound
 _ANSWER_BYTES = 7  # a part in an answer, about: 8, but some of what we cut ourselves is equal
 
 
@@ -127,33 +129,28 @@ class Initiator:
 
     def _batch(self) -> tuple[Asked, ReconRequest]:
         """As many waiting ranges as fit one request, and their answers one response, about."""
-        room = self._limits.request_bytes_max - FRAME_BYTES_MIN // 4
-        count, phase = self._batch_length(room), self._phase()
-        while True:
-            work = self._waiting.take(slice(count))
-            flying = Asked(work, self._parts, phase, self._send_interest)
-            message = self._message(flying)
-            size = message.ByteSize()
-            if size <= room or count == 1:
-                return flying, message
-            count = max(1, int(count * room / size * _ASK_SHRINK))
+        room, phase = self._limits.request_bytes_max - FRAME_BYTES_MIN // 4, self._phase()
+        listed = self._waiting.listed[: self._answerable()]
+        costs = np.where(listed, _ASK_LIST_BYTES, _ASK_BYTES)
+        count, message = fill(partial(self._message, phase), costs, room)
+        work = self._waiting.take(slice(count))
+        return Asked(work, self._parts, phase, self._send_interest), message
 
-    def _batch_length(self, room: int) -> int:
-        """A first guess."""
+    def _answerable(self) -> int:
+        """How many ranges may be in one request, by their number and by what is answered."""
         work = self._waiting
         parts = np.where(work.sizes <= self._options.list_max, 1, self._parts)
         answers = np.where(work.listed, work.sizes * SHORT_ID_BYTES, parts * _ANSWER_BYTES)
         fits = int(np.searchsorted(np.cumsum(answers), self._limits.response_bytes_max))
-        ranges_max = min(room // _ASK_BYTES, self._options.ranges_per_request, len(work))
-        return max(1, min(fits, ranges_max))
+        return max(1, min(fits, self._options.ranges_per_request))
 
-    def _message(self, flying: Asked) -> ReconRequest:
-        work = flying.work
+    def _message(self, phase: int, count: int) -> ReconRequest:
+        work = self._waiting.take(slice(count))
         asks = Asks(work.ranges, work.listed, work.counts, work.hashes)
         return ReconRequest(
             version=PROTOCOL_VERSION,
             session=self._header.message(in_full=self._send_interest),
-            ranges=pack_asks(asks, flying.parts, self._options.list_max, flying.phase),
+            ranges=pack_asks(asks, self._parts, self._options.list_max, phase),
             response_bytes_max=self._limits.response_bytes_max,
         )
 

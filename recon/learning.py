@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.columns import I64, U32
+from recon.columns import F64, I64, U32
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
 from recon.events import Event, Have, InSync, Need
 from recon.limits import LIST_COUNT_MAX
 from recon.matching import match_lists
-from recon.plan import F64, SMALL_COUNT, Plan, choose, differences
+from recon.plan import SMALL_COUNT, Plan, choose, differences
 from recon.progress import RangeState, Stretch
 from recon.ranges import RangeColumns
 from recon.replies import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_tiles

@@ -13,12 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recon.columns import I64, Mask
+from recon.columns import F64, I64, Mask
 from recon.limits import PARTS_MAX, SHORT_ID_BYTES
-
-F64 = NDArray[np.float64]
 
 _ASK_BYTES = 8.5  # a summary in a request: hash, bound, count
 _PART_BYTES = 7.5  # a part in an answer: hash, bound
@@ -88,14 +85,14 @@ def _kinds_of(sizes: I64, expected: F64) -> tuple[tuple[F64, F64], I64, F64]:
     return kinds, which, weights.astype(np.float64)
 
 
-def _costs(sizes: F64, expected: F64) -> NDArray[np.float64]:
+def _costs(sizes: F64, expected: F64) -> F64:
     """Expected bytes, f64[kinds, own parts, peer parts]."""
-    size, differences_ = sizes[:, None, None], expected[:, None, None]
-    own, peer = _OWN_PARTS[None, :, None], _PEER_PARTS[None, None, :]
+    size, differing = sizes[:, None, None], expected[:, None, None]
+    own, wanted = _OWN_PARTS[None, :, None], _PEER_PARTS[None, None, :]
     part = size / own
-    peer = np.clip(np.minimum(peer, part / 2), 1, None)
-    asked = _hit(differences_, own)
-    leaves = _hit(differences_, own * peer)
+    peer = np.clip(np.minimum(wanted, part / 2), 1, None)  # a split's parts hold two or more
+    asked = _hit(differing, own)
+    leaves = _hit(differing, own * peer)
     split = asked * _PART_BYTES * peer + leaves * (_LIST_BYTES + SHORT_ID_BYTES * part / peer)
     answer = np.where(part <= SMALL_COUNT, asked * SHORT_ID_BYTES * part, split)
     # Leaves far above a list's size need another round: count its summaries once more.
@@ -103,6 +100,6 @@ def _costs(sizes: F64, expected: F64) -> NDArray[np.float64]:
     return np.asarray(_ASK_BYTES * own + answer + np.where(part <= SMALL_COUNT, 0.0, again))
 
 
-def _hit(balls: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _hit(balls: F64, boxes: F64) -> F64:
     """Expected number of boxes that are hit, at least one."""
     return np.maximum(-boxes * np.expm1(-balls / boxes), 1.0)

@@ -10,12 +10,16 @@ initiator's work list, so nothing that was narrowed down is lost.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 
 from recon.codec import Asks, unpack_asks
-from recon.columns import I64, U8
+from recon.columns import F64, I64, U8
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
+from recon.filling import fill
 from recon.hashing import short_ids_of
 from recon.limits import (
     DEFAULT_LIMITS,
@@ -43,7 +47,6 @@ from sdstore.wire.recon_pb2 import (
 _ANSWER_BYTES = 3  # kind and count of an answer, about
 _PART_BYTES = SUMMARY_HASH_BYTES + 2  # hash and bound of a part, about
 _HEAD_BYTES = 8
-_SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
 _NO_PARTS = Parts(
     np.empty(0, np.int64),
     np.empty(0, np.uint64),
@@ -51,6 +54,22 @@ _NO_PARTS = Parts(
     np.empty(0, np.int64),
     np.empty((0, SUMMARY_HASH_BYTES), np.uint8),
 )
+
+
+class _Decided(NamedTuple):
+    """What to answer: ranges, where they lie in the view, and the kind and our count of each."""
+
+    ranges: RangeColumns
+    where: Places
+    kinds: U8
+    counts: I64
+
+    def first(self, count: int) -> _Decided:
+        """A prefix."""
+        some = slice(count)
+        return _Decided(
+            self.ranges.take(some), self.where.take(some), self.kinds[some], self.counts[some]
+        )
 
 
 def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) -> ReconResponse:
@@ -65,16 +84,10 @@ def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) 
     asks = _read(request.ranges, limits)
     if not len(asks.ranges):
         return ReconResponse(version=PROTOCOL_VERSION)
-    where = view.locate(asks.ranges)
-    kinds, counts = _decide(view, asks, where, request.ranges, room)
-    answers = _Answering(view, asks, where, request.ranges)
-    prefix = _first_guess(kinds, counts, asks.ranges, request.ranges.parts, room)
-    while True:
-        message = answers.of_prefix(kinds[:prefix], counts[:prefix])
-        size = message.ByteSize()
-        if size <= room or prefix == 1:
-            return ReconResponse(version=PROTOCOL_VERSION, answers=message)
-        prefix = max(1, int(prefix * room / size * _SHRINK))
+    decided = _decide(view, asks, request.ranges, room)
+    build = partial(_answers, view, decided, request.ranges)
+    _, answers = fill(build, _costs(decided, request.ranges.parts), room)
+    return ReconResponse(version=PROTOCOL_VERSION, answers=answers)
 
 
 def _room(request: ReconRequest, limits: Limits) -> int:
@@ -96,8 +109,8 @@ def _read(ask: Ranges, limits: Limits) -> Asks:
     return Asks(asks.ranges.take(first), asks.listed[first], asks.counts[first], asks.hashes[first])
 
 
-def _decide(view: View, asks: Asks, where: Places, ask: Ranges, room: int) -> tuple[U8, I64]:
-    """The kind of each answer and our count of each range."""
+def _decide(view: View, asks: Asks, ask: Ranges, room: int) -> _Decided:
+    where = view.locate(asks.ranges)
     hashes, counts = view.summaries(where)
     longest = min(LIST_COUNT_MAX, room // SHORT_ID_BYTES - FRAME_RESERVE_BYTES)
     list_max = np.where(asks.listed, longest, min(ask.list_max, longest))
@@ -106,46 +119,43 @@ def _decide(view: View, asks: Asks, where: Places, ask: Ranges, room: int) -> tu
     compared = ~asks.listed
     kinds[compared & (asks.counts == 0)] = COUNT
     kinds[compared & same] = EQUAL
-    return kinds, counts
+    return _Decided(asks.ranges, where, kinds, counts)
 
 
-def _first_guess(kinds: U8, counts: I64, ranges: RangeColumns, parts: int, room: int) -> int:
-    costs = np.full(len(kinds), 1.0)
-    costs[kinds != EQUAL] = _ANSWER_BYTES
+def _costs(decided: _Decided, parts: int) -> F64:
+    """Bytes that each answer is expected to add."""
+    ranges, _, kinds, counts = decided
+    costs = np.where(kinds == EQUAL, 1.0, _ANSWER_BYTES)
     split = kinds == SPLIT
     # Bounds inside a tie carry a head.
     part_bytes = np.where(ranges.lower_heads[split], _PART_BYTES + _HEAD_BYTES, _PART_BYTES)
     costs[split] += part_sizes(counts[split], parts) * part_bytes
     listed = kinds == LIST
     costs[listed] += counts[listed] * SHORT_ID_BYTES
-    return max(1, int(np.searchsorted(np.cumsum(costs), room, side="right")))
+    return costs
 
 
-class _Answering:
-    def __init__(self, view: View, asks: Asks, where: Places, ask: Ranges) -> None:
-        self._view = view
-        self._asks = asks
-        self._where = where
-        self._ask = ask
+def _answers(view: View, decided: _Decided, ask: Ranges, count: int) -> Answers:
+    """The message of the first `count` answers."""
+    ranges, where, kinds, counts = decided.first(count)
+    kinds, parts, implied = _split(view, ranges, where, kinds, ask)
+    told = np.where(kinds == EQUAL, 0, counts)
+    _, lanes, _ = view.members(where.take(kinds == LIST))
+    return pack_reply(Reply(kinds, told, parts, short_ids_of(lanes)), ranges, implied=implied)
 
-    def of_prefix(self, kinds: U8, counts: I64) -> Answers:
-        prefix = slice(len(kinds))
-        ranges, where = self._asks.ranges.take(prefix), self._where.take(prefix)
-        kinds, parts, implied = self._split(kinds.copy(), ranges, where)
-        told = np.where(kinds == EQUAL, 0, counts)
-        _, lanes, _ = self._view.members(where.take(kinds == LIST))
-        return pack_reply(Reply(kinds, told, parts, short_ids_of(lanes)), ranges, implied=implied)
 
-    def _split(self, kinds: U8, ranges: RangeColumns, where: Places) -> tuple[U8, Parts, bool]:
-        split = np.flatnonzero(kinds == SPLIT)
-        if not len(split):
-            return kinds, _NO_PARTS, True
-        cuts = choose_cuts(self._view, where.take(split), self._ask.parts, self._ask.phase)
-        possible = cuts_of_each(cuts, len(split)) > 0
-        kinds[split[~possible]] = LIST  # cannot be separated, so it is listed at any length
-        split, implied = split[possible], cuts.places is not None
-        cuts = take_cuts(cuts, possible)
-        parts = summarise_parts(
-            self._view, ranges.take(split), where.take(split), cuts, exact=implied
-        )
-        return kinds, parts, implied
+def _split(
+    view: View, ranges: RangeColumns, where: Places, kinds: U8, ask: Ranges
+) -> tuple[U8, Parts, bool]:
+    """Kinds as far as ranges can be split, the parts, and whether their counts are implied."""
+    split = np.flatnonzero(kinds == SPLIT)
+    if not len(split):
+        return kinds, _NO_PARTS, True
+    cuts = choose_cuts(view, where.take(split), ask.parts, ask.phase)
+    possible = cuts_of_each(cuts, len(split)) > 0
+    kinds = kinds.copy()
+    kinds[split[~possible]] = LIST  # cannot be separated, so it is listed at any length
+    split, implied = split[possible], cuts.places is not None
+    cuts = take_cuts(cuts, possible)
+    parts = summarise_parts(view, ranges.take(split), where.take(split), cuts, exact=implied)
+    return kinds, parts, implied

@@ -47,7 +47,8 @@ FAULTS = [
     _fault("parts may be empty", "replies", "if (part_counts < 1).any() or ", "if ", (_T.format("responder"),)),
     _fault("no answer is progress", "replies", "if not 0 < answered <= len(ranges):", "if not answered <= len(ranges):", _LIARS),
     _fault("any frame is long enough", "responder", "    if room < FRAME_BYTES_MIN:\n", "    if room < 0:\n", (_T.format("responder"),)),
-    _fault("the frame limit is passed", "responder", "if size <= room or prefix == 1:", "if True:", (*_SYNC, _T.format("responder"))),
+    _fault("the frame limit is passed", "filling", "if size <= room or count == 1:", "if True:", (_T.format("filling"), _T.format("responder"))),
+    _fault("a message that is too long is cut by number", "filling", 'min(count - 1, int(spent.searchsorted(affordable, side="right")))', "int(count * room / size * _SHRINK)", (_T.format("filling"),)),
     # Budgets
     _fault("depth has no limit", "learning", "if int(depths.max()) > self._depth_max:", "if False:", _LIARS),
     _fault("bytes have no limit", "budget", "if self.bytes > bytes_max:", "if False:", _LIARS),
