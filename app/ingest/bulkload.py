@@ -4,8 +4,9 @@ The store is loaded in a file of its own, which takes the place of the empty one
 load that is killed has not happened. Rows that need no look at the store (content messages without
 published hints and without a filter to compress against) go straight into the tables; what their
 histories tell, and every other message, is written afterwards, with the indexes there, by the same
-code that writes groups. So the outcome is that of the one door; only arrival order differs where a
-message takes the second way.
+code that writes groups. An entry's sequence number is its place among the items whichever way it takes,
+because of the messages under one ID the first is served. So the outcome is that of the one door; only
+what the histories of the second way claim comes after what those of the first do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from app.store.keys import Keys
 from app.store.records import MetId
 from app.store.sql import SQLITE, Row
 from app.store.sqlite import SqliteDatabase, insert_many, prepare_file, writing_alone
-from sdstore.sds.model import Kind
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Kind
 from sdstore.wire.store_pb2 import PublishItem
 
 BATCH_ITEMS = 2_000
@@ -87,10 +88,11 @@ def load_empty_store(
             stack.callback(_remove, leftover)
         keys = _copy_empty(path, draft)
         loaded = Loaded()
-        with closing(_Tables(draft)) as tables:
+        now_ms = time.time_ns() // 1_000_000  # all arrives at once, as it becomes visible at once
+        with closing(_Tables(draft, now_ms)) as tables:
             _fill(tables, _made(items, keys, limits, workers), loaded, refused)
             tables.finish(loaded)
-        _write_rest(draft, keys, limits, loaded)
+        _write_rest(draft, keys, limits, now_ms, loaded)
         _replace(path, draft)
     return loaded
 
@@ -98,77 +100,75 @@ def load_empty_store(
 class _Tables:
     """The tables without their indexes, and a spool of what is written afterwards."""
 
-    def __init__(self, draft: Path) -> None:
+    def __init__(self, draft: Path, now_ms: int) -> None:
+        self._now_ms = now_ms
         self._connection = sqlite3.connect(draft, isolation_level=None)
         # A draft that is not finished is thrown away: nothing needs to be durable before the end.
         for pragma in ("journal_mode = DELETE", "journal_mode = OFF", "synchronous = OFF"):
             self._connection.execute(f"PRAGMA {pragma}")
         self._connection.execute(f"PRAGMA cache_size = -{LOADING_CACHE_KIB}")
         self._connection.execute(f"PRAGMA threads = {CPUS}")
-        self._spool = _open_spool(draft)
+        _attach_spool(self._connection, draft)
         self._indexes = self._drop_indexes()
         self._insert_messages = SQLITE.insert(schema.messages)
         self._insert_frames = SQLITE.insert(schema.frames)
         self._numbers: dict[str, int] = {}
         self._settled: dict[tuple[int, str, bytes], None] = {}
-        self._last_seq = 0
+        self._rows_count = 0
         self._connection.execute("BEGIN")
-        self._spool.execute("BEGIN")
 
-    def insert(self, rows: Sequence[Row]) -> None:
-        """Rows as `MadeRows` has them."""
-        at_ms = _wall_clock_ms()
+    def insert(self, rows: Sequence[Row], first_seq: int) -> None:
+        """Rows as `MadeRows` has them; `first_seq` belongs to position 0."""
         messages: list[Row] = []
         frames: list[Row] = []
         told: list[Row] = []
-        for channel_id, id_key, lamport, size, dialect, unverified, message_id, *rest in rows:
-            digest, frame_hash, codec, data, history = rest
-            self._last_seq += 1
+        for position, channel_id, id_key, lamport, size, dialect, unverified, *rest in rows:
+            message_id, digest, frame_hash, codec, data, history = rest
+            seq = first_seq + position
             number = self._numbers.setdefault(channel_id, len(self._numbers) + 1)
             self._settled[number, message_id, b""] = None
-            numbers = (self._last_seq, id_key, lamport, at_ms, number, size, dialect, unverified)
+            numbers = (seq, id_key, lamport, self._now_ms, number, size, dialect, unverified)
             messages.append((*numbers, message_id, digest[:PREFIX_BYTES], digest, frame_hash))
-            frames.append((self._last_seq, codec, None, data))
+            frames.append((seq, codec, None, data))
             told += [(number, *each) for each in history if (number, *each) not in self._settled]
             if history:
                 self._settled.update(((number, *each), None) for each in history)
         insert_many(self._connection, self._insert_messages, messages)
         insert_many(self._connection, self._insert_frames, frames)
-        self._spool.executemany("INSERT INTO told VALUES (?, ?, ?)", told)
+        self._connection.executemany("INSERT INTO spool.told VALUES (?, ?, ?)", told)
+        self._rows_count += len(rows)
         if len(self._settled) > SETTLED_MAX:
             self._settled.clear()
 
-    def spool(self, items: Sequence[Item]) -> None:
-        """Items that are written the usual way."""
+    def spool(self, items: Iterable[tuple[int, bytes | None, Item]]) -> None:
+        """(sequence number, digest, item) of what is written the usual way."""
         rows = [
-            (PublishItem(frame=frame, retrieval_hints=hints).SerializeToString(),)
-            for frame, hints in items
+            (seq, digest, PublishItem(frame=frame, retrieval_hints=hints).SerializeToString())
+            for seq, digest, (frame, hints) in items
         ]
-        self._spool.executemany("INSERT INTO items VALUES (?)", rows)
+        self._connection.executemany("INSERT INTO spool.items VALUES (?, ?, ?)", rows)
 
     def finish(self, loaded: Loaded) -> None:
         """Build the indexes, drop later copies, count channels."""
         connection = self._connection
         connection.execute("COMMIT")
-        self._spool.execute("COMMIT")
         for statement in self._indexes:
             connection.execute(statement)
         duplicates = self._drop_copies()
         loaded.counts[OutcomeKind.DUPLICATE] += duplicates
-        loaded.counts[OutcomeKind.STORED] += self._last_seq - duplicates
+        loaded.counts[OutcomeKind.STORED] += self._rows_count - duplicates
         names = [(number, channel_id) for channel_id, number in self._numbers.items()]
-        connection.execute("CREATE TEMP TABLE names (channel_no, channel_id)")
+        connection.execute("CREATE TEMP TABLE names (channel_no INTEGER PRIMARY KEY, channel_id)")
         connection.executemany("INSERT INTO names VALUES (?, ?)", names)
-        connection.execute(_COUNT_CHANNELS)
+        connection.execute(_COUNT_CHANNELS, (LAMPORT_MAX, LAMPORT_MIN))
 
     def close(self) -> None:
         """Let go of the files."""
         self._connection.close()
-        self._spool.close()
 
     def _drop_indexes(self) -> list[str]:
         found = self._connection.execute(
-            "SELECT name, sql FROM sqlite_master"
+            "SELECT name, sql FROM main.sqlite_master"
             " WHERE type = 'index' AND tbl_name = 'messages' AND sql IS NOT NULL"
         ).fetchall()
         for name, _ in found:
@@ -178,6 +178,7 @@ class _Tables:
     def _drop_copies(self) -> int:
         connection = self._connection
         connection.execute(_FIND_COPIES)
+        connection.execute(_FIND_COPIES_OF_SPOOLED)
         connection.execute("DELETE FROM frames WHERE seq IN (SELECT seq FROM copies)")
         return connection.execute(
             "DELETE FROM messages WHERE seq IN (SELECT seq FROM copies)"
@@ -192,8 +193,9 @@ def _fill(
 ) -> None:
     first = 0
     for items, rows in made:
-        tables.insert(rows.rows)
-        tables.spool([items[position] for position in rows.unusual])
+        first_seq = first + 1
+        tables.insert(rows.rows, first_seq)
+        tables.spool((first_seq + at, digest, items[at]) for at, digest in rows.unusual)
         for position, code, detail in rows.refused:
             refused(first + position, Problem(Code(code), detail))
         loaded.refused_count += len(rows.refused)
@@ -229,12 +231,12 @@ def _made(
             yield rest, rows.result()
 
 
-def _write_rest(draft: Path, keys: Keys, limits: Limits, loaded: Loaded) -> None:
+def _write_rest(draft: Path, keys: Keys, limits: Limits, now_ms: int, loaded: Loaded) -> None:
     """What the spool holds, in groups, as everything else is written."""
     database = SqliteDatabase(f"sqlite:///{draft}")
     try:
         database.begin_writing()
-        writer = GroupWriter(database, keys, limits, _wall_clock_ms)
+        writer = GroupWriter(database, keys, limits, lambda: now_ms)
         with (
             closing(sqlite3.connect(_spool_of(draft))) as spool,
             closing(sqlite3.connect(draft)) as c,
@@ -243,29 +245,30 @@ def _write_rest(draft: Path, keys: Keys, limits: Limits, loaded: Loaded) -> None
             told = spool.execute("SELECT channel_no, message_id, hint FROM told ORDER BY rowid")
             while references := told.fetchmany(limits.group_items_max):
                 writer.settle(references, numbers)
-            items = spool.execute("SELECT item FROM items ORDER BY rowid")
+            items = spool.execute("SELECT seq, item FROM items ORDER BY seq")
             while rows := items.fetchmany(BATCH_ITEMS):
-                _write_group(
-                    writer, [PublishItem.FromString(row[0]) for row in rows], limits, loaded
-                )
+                _write_group(writer, rows, limits, loaded)
     finally:
         database.close_now()
 
 
 def _write_group(
-    writer: GroupWriter, items: Sequence[PublishItem], limits: Limits, loaded: Loaded
+    writer: GroupWriter, rows: Sequence[tuple[int, bytes]], limits: Limits, loaded: Loaded
 ) -> None:
     entries: list[NewEntry] = []
+    seqs: list[int] = []
     met: list[MetId] = []
-    for item in items:
+    for seq, raw in rows:
+        item = PublishItem.FromString(raw)
         prepared = prepare(Publication(item.frame, tuple(item.retrieval_hints)), limits)
         if isinstance(prepared, NewEntry):
             entries.append(prepared)
+            seqs.append(seq)
             continue
         loaded.counts[OutcomeKind.RELAYED] += 1
         if prepared.message.kind is Kind.SYNC:
             met.append(MetId(prepared.message.channel_id, prepared.message.message_id))
-    for result in writer.write(entries, met, ()):
+    for result in writer.write(entries, met, (), seqs):
         loaded.counts[OutcomeKind.STORED if result.is_new else OutcomeKind.DUPLICATE] += 1
 
 
@@ -288,13 +291,12 @@ def _replace(path: Path, draft: Path) -> None:
     _sync(path.parent)
 
 
-def _open_spool(draft: Path) -> sqlite3.Connection:
-    spool = sqlite3.connect(_spool_of(draft), isolation_level=None)
-    spool.execute("PRAGMA journal_mode = OFF")
-    spool.execute("PRAGMA synchronous = OFF")
-    spool.execute("CREATE TABLE told (channel_no INTEGER, message_id TEXT, hint BLOB)")
-    spool.execute("CREATE TABLE items (item BLOB)")
-    return spool
+def _attach_spool(connection: sqlite3.Connection, draft: Path) -> None:
+    connection.execute("ATTACH ? AS spool", [str(_spool_of(draft))])
+    connection.execute("PRAGMA spool.journal_mode = OFF")
+    connection.execute("PRAGMA spool.synchronous = OFF")
+    connection.execute("CREATE TABLE spool.told (channel_no INTEGER, message_id TEXT, hint BLOB)")
+    connection.execute("CREATE TABLE spool.items (seq INTEGER PRIMARY KEY, digest BLOB, item BLOB)")
 
 
 def _spool_of(draft: Path) -> Path:
@@ -314,10 +316,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 _IS_EMPTY = """
 SELECT EXISTS (SELECT 1 FROM messages), EXISTS (SELECT 1 FROM met_ids),
 EXISTS (SELECT 1 FROM refused_digests)
@@ -335,8 +333,16 @@ WHERE EXISTS (
 )
 """
 
+_FIND_COPIES_OF_SPOOLED = """
+INSERT INTO copies
+SELECT later.seq FROM spool.items AS first CROSS JOIN messages AS later
+WHERE later.digest_prefix = substr(first.digest, 1, 8) AND later.digest = first.digest
+AND later.seq > first.seq
+"""
+
+# A channel may have lost its only row to an earlier copy in the spool, which sets its bounds then.
 _COUNT_CHANNELS = """
 INSERT INTO channels
-SELECT channel_no, channel_id, count(*), min(lamport), max(lamport)
-FROM messages JOIN names USING (channel_no) GROUP BY channel_no
+SELECT channel_no, channel_id, count(seq), coalesce(min(lamport), ?), coalesce(max(lamport), ?)
+FROM names LEFT JOIN messages USING (channel_no) GROUP BY channel_no
 """

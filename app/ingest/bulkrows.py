@@ -23,14 +23,14 @@ from app.store.keys import Keys
 class MadeRows(NamedTuple):
     """What a worker made of a batch; positions count in the batch.
 
-    `rows`: channel ID, ID key, Lamport timestamp, frame bytes, dialect, unverified, message ID, digest,
+    `rows`: position, channel ID, ID key, Lamport timestamp, frame bytes, dialect, unverified, message ID, digest,
     frame hash, codec, data, and (message ID, hint) of each entry of the history. `refused`: position,
-    code, detail. `unusual`: positions of what is written the usual way.
+    code, detail. `unusual`: positions of what is written the usual way, with the digests of entries.
     """
 
     rows: list[tuple[Any, ...]]
     refused: list[tuple[int, str, str]]
-    unusual: list[int]
+    unusual: list[tuple[int, bytes | None]]
 
 
 class RowMaker:
@@ -44,24 +44,29 @@ class RowMaker:
     def make(self, publications: Sequence[Publication]) -> MadeRows:
         """The rows of a batch."""
         made = MadeRows([], [], [])
-        plain: list[NewEntry] = []
+        plain: list[tuple[int, NewEntry]] = []
         for position, publication in enumerate(publications):
             try:
                 entry = prepare(publication, self._limits)
             except Problem as problem:
                 made.refused.append((position, str(problem.code), problem.detail))
                 continue
-            if isinstance(entry, NewEntry) and not entry.claims and not is_referable(entry.frame):
-                plain.append(entry)
+            if not isinstance(entry, NewEntry):
+                made.unusual.append((position, None))
+            elif entry.claims or is_referable(entry.frame):
+                made.unusual.append((position, entry.digest))
             else:
-                made.unusual.append(position)
-        packed = self._packer.pack_small([entry.frame for entry in plain])
-        made.rows.extend(map(self._row, plain, packed))
+                plain.append((position, entry))
+        packed = self._packer.pack_small([entry.frame for _, entry in plain])
+        made.rows.extend(
+            self._row(*each, stored) for each, stored in zip(plain, packed, strict=True)
+        )
         return made
 
-    def _row(self, entry: NewEntry, stored: StoredFrame) -> tuple[Any, ...]:
+    def _row(self, position: int, entry: NewEntry, stored: StoredFrame) -> tuple[Any, ...]:
         message = entry.message
         return (
+            position,
             message.channel_id,
             self._keys.of_text(message.message_id),
             message.lamport_timestamp,

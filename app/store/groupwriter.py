@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from app.entries import NewEntry
 from app.limits import Limits
@@ -57,15 +58,23 @@ class GroupWriter:
         self._channel_numbers: dict[str, int] = {}
 
     def write(
-        self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
+        self,
+        entries: Sequence[NewEntry],
+        met: Sequence[MetId],
+        refused: Sequence[bytes],
+        seqs: Sequence[int] | None = None,
     ) -> list[WriteResult]:
-        """One result for each entry, in order; nothing is written if it raises."""
+        """One result for each entry, in order; nothing is written if it raises.
+
+        New entries get the next sequence numbers, or those of `seqs`: one for each entry.
+        """
         try:
             with self._database.transaction() as transaction:
                 group = self._begin(transaction)
                 self._find_known(transaction, group, entries)
                 self._number_channels(transaction, group, entries, met)
-                results = [self._decide(group, entry) for entry in entries]
+                numbered = zip(entries, repeat(None) if seqs is None else seqs, strict=False)
+                results = [self._decide(group, *each) for each in numbered]
                 self._insert(transaction, group)
                 claims = self._write_claims(transaction, group, entries)
                 settled = self._references.write(transaction, group, met)
@@ -117,12 +126,12 @@ class GroupWriter:
             numbers[channel_id] = group.last_channel_no
 
     @staticmethod
-    def _decide(group: Group, entry: NewEntry) -> WriteResult:
+    def _decide(group: Group, entry: NewEntry, seq: int | None) -> WriteResult:
         known = group.known.get(entry.digest)
         if known is not None:
             # Of two copies in one group the second is a duplicate.
             return known._replace(is_new=False) if known.is_new else known
-        group.last_seq += 1
+        group.last_seq = group.last_seq + 1 if seq is None else seq
         channel_no = group.channel_numbers[entry.message.channel_id]
         result = WriteResult(group.last_seq, channel_no, group.received_at_ms, is_new=True)
         group.written.append((entry, result))

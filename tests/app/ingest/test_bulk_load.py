@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import StoreBusyError
 from app.store.store import Store
-from sdstore.sds.model import HistoryEntry
+from sdstore.sds.codec import encode
+from sdstore.sds.model import HistoryEntry, Message
 from tests.support.publications import CHANNELS, HINTS, MESSAGE_IDS, content_frame, groups
 from tests.support.stores import BYTES_MAX, prepared
 
@@ -48,7 +50,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def answers(store: Store) -> list[object]:
-    """What the order of arrival has no part in."""
+    """What a store says, but for sequence numbers and the order of claims."""
     told: list[object] = []
     for channel in await store.channels(None, 100):
         name = channel.channel_id
@@ -63,8 +65,10 @@ async def answers(store: Store) -> list[object]:
     for name in CHANNELS:
         for message_id in MESSAGE_IDS:
             found = await store.find(message_id, name)
-            told.append(None if found is None else set(found.variants))
-    digests = [entry.digest for entry in (await store.feed(0, 1000, BYTES_MAX)).entries]
+            told.append(None if found is None else (found.entry.digest, found.variants))
+    feed = (await store.feed(0, 1000, BYTES_MAX)).entries
+    told.append([entry.frame for entry in feed])
+    digests = [entry.digest for entry in feed]
     claims = (await store.hints_of(sorted(digests))).items()
     told.append(sorted((digest, {(c.hint, c.source) for c in its}) for digest, its in claims))
     return told
@@ -124,6 +128,29 @@ async def test_worker_processes_change_nothing_but_the_speed(tmp_path: Path) -> 
     assert [entry.frame for entry in feed.entries] == frames
     await store.close()
     assert names_in(tmp_path) == ["store.db", "store.db-writer"]
+
+
+async def test_the_first_message_under_an_id_is_served_whichever_way_it_was_loaded(
+    tmp_path: Path,
+) -> None:
+    said = Message("x", "channel", lamport_timestamp=1, content=b"alice")
+    alice_again = encode(said)
+    alice = encode(replace(said, bloom_filter=bytes(18_000)))
+    mallory = content_frame(2, message_id="x", content=b"mallory")
+    for name, frames in (("a", [alice, mallory, alice_again]), ("b", [mallory, alice])):
+        path = tmp_path / f"{name}.db"
+        load_empty_store(path, [(f, ()) for f in frames], DEFAULT_LIMITS, never, workers=0)
+        store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
+        feed = await store.feed(0, 10, BYTES_MAX)
+        assert [(entry.seq, entry.frame) for entry in feed.entries] == [
+            (1, frames[0]),
+            (2, frames[1]),
+        ]
+        found = await store.find("x", "channel")
+        assert found is not None
+        assert found.entry.frame == frames[0]
+        assert [channel.count for channel in await store.channels(None, 10)] == [2]
+        await store.close()
 
 
 async def test_only_an_empty_store_that_nobody_writes_is_loaded(tmp_path: Path) -> None:
