@@ -17,5 +17,9 @@ class SchemaTooNewError(StoreError):
     """The database was written by a newer sdstore, which this one must not touch."""
 
 
+class UnusableFileError(StoreError):
+    """The SQLite file is damaged, is none, or may not be opened."""
+
+
 class StoreBusyError(StoreError):
     """Another process writes to this SQLite file."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from app.errors import Code, Problem
 from app.store.database import Database, Transaction, chunks
-from app.store.faults import StoreBusyError, UnsupportedDatabaseError
+from app.store.faults import StoreBusyError, UnsupportedDatabaseError, UnusableFileError
 from app.store.migrate import is_current, migrate
 from app.store.sql import (
     SQLITE,
@@ -47,6 +48,7 @@ LOOKUPS_PER_TURN = 256
 """Look-ups between which other callers of the event loop get their turn: about a millisecond."""
 
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -63,7 +65,7 @@ class SqliteDatabase(Database):
     def __init__(self, url: str) -> None:
         self.sql = SQLITE
         self.path = _path_of(url)
-        self._reader = self._connect()
+        self._reader = _connect(self.path)
         self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         self._reader.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
         self._commits = 0
@@ -78,14 +80,14 @@ class SqliteDatabase(Database):
         return cls(url)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:
-        return self._reading().execute(query.text, query.arguments(values)).fetchall()
+        return self._read(_fetch, query.text, query.arguments(values))
 
     async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
         found: list[Row] = []
         for number, part in enumerate(chunks(keys, SQLITE_KEYS_PER_QUERY[-1])):
             if number:
                 await asyncio.sleep(0)
-            found += _among(self._reading(), query, part)
+            found += self._read(_among, query, part)
         return found
 
     async def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
@@ -93,16 +95,16 @@ class SqliteDatabase(Database):
         for number, part in enumerate(chunks(arguments, LOOKUPS_PER_TURN)):
             if number:
                 await asyncio.sleep(0)
-            found += _each(self._reading(), query, part, number * LOOKUPS_PER_TURN)
+            found += self._read(_each, query, part, number * LOOKUPS_PER_TURN)
         return found
 
     async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
-        return self._reading().execute(query.text, arguments + query.constants).fetchall()
+        return self._read(_fetch, query.text, arguments + query.constants)
 
     def begin_writing(self) -> None:
         if self._writer is None:
             self._lock = _writer_lock(self.path)
-            self._writer = self._connect()
+            self._writer = _connect(self.path)
             self._writer.execute("PRAGMA synchronous = FULL")
             self._writer.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
@@ -137,6 +139,15 @@ class SqliteDatabase(Database):
             if connection is not None:
                 connection.close()
 
+    def _read(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+        try:
+            return read(self._reading(), *arguments)
+        except sqlite3.Error as error:
+            problem = problem_of(error)
+            if problem is not None:
+                raise problem from error
+            raise
+
     def _reading(self) -> sqlite3.Connection:
         """The reader's connection, inside of a transaction that ends with this turn of the loop.
 
@@ -154,14 +165,9 @@ class SqliteDatabase(Database):
     def _end_reading(self) -> None:
         if self._reads_as_of is not None:
             self._reads_as_of = None
-            self._reader.execute("COMMIT")
-
-    def _connect(self) -> sqlite3.Connection:
-        # Connections are handed between threads, never shared by two at a time.
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        return connection
+            # Some faults end the transaction by themselves, and a damaged file has no COMMIT.
+            if self._reader.in_transaction:
+                self._reader.execute("ROLLBACK")
 
 
 class SqliteTransaction:
@@ -171,7 +177,7 @@ class SqliteTransaction:
         self._connection = connection
 
     def rows(self, query: Query, **values: Any) -> list[Row]:
-        return self._connection.execute(query.text, query.arguments(values)).fetchall()
+        return _fetch(self._connection, query.text, query.arguments(values))
 
     def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
         return [
@@ -194,11 +200,11 @@ def problem_of(error: BaseException) -> Problem | None:
     """The refusal that a fault of the database is; None where the data are at fault."""
     if not isinstance(error, sqlite3.Error):
         return None
-    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if primary in _FULL:
-        return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
-    if primary in _UNAVAILABLE:
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code in _UNREADABLE or code & 0xFF in _UNAVAILABLE:
         return Problem(Code.STORE_UNAVAILABLE, f"the database refuses: {error}")
+    if code & 0xFF in _FULL:
+        return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
     return None
 
 
@@ -210,6 +216,10 @@ def insert_many(connection: sqlite3.Connection, query: ManyQuery, rows: Sequence
         connection.executemany(query.several, [tuple(chain.from_iterable(each)) for each in parts])
     if whole < len(rows):
         connection.executemany(query.text, rows[whole:])
+
+
+def _fetch(connection: sqlite3.Connection, text: str, arguments: Sequence[Any]) -> list[Row]:
+    return connection.execute(text, arguments).fetchall()
 
 
 def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
@@ -244,32 +254,55 @@ def _path_of(url: str) -> Path:
 def prepare_file(path: Path) -> None:
     """Make the file where there is none, and bring it to this code's schema."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not is_current(_revision(path)):
-        with writing_alone(path):
-            migrate(f"sqlite:///{path}")
+    with _usable(path):
+        if is_current(_revision(path)):
+            return
+    with writing_alone(path), _usable(path):
+        migrate(f"sqlite:///{path}")
 
 
 def _revision(path: Path) -> str | None:
     if not path.exists():
         return None
-    connection = sqlite3.connect(path)
+    with closing(sqlite3.connect(path)) as connection:
+        has_table = "SELECT 1 FROM sqlite_schema WHERE name = 'alembic_version'"
+        if connection.execute(has_table).fetchone() is None:
+            return None
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        return None if found is None else str(found[0])
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _usable(path):
+        # Connections are handed between threads, never shared by two at a time.
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        return connection
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """`UnusableFileError` for whatever SQLite has against a file."""
     try:
-        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
-    except (sqlite3.OperationalError, TypeError):
-        return None
-    finally:
-        connection.close()
+        yield
+    except (sqlite3.Error, DBAPIError) as error:
+        fault = error.orig if isinstance(error, DBAPIError) else error
+        raise UnusableFileError(f"{path} cannot be used: {fault}") from error
 
 
 def _writer_lock(path: Path) -> sqlite3.Connection:
     """A second SQLite file, locked as long as this process lives: works wherever SQLite does."""
-    lock = sqlite3.connect(f"{path}-writer", isolation_level=None, check_same_thread=False)
-    try:
-        lock.execute("PRAGMA locking_mode = EXCLUSIVE")
-        lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError as error:
-        lock.close()
-        raise StoreBusyError(f"another process writes to {path}: stop it first") from error
+    with _usable(path):
+        lock = sqlite3.connect(f"{path}-writer", isolation_level=None, check_same_thread=False)
+        try:
+            lock.execute("PRAGMA locking_mode = EXCLUSIVE")
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.Error as error:
+            lock.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            raise StoreBusyError(f"another process writes to {path}: stop it first") from error
     return lock
 
 
