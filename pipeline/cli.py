@@ -145,10 +145,11 @@ def diff(
         }
     if as_json:
         ranges = [asdict(each) for each in found.ranges]
-        print_json({"equal": not found.ranges, "ranges": ranges, **rows})
+        count = found.ranges_count
+        print_json({"equal": not count, "ranges_count": count, "ranges": ranges, **rows})
     else:
-        _print_difference(left, right, rows, len(found.ranges))
-    return Exit.NO if found.ranges else Exit.DONE
+        _print_difference(left, right, rows, found.ranges_count)
+    return Exit.NO if found.ranges_count else Exit.DONE
 
 
 @snapshot.command()

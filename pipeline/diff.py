@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RANGES_PER_CHANNEL = 64  # the rows that are joined are at least 1/64 of a channel that differs
+RANGES_MAX = 10_000  # listed; more of them tell nobody anything that their count does not
 _KEYS = ("channel_id", "lamport_timestamp", "message_id", "digest")
 _CHANNEL = ["channel_id"]
 _RANGE = ["channel_id", "range"]
@@ -43,8 +44,10 @@ class RangeDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The ranges that differ, and the entries (channel, Lamport, ID, digest) of one side alone."""
+    """The entries (channel, Lamport, ID, digest) of one side alone, and the ranges that differ:
+    how many, and the first `RANGES_MAX` of them by channel and Lamport timestamp."""
 
+    ranges_count: int
     ranges: tuple[RangeDifference, ...]
     left_only: DataFrame
     right_only: DataFrame
@@ -61,9 +64,11 @@ def diff(spark: SparkSession, left: Path | str, right: Path | str) -> Difference
         channels = _different(one, other, _CHANNEL, rows_count)
         one, other = _with_ranges(*_only(channels, _CHANNEL, one, other))
         ranges = _different(one, other, _RANGE, rows_count)
-        rows = ranges.sort("channel_id", "lamport_first").collect()
+        rows = ranges.sort("channel_id", "lamport_first").limit(RANGES_MAX).collect()
+        ranges_count = ranges.count()
         one, other = _only(ranges, _RANGE, one, other)
     return Difference(
+        ranges_count=ranges_count,
         ranges=tuple(RangeDifference(*(row[name] for name in _REPORTED)) for row in rows),
         left_only=one.join(other, "digest", "left_anti").select(*_KEYS),
         right_only=other.join(one, "digest", "left_anti").select(*_KEYS),

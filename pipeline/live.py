@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as f
 
 from app.errors import Code
@@ -14,75 +15,103 @@ from pipeline.findings import Fault, Finding
 from pipeline.manifest import Summary
 from pipeline.progress import step
 from pipeline.snapshot import read_channels, read_entries
-from pipeline.summaries import root_of
+from pipeline.summaries import summaries
 from sdstore.client.blocking import StoreClient
 from sdstore.client.errors import StoreError
-from sdstore.client.records import Channel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS = 3  # a channel may grow between the questions
-NEWER_MAX = (
-    100_000  # entries per channel; beyond, a new snapshot is cheaper than comparing this one
-)
+# Newer entries of a channel; beyond, a new snapshot is cheaper than comparing this one. And of the
+# channels that are compared together: they are fetched into the driver.
+NEWER_MAX = 100_000
+_TOGETHER_MAX = 1_000  # channels, whose names become a condition of one query
+_NEWER = pa.schema([("channel_id", pa.string()), ("digest", pa.binary())])
 
 
 def compare_with_node(spark: SparkSession, snapshot: Path, node_url: str) -> Iterator[Finding]:
     """The channels in which the node does not hold what the snapshot holds.
 
-    A node that went on receiving has larger channels. Its newest entries are then fetched, as many
+    A node that went on receiving has larger channels. Their newest entries are then fetched, as many
     as it has more: together with the snapshot's they must have the node's root.
     """
     with StoreClient(node_url) as client, step(spark, "Compare with the node"):
+        grown: dict[str, int] = {}
+        newer_count = 0
         for row in read_channels(spark, snapshot).toLocalIterator():
             channel_id, kept = row["channel_id"], Summary.of((row["count"], bytes(row["root"])))
-            finding = None
-            for _ in range(_ATTEMPTS):
-                finding = _compare_channel(spark, snapshot, client, channel_id, kept)
-                if finding is None:
-                    break
+            live = _live(client, channel_id)
+            finding = _fault(channel_id, kept, live)
             if finding is not None:
                 yield finding
+            elif live != kept:
+                grown[channel_id] = kept.count
+                newer_count += live.count - kept.count
+            if len(grown) >= _TOGETHER_MAX or newer_count >= NEWER_MAX:
+                yield from _compare_grown(spark, snapshot, client, grown)
+                grown, newer_count = {}, 0
+        yield from _compare_grown(spark, snapshot, client, grown)
 
 
-def _compare_channel(
-    spark: SparkSession, snapshot: Path, client: StoreClient, channel_id: str, kept: Summary
-) -> Finding | None:
-    where = f"channel {channel_id!r}"
-    here = _channel(client, channel_id)
-    count = 0 if here is None else here.count
-    if here is None or count < kept.count:
-        detail = f"the node has {count} entries, the snapshot {kept.count}"
-        return Finding(Fault.NODE_LACKS_ENTRIES, where, detail)
-    live = Summary.of((count, here.root or b""))
-    if live == kept:
-        return None
-    if count - kept.count > NEWER_MAX:
-        detail = f"the node has {count - kept.count} more entries: export a newer snapshot"
-        return Finding(Fault.NODE_DIFFERS, where, detail)
-    if _with_newest(spark, snapshot, client, here, count - kept.count) == live:
-        return None
-    detail = "the node's root is not that of the snapshot's entries and as many newer ones"
-    return Finding(Fault.NODE_DIFFERS, where, detail)
-
-
-def _channel(client: StoreClient, channel_id: str) -> Channel | None:
+def _live(client: StoreClient, channel_id: str) -> Summary:
     try:
-        return client.channel(channel_id)
+        channel = client.channel(channel_id)
     except StoreError as error:
         if error.code == Code.NOT_FOUND:
-            return None
+            return Summary.of((0, b""))
         raise
+    return Summary.of((channel.count, channel.root or b""))
 
 
-def _with_newest(
-    spark: SparkSession, snapshot: Path, client: StoreClient, channel: Channel, newer_count: int
-) -> Summary:
-    """(count, root) of the channel in the snapshot and the node's newest entries together."""
-    newest = client.messages(channel.channel_id, order="arrival", direction="desc")
-    rows = [(message.digest,) for message in islice(newest, newer_count)]
-    kept = read_entries(spark, snapshot).where(f.col("channel_id") == channel.channel_id)
-    newer = spark.createDataFrame(rows, "digest binary")
-    both = kept.select("digest").union(newer).distinct()
-    return Summary.of(root_of(both, "digest", channel.count))
+def _fault(channel_id: str, kept: Summary, live: Summary) -> Finding | None:
+    """What the counts and roots alone tell; None where they are equal or the node has more."""
+    where, newer_count = f"channel {channel_id!r}", live.count - kept.count
+    if newer_count < 0:
+        detail = f"the node has {live.count} entries, the snapshot {kept.count}"
+        return Finding(Fault.NODE_LACKS_ENTRIES, where, detail)
+    if newer_count > NEWER_MAX:
+        detail = f"the node has {newer_count} more entries: export a newer snapshot"
+        return Finding(Fault.NODE_DIFFERS, where, detail)
+    if newer_count == 0 and live != kept:
+        return Finding(Fault.NODE_DIFFERS, where, "as many entries, and another root")
+    return None
+
+
+def _compare_grown(
+    spark: SparkSession, snapshot: Path, client: StoreClient, grown: dict[str, int]
+) -> Iterator[Finding]:
+    """`grown`: what the snapshot has of each channel of which the node has more."""
+    for _ in range(_ATTEMPTS):
+        if not grown:
+            return
+        live = {channel_id: _live(client, channel_id) for channel_id in grown}
+        newer = [
+            {"channel_id": channel_id, "digest": digest}
+            for channel_id, kept_count in grown.items()
+            for digest in _newest(client, channel_id, live[channel_id].count - kept_count)
+        ]
+        rows_count = sum(each.count for each in live.values())
+        both = _together(spark, snapshot, pa.Table.from_pylist(newer, _NEWER), rows_count)
+        grown = {each: count for each, count in grown.items() if both.get(each) != live[each]}
+    for channel_id in grown:
+        detail = "the node's root is not that of the snapshot's entries and as many newer ones"
+        yield Finding(Fault.NODE_DIFFERS, f"channel {channel_id!r}", detail)
+
+
+def _newest(client: StoreClient, channel_id: str, count: int) -> Iterator[bytes]:
+    newest = client.messages(channel_id, order="arrival", direction="desc")
+    return (message.digest for message in islice(newest, max(count, 0)))
+
+
+def _together(
+    spark: SparkSession, snapshot: Path, newer: pa.Table, rows_count: int
+) -> dict[str, Summary]:
+    """(count, root) of each channel of `newer` with what the snapshot has of it."""
+    channel_ids = newer["channel_id"].unique().to_pylist()
+    kept = read_entries(spark, snapshot).where(f.col("channel_id").isin(channel_ids))
+    both = kept.select(*_NEWER.names).union(spark.createDataFrame(newer)).distinct()
+    # The query is about digests alone; summaries have bounds of clocks as well.
+    clockless = both.withColumn("lamport_timestamp", f.lit(0).cast("bigint"))
+    rows = summaries(clockless, ["channel_id"], rows_count).collect()
+    return {row["channel_id"]: Summary.of((row["count"], bytes(row["root"]))) for row in rows}

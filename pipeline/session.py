@@ -62,9 +62,11 @@ def _start(master: str, scratch: Path, log: Path) -> SparkSession:
         except Exception as error:
             tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
             raise SparkStartError(f"Spark did not start: {error}\n{tail}") from error
-    # The default of 200 is a guess for clusters; what there is of cores is known by now.
-    partitions = _PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
-    session.conf.set("spark.sql.shuffle.partitions", partitions)
+    if master.startswith("local"):
+        # Spark's default is a guess for clusters. There it stays: executors come after the driver,
+        # so nobody knows yet how many cores there will be.
+        partitions = _PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
+        session.conf.set("spark.sql.shuffle.partitions", partitions)
     register(session)
     return session
 

@@ -144,6 +144,20 @@ def test_a_cluster_exports_verifies_and_compares(
     assert run(tmp_path, "diff", "a", url, master=cluster.url)["equal"]
 
 
+def test_on_a_cluster_the_size_of_shuffles_is_left_to_spark(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The driver is up before the first executor, and cannot count their cores."""
+    code = (
+        "import sys; from pipeline.session import spark_session\n"
+        "with spark_session(sys.argv[1]) as spark:\n"
+        "    print(spark.conf.get('spark.sql.shuffle.partitions'))"
+    )
+    command = [sys.executable, "-c", code, cluster.url]
+    printed = subprocess.check_output(command, env=cluster.environment, cwd=tmp_path)
+    assert printed.split() == [b"200"]
+
+
 def test_an_export_survives_an_executor_that_is_killed(
     cluster: Cluster, url: str, tmp_path: Path
 ) -> None:
