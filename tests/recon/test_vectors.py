@@ -1,59 +1,285 @@
-"""The published vectors are what the engine speaks, and what the document says."""
+"""The published vectors are what the engine speaks, and what the document says without it."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import blake3
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+import pytest
 
+from recon.errors import RemoteProtocolError
+from recon.events import Need
+from recon.fetch import FetchQueue, pack_fetch
 from recon.initiator import Initiator, Options
+from recon.interest import decode_interest
+from recon.replies import COUNT, EQUAL, LIST, SPLIT
+from recon.resolving import read_fetch, resolve
 from recon.responder import respond
-from sdstore.wire.recon_pb2 import ReconResponse
-from tests.recon.vectors import PATH, vectors
+from recon.view import View
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.wire.recon_pb2 import Interest, Item, ReconRequest, ReconResponse
+from tests.recon import plain, vector_sets
+from tests.recon.plain_columns import Reader, pack_bounds, pack_counts, pack_kinds, pack_varint
+from tests.recon.plain_set import END, START, Element, KeyedSet, idle_root, position, session_key
+from tests.recon.vector_talks import FEW, initiator_of
+from tests.recon.vectors import PATH, text
 from tests.support.recon_talk import HEADER, view_of
 
-VECTORS = json.loads(PATH.read_text())
+VECTORS = json.loads(PATH.read_text(encoding="utf-8"))
+KEY = bytes.fromhex(VECTORS["session"]["key"])
+FRAME_BYTES = 8 << 20  # where a request leaves it to the responder
+Exchange = tuple[ReconRequest, ReconResponse]
+
+
+def named(rows: list[dict[str, Any]], name: str = "name") -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", rows, ids=[row[name] for row in rows])
+
+
+def exchanges_of(row: dict[str, Any]) -> list[Exchange]:
+    return [
+        (
+            ReconRequest.FromString(bytes.fromhex(each["request"])),
+            ReconResponse.FromString(bytes.fromhex(each["response"])),
+        )
+        for each in row["exchanges"]
+    ]
+
+
+def universe(name: str) -> list[Element]:
+    """As the file itself tells how to make it."""
+    rule = VECTORS["universes"][name]
+    if "elements" in rule:
+        return [(int(order), bytes.fromhex(raw)) for order, raw in rule["elements"]]
+    return [
+        (
+            int(rule["first_order"]) + n // rule["elements_per_order"] * rule["order_step"],
+            blake3.blake3(n.to_bytes(8, "little")).digest(),
+        )
+        for n in range(rule["count"])
+    ]
+
+
+def side(spec: dict[str, Any]) -> KeyedSet:
+    first = enumerate(universe(spec["universe"])[: spec["count"]])
+    return KeyedSet((e for n, e in first if n not in spec["without"]), KEY)
 
 
 def test_the_file_holds_what_the_engine_speaks() -> None:
-    assert vectors() == VECTORS
+    assert PATH.read_text(encoding="utf-8") == text()
+
+
+# By the document alone.
 
 
 def test_the_key_follows_the_document() -> None:
-    session, interest = VECTORS["session"], VECTORS["interest"]
-    material = "".join((session["initiator_nonce"], session["responder_nonce"], interest["hash"]))
-    hasher = blake3.blake3(
-        bytes.fromhex(material), derive_key_context="sdstore recon v1 session key"
+    session = {name: bytes.fromhex(raw) for name, raw in VECTORS["session"].items()}
+    key = session_key(session["initiator_nonce"], session["responder_nonce"], session["interest"])
+    assert key == session["key"]
+
+
+def test_interests_have_the_bytes_and_the_names_of_the_document() -> None:
+    for row in VECTORS["interests"]["canonical"]:
+        fields = {name: row[name] for name in row.keys() - {"bytes", "name"}}
+        raw = Interest(**fields).SerializeToString(deterministic=True)
+        assert raw.hex() == row["bytes"]
+        assert blake3.blake3(raw).digest(length=16).hex() == row["name"]
+
+
+def test_a_mutual_interest_covers_what_both_cover() -> None:
+    channels = ["", "a", "a/1", "ab", "b", "c", "é", "/x/", "/x/y", "/x/yz", "/x"]
+    for row in VECTORS["interests"]["mutual"]:
+        ours, theirs, mutual = (
+            Interest.FromString(bytes.fromhex(row[name])) for name in ("ours", "theirs", "mutual")
+        )
+        for channel in channels:
+            both = covers(ours, channel) and covers(theirs, channel)
+            assert covers(mutual, channel) == both
+        for lamport in (-(2**63), -6, -5, -1, 0, 99, 100, 2**63 - 1):
+            assert inside(mutual, lamport) == (inside(ours, lamport) and inside(theirs, lamport))
+
+
+def covers(interest: Interest, channel: str) -> bool:
+    return (
+        interest.all
+        or channel in interest.channels
+        or any(channel.startswith(prefix) for prefix in interest.prefixes)
     )
-    assert hasher.digest(length=16).hex() == session["key"]
-    digest = blake3.blake3(bytes.fromhex(interest["bytes"])).digest(length=16)
-    assert digest.hex() == interest["hash"]
 
 
-def test_element_hashes_are_a_cbc_mac_with_the_order_in_the_second_block() -> None:
-    key = bytes.fromhex(VECTORS["session"]["key"])
-    for row in VECTORS["elements"]:
-        raw = bytes.fromhex(row["id"])
-        order = int(row["order"]).to_bytes(16, "little")
-        second = bytes(a ^ b for a, b in zip(raw[16:], order, strict=True))
-        encryptor = Cipher(algorithms.AES(key), modes.CBC(bytes(16))).encryptor()
-        mac = encryptor.update(raw[:16] + second)[16:]
-        assert int.from_bytes(mac[:8], "little") == int(row["low"])
-        assert int.from_bytes(mac[8:], "little") == int(row["high"])
-        assert mac[:6].hex() == row["short_id"]
+def inside(interest: Interest, lamport: int) -> bool:
+    is_early = interest.HasField("lamport_from") and lamport < interest.lamport_from
+    is_late = interest.HasField("lamport_to") and lamport >= interest.lamport_to
+    return not (is_early or is_late)
 
 
-def test_the_summary_mixes_the_sums_and_the_count_as_the_document_says() -> None:
-    word, rows = 2**64, VECTORS["elements"]
-    low, high = (sum(int(row[lane]) for row in rows) % word for lane in ("low", "high"))
-    a, b, c = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-    mixed = (low ^ low >> 32) * a % word
-    mixed ^= (high ^ high >> 32) * b % word
-    mixed = (mixed + len(rows) * c) % word
-    mixed = (mixed ^ mixed >> 32) * b % word
-    mixed ^= mixed >> 32
-    assert mixed.to_bytes(8, "little")[:6].hex() == VECTORS["summary_of_the_elements"]["hash"]
+def test_hashes_are_those_of_the_document() -> None:
+    summary = VECTORS["summary"]
+    elements = [(int(row["order"]), bytes.fromhex(row["id"])) for row in summary["elements"]]
+    mine = KeyedSet(elements, KEY)
+    for row, element in zip(summary["elements"], elements, strict=True):
+        assert mine.lanes(element) == (int(row["low"]), int(row["high"]))
+        assert mine.short_id(element).hex() == row["short_id"]
+    whole = mine.summary((START, END))
+    assert whole == (bytes.fromhex(summary["hash"]), summary["count"])
+
+
+def test_columns_are_those_of_the_document() -> None:
+    rows = VECTORS["columns"]
+    raws = {name: bytes.fromhex(rows[name]["bytes"]) for name in rows.keys() - {"implied_counts"}}
+    numbers = [int(number) for number in rows["varints"]["numbers"]]
+    assert b"".join(map(pack_varint, numbers)) == raws["varints"]
+    assert pack_counts(rows["counts"]["counts"]) == raws["counts"]
+    assert Reader(raws["counts"]).counts(5) == rows["counts"]["counts"]
+    assert pack_kinds(rows["kinds"]["kinds"]) == raws["kinds"]
+    steps = [int(step) for step in rows["bounds"]["steps"]]
+    heads = [int(head, 16) for head in rows["bounds"]["heads"]]
+    assert pack_bounds(steps, heads) == raws["bounds"]
+    assert Reader(raws["bounds"]).bounds(5) == list(zip(steps, heads, strict=True))
+    for row in rows["implied_counts"]:
+        assert plain.implied_counts(row["count"], row["parts"], row["phase"]) == row["counts"]
+
+
+@named(VECTORS["talks"])
+def test_a_plain_responder_says_the_same_byte_for_byte(row: dict[str, Any]) -> None:
+    ours, theirs = side(row["initiator"]), side(row["responder"])
+    for request, response in exchanges_of(row):
+        for ask in plain.read_asks(request.ranges):
+            assert ask.summary in (None, ours.summary(ask.span))
+        frame_bytes = request.response_bytes_max or FRAME_BYTES
+        answered = response.answers.answered
+        answers = plain.respond(theirs, request.ranges, answered, frame_bytes)
+        assert answers == response.answers
+        assert response.ByteSize() <= frame_bytes
+
+
+@named([row for row in VECTORS["talks"] if "have" in row])
+def test_a_plain_initiator_learns_what_differs(row: dict[str, Any]) -> None:
+    ours, theirs = side(row["initiator"]), side(row["responder"])
+    have: set[Element] = set()
+    need: set[Element] = set()
+    for request, response in exchanges_of(row):
+        learned = plain.learn(ours, request.ranges, response.answers)
+        have.update(learned.have)
+        for span, names in learned.need:
+            need.update(
+                e for e in theirs.inside(span) if names is None or theirs.short_id(e) in names
+            )
+    assert have == set(ours.elements) - set(theirs.elements)
+    assert need == set(theirs.elements) - set(ours.elements)
+    numbered = universe(row["initiator"]["universe"])
+    assert [sorted(map(numbered.index, some)) for some in (have, need)] == [
+        row["have"],
+        row["need"],
+    ]
+
+
+def test_every_kind_of_answer_and_every_column_is_in_the_vectors() -> None:
+    said = [each for row in VECTORS["talks"] for each in exchanges_of(row)]
+    read = [(request, response.answers) for request, response in said]
+    answers = [each for pair in read for each in plain.read_answers(pair[0].ranges, pair[1])]
+    assert {answer.kind for _, answer in answers} == {EQUAL, SPLIT, LIST, COUNT}
+    assert {"part_counts", "bounds", "short_ids"} <= {
+        field.name for _, each in read for field, _ in each.ListFields()
+    }
+    assert any(each.answered < len(plain.read_asks(request.ranges)) for request, each in read)
+    assert any(ask.summary is None and answer.kind == SPLIT for ask, answer in answers)
+    assert any(part.span[0][1] for _, answer in answers for part in answer.parts)
+
+
+@named(VECTORS["fetches"])
+def test_a_plain_responder_finds_what_a_fetch_asks_for(row: dict[str, Any]) -> None:
+    fetch = ReconRequest.FromString(bytes.fromhex(row["request"])).fetch
+    found = plain.serve(side(row["responder"]), fetch)
+    assert found == [universe("many")[n] for n in row["found"]]
+
+
+def test_the_root_is_that_of_the_document() -> None:
+    row = VECTORS["idle_root"]
+    root = idle_root(raw for _, raw in side(row["set"]).elements)
+    assert root.hex() == row["root"]
+    assert ReconRequest.FromString(bytes.fromhex(row["request"])).idle_root == root
+
+
+def test_the_elements_of_entries_and_claims_follow_from_frames_and_hints() -> None:
+    for row in VECTORS["content"]["entries"]:
+        hints = [bytes.fromhex(hint) for hint in row["hints"]]
+        item = Item.Entry(frame=bytes.fromhex(row["frame"]), hints=hints)
+        (order, digest), *claims = elements_of_entry(item)
+        assert (str(order), digest.hex()) == (row["order"], row["digest"])
+        assert [raw.hex() for _, raw in claims] == row["claims"]
+
+
+def test_what_a_fetch_brings_is_what_it_asked_for_and_goes_on_at_the_bound() -> None:
+    rows = VECTORS["content"]["entries"]
+    held = [
+        (int(row["order"]), bytes.fromhex(raw))
+        for row in rows
+        for raw in (row["digest"], *row["claims"])
+    ]
+    mine, orders = KeyedSet(held, KEY), {row["digest"]: int(row["order"]) for row in rows}
+    fetched = [pair for pair in exchanges_of(VECTORS["content"]) if pair[0].HasField("fetch")]
+    for request, response in fetched:
+        brought = set()
+        for item in response.items:
+            if item.HasField("entry"):
+                brought.update(elements_of_entry(item.entry))
+            else:
+                order = orders[item.claim.digest.hex()]
+                brought.add((order, claim_id(item.claim.digest, item.claim.hint)))
+        halves = (response.resume[:8], response.resume[8:])
+        end = tuple(int.from_bytes(half, "big") for half in halves)
+        asked = plain.serve(mine, request.fetch)
+        if response.truncated:
+            asked = [each for each in asked if position(each) < end]
+        assert brought == set(asked)
+    assert [response.truncated for _, response in fetched] == [True, False, False]
+
+
+def elements_of_entry(entry: Item.Entry) -> list[Element]:
+    message, _ = decode(entry.frame)
+    assert message.lamport_timestamp is not None
+    order, digest = order_value(message.lamport_timestamp), entry_digest(message)
+    return [(order, digest), *((order, claim_id(digest, hint)) for hint in entry.hints)]
+
+
+# By the engine: what must be refused.
+
+
+@named(VECTORS["interests"]["refused"], "why")
+def test_an_interest_that_is_not_canonical_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError) as refusal:
+        decode_interest(bytes.fromhex(row["bytes"]))
+    assert refusal.value.code == row["code"]
+
+
+@named(VECTORS["refused_requests"], "why")
+def test_a_bad_request_is_refused_with_its_code(row: dict[str, Any]) -> None:
+    request = ReconRequest.FromString(bytes.fromhex(row["bytes"]))
+    theirs = vector_sets.view_of(FEW)
+    with pytest.raises(RemoteProtocolError) as refusal:
+        answer(theirs, request)
+    assert refusal.value.code == row["code"]
+
+
+def answer(theirs: View, request: ReconRequest) -> None:
+    respond(theirs, request)
+    resolve(theirs, read_fetch(request.fetch))
+
+
+@named(VECTORS["refused_responses"]["responses"], "why")
+def test_a_bad_response_is_refused_with_its_code(row: dict[str, Any]) -> None:
+    talk = next(
+        each for each in VECTORS["talks"] if each["name"] == VECTORS["refused_responses"]["to"]
+    )
+    initiator = initiator_of(talk["initiator"], 1 << 20)
+    request = initiator.next_request()
+    assert request is not None
+    assert request.message == exchanges_of(talk)[0][0]
+    response = ReconResponse.FromString(bytes.fromhex(row["bytes"]))
+    (event,) = initiator.receive(request.request_id, response)
+    assert event.error.code == row["code"]
 
 
 def test_the_worked_example_of_the_document_is_what_is_said() -> None:
@@ -61,16 +287,25 @@ def test_the_worked_example_of_the_document_is_what_is_said() -> None:
     initiator = Initiator(view_of(everything[:1]), HEADER, options=Options(parts=2, list_max=2))
     initiator._phase = lambda: 64  # type: ignore[method-assign]
     theirs, said = view_of(everything), []
+    needs = FetchQueue(view_of(everything[:1]))
     while (request := initiator.next_request()) is not None:
         ranges, answers = request.message.ranges, respond(theirs, request.message).answers
         said.append(
             [ranges.runs.hex(), ranges.bounds.hex(), ranges.asks.hex(), ranges.counts.hex()]
         )
         said.append([answers.kinds.hex(), answers.counts.hex(), answers.bounds.hex()])
-        initiator.receive(request.request_id, ReconResponse(version=1, answers=answers))
+        response = ReconResponse(version=1, answers=answers)
+        for event in initiator.receive(request.request_id, response):
+            if isinstance(event, Need):
+                needs.add(event)
+    fetch = pack_fetch(needs.next_batch(100))
+    said.append([fetch.runs.hex(), fetch.bounds.hex(), fetch.counts.hex()])
+    assert len(fetch.short_ids) == 18
+    assert len(resolve(theirs, read_fetch(fetch)).ids) == 7
     assert said == [
         ["07", "", "", "02"],
         ["01", "10", "000500"],
         ["05", "000500", "01", ""],
         ["02", "08", ""],
+        ["0b", "000500", "0605"],
     ]

@@ -1,65 +1,72 @@
-"""Writes docs/vectors/recon.json: `python -m tests.recon.vectors`. A test compares it."""
+"""Writes docs/vectors/recon.json: `python -m tests.recon.vectors`. A test compares it.
+
+What the engine says is written down; tests/recon/plain.py reads it without the engine.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recon.bounds import pack_bounds
 from recon.hashing import ElementHasher, short_ids_of, summary_hash
-from recon.initiator import Initiator
 from recon.interest import Interest
-from recon.ranges import ALL_ORDERS
-from recon.responder import respond
-from recon.session import SessionHeader, interest_hash, responder_nonce
+from recon.replies import implied_counts, part_sizes
+from recon.session import interest_hash
 from recon.varint import pack_counts, pack_pairs_of_bits, pack_varints
-from tests.support.recon_talk import columns_of, index_of
+from tests.recon.vector_content import content
+from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
+from tests.recon.vector_sets import HEADER, INTEREST, UNIVERSES, elements_of, side
+from tests.recon.vector_talks import fetches, root, talks
+from tests.support.recon_talk import columns_of
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "vectors" / "recon.json"
-INTEREST = Interest.make(
-    channels=frozenset({"b", "a/1"}), prefixes=frozenset({"/x/", "a"}), lamport_from=-5
+INTERESTS = (
+    INTEREST,
+    Interest.make(everything=True),
+    Interest.make(everything=True, lamport_from=0, lamport_to=100),
+    Interest.make(channels=frozenset({"", "a", "b", "é"}), prefixes=frozenset({"/x/y"})),
+    Interest.make(channels=frozenset({"c"}), lamport_to=-5),
 )
 
 
-def elements(count: int) -> list[tuple[int, bytes]]:
-    """Made-up elements: every third order is shared by three, ids are visible patterns."""
-    return [
-        ((1 << 63) + place // 3 * 1000, bytes((place * 7 + byte * 13) % 256 for byte in range(32)))
-        for place in range(count)
-    ]
+def interests() -> dict[str, Any]:
+    """Canonical bytes and names, what two have in common, and what is not canonical."""
+    return {
+        "canonical": [
+            {
+                "all": one.everything,
+                "channels": one.channels,
+                "prefixes": one.prefixes,
+                "lamport_from": one.lamport_from,
+                "lamport_to": one.lamport_to,
+                "bytes": one.encode().hex(),
+                "name": interest_hash(one.encode()).hex(),
+            }
+            for one in INTERESTS
+        ],
+        "mutual": [
+            {
+                "ours": one.encode().hex(),
+                "theirs": other.encode().hex(),
+                "mutual": one.intersect(other).encode().hex(),
+                "is_empty": one.intersect(other).is_empty,
+            }
+            for place, one in enumerate(INTERESTS)
+            for other in INTERESTS[place + 1 :]
+        ],
+        "refused": refused_interests(),
+    }
 
 
-def header() -> SessionHeader:
-    """The vectors' session."""
-    nonce = responder_nonce(b"node secret of 32 bytes or more..", b"pair", 19_000)
-    return SessionHeader(bytes(range(16)), nonce, INTEREST.encode())
-
-
-def session() -> list[dict[str, str]]:
-    """All messages of one session."""
-    everything = elements(4000)
-    lacking = (everything[777::1000], everything[123::800])
-    views = [
-        index_of(e for e in everything if e not in some).view(header().key(), None, ALL_ORDERS)
-        for some in lacking
-    ]
-    initiator = Initiator(views[0], header(), seed=1)
-    said = []
-    while (request := initiator.next_request()) is not None:
-        response = respond(views[1], request.message)
-        initiator.receive(request.request_id, response)
-        raws = (request.message.SerializeToString(), response.SerializeToString())
-        said.append({"request": raws[0].hex(), "response": raws[1].hex()})
-    return said
-
-
-def hashes() -> list[dict[str, str | int]]:
-    """Hashes and short ids of some elements."""
-    orders, ids = columns_of(elements(4))
-    low, high = ElementHasher(header().key()).lanes(orders, ids)
-    return [
+def hashes() -> dict[str, Any]:
+    """Hashes and short ids of some elements, and their summary."""
+    orders, ids = columns_of(elements_of(side("many", 4)))
+    low, high = ElementHasher(HEADER.key()).lanes(orders, ids)
+    rows = [
         {
             "order": str(order),
             "id": raw.tobytes().hex(),
@@ -71,45 +78,68 @@ def hashes() -> list[dict[str, str | int]]:
             orders.tolist(), ids, low.tolist(), high.tolist(), short_ids_of(low), strict=True
         )
     ]
+    sums = (sum(lane.tolist()) % 2**64 for lane in (low, high))
+    return {"elements": rows, "count": len(rows), "hash": summary_hash(*sums, len(rows)).hex()}
 
 
-def vectors() -> dict[str, object]:
-    """Everything in the file."""
-    rows = hashes()
-    low, high = (sum(int(row[lane]) for row in rows) % 2**64 for lane in ("low", "high"))
+def columns() -> dict[str, Any]:
+    """One column of each sort, and the counts that splits imply."""
+    numbers, kinds = [0, 127, 128, 2**64 - 1], [0, 1, 2, 3, 2]
+    counts = [250, 251, 250, 0, 1 << 20]
     steps = [0, 1, 96 << 30, 5 << 28, 2**63]
     heads = [0, 0x4100000000000000, 0x4142000000000000, 0x4142430000000000, 0]
-    counts = [250, 251, 250, 0, 1 << 20]
     return {
-        "interest": {
-            "bytes": INTEREST.encode().hex(),
-            "hash": interest_hash(INTEREST.encode()).hex(),
-        },
-        "session": {
-            "initiator_nonce": header().initiator_nonce.hex(),
-            "responder_nonce": header().responder_nonce.hex(),
-            "key": header().key().raw.hex(),
-        },
-        "elements": rows,
-        "summary_of_the_elements": {"count": len(rows), "hash": summary_hash(low, high, 4).hex()},
         "varints": {
-            "numbers": ["0", "127", "128", str(2**64 - 1)],
-            "bytes": pack_varints(np.array([0, 127, 128, 2**64 - 1], np.uint64)).hex(),
+            "numbers": [str(number) for number in numbers],
+            "bytes": pack_varints(np.array(numbers, np.uint64)).hex(),
         },
-        "counts": {"counts": counts, "bytes": pack_counts(np.array(counts, np.int64)).hex()},
-        "kinds": {
-            "kinds": [0, 1, 2, 3, 2],
-            "bytes": pack_pairs_of_bits(np.array([0, 1, 2, 3, 2], np.uint8)).hex(),
-        },
+        "counts": {"counts": counts, "bytes": pack_counts(np.array(counts)).hex()},
+        "kinds": {"kinds": kinds, "bytes": pack_pairs_of_bits(np.array(kinds, np.uint8)).hex()},
         "bounds": {
             "steps": [str(step) for step in steps],
             "heads": [f"{head:016x}" for head in heads],
             "bytes": pack_bounds(np.array(steps, np.uint64), np.array(heads, np.uint64)).hex(),
         },
-        "conversation": session(),
+        "implied_counts": [
+            {"count": count, "parts": parts, "phase": phase, "counts": _implied(*case)}
+            for case in ((4, 64, 0), (9, 4, 64), (9, 4, 128), (1000, 7, 13))
+            for count, parts, phase in (case,)
+        ],
     }
 
 
+def _implied(count: int, parts: int, phase: int) -> list[int]:
+    counts = np.array([count])
+    return implied_counts(counts, part_sizes(counts, parts), phase).tolist()
+
+
+def vectors() -> dict[str, Any]:
+    """Everything in the file."""
+    said = talks()
+    return {
+        "interests": interests(),
+        "session": {
+            "initiator_nonce": HEADER.initiator_nonce.hex(),
+            "responder_nonce": HEADER.responder_nonce.hex(),
+            "interest": HEADER.interest.hex(),
+            "key": HEADER.key().raw.hex(),
+        },
+        "summary": hashes(),
+        "columns": columns(),
+        "universes": UNIVERSES,
+        "talks": said,
+        "fetches": fetches(),
+        "idle_root": root(),
+        "content": content(),
+        "refused_requests": refused_requests(),
+        "refused_responses": {"to": said[0]["name"], "responses": refused_responses(said[0])},
+    }
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
-    PATH.parent.mkdir(parents=True, exist_ok=True)
-    PATH.write_text(json.dumps(vectors(), indent=1) + "\n")
+    PATH.write_text(text(), encoding="utf-8")
