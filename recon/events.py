@@ -34,7 +34,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class InSync:
-    """These ranges are proved equal, by summary or by list; `count` elements in all."""
+    """These ranges are proved equal, by summary or by list; `count` elements in all.
+
+    Where all that we hold is so, and nothing is needed, both sides are equal. Ranges may be left
+    out of which there is nothing to tell: a list that names an element twice proves nothing.
+    """
 
     ranges: RangeColumns
     count: int

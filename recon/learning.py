@@ -98,23 +98,15 @@ class Learning:
 
     def _lacking(self, reply: Reply) -> None:
         """Answers with a count alone: we said that we hold nothing there."""
-        told = (reply.kinds == COUNT).nonzero()[0]
-        if not len(told):
-            return
-        ranges = self._work.ranges
+        told = ((reply.kinds == COUNT) & (reply.counts > 0)).nonzero()[0]
         # What we took in since we asked is known to the peer or will be found next time.
-        some = reply.counts[told] > 0
-        if self._work.counts[told[some]].any():
+        if self._work.counts[told].any():
             raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
-        self._need_whole(ranges.take(told[some]), reply.counts[told[some]])
-        none = told[~some]
-        where = self._view.locate(ranges.take(none))
-        _, _, rows = self._view.members(where)
-        self._have(rows)
-        self._settle(ranges.take(none), self._view.counts(where), RangeState.IN_SYNC)
+        self._need_whole(self._work.ranges.take(told), reply.counts[told])
 
     def _listed(self, reply: Reply) -> None:
-        lists = (reply.kinds == LIST).nonzero()[0]
+        is_empty_list = (reply.kinds == COUNT) & (reply.counts == 0)
+        lists = ((reply.kinds == LIST) | is_empty_list).nonzero()[0]
         if not len(lists):
             return
         ranges, counts = self._work.ranges.take(lists), reply.counts[lists]
@@ -132,9 +124,10 @@ class Learning:
         sizes = np.maximum(counts, found.counts)
         self._settle(ranges.take(lacking), sizes[lacking], RangeState.DONT_HAVE)
         self._settle(ranges.take(found.equal), sizes[found.equal], RangeState.IN_SYNC)
-        sent = ~(lacking | found.equal)
-        if sent.any():  # nothing to fetch there; what we send makes it equal
-            self._out.settled.append(Stretch(ranges.take(sent), sizes[sent], RangeState.IN_SYNC))
+        # Nothing to fetch in the rest: what we send makes it equal, or a short id was listed twice.
+        rest = ~(lacking | found.equal)
+        if rest.any():
+            self._out.settled.append(Stretch(ranges.take(rest), sizes[rest], RangeState.IN_SYNC))
 
     def _split(self, reply: Reply, tiles: Tiles, phase: int) -> Work:
         parents = (reply.kinds == SPLIT).nonzero()[0]

@@ -27,7 +27,7 @@ class Matched:
     have_rows: U32  # our elements that the peer lacks
     need_owner: I64  # i64[k] ascending: ranges of the short ids we lack
     need_short_ids: U8  # u8[k, 6]
-    equal: Mask  # bool[m]: nothing differs
+    equal: Mask  # bool[m]: nothing differs, and both sides count the same
     counts: I64  # i64[m]: our elements
 
 
@@ -62,21 +62,23 @@ def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> M
     ranges = np.arange(len(listed_counts), dtype=np.uint64) << RANGE_SHIFT
     owner, lanes, rows = view.members(where)
     ours = names_of(lanes) | ranges[owner]
-    theirs = np.sort(names | np.repeat(ranges, listed_counts))
-    theirs = theirs[np.concatenate((np.ones(1, bool), theirs[1:] != theirs[:-1]))[: len(theirs)]]
+    theirs = _distinct(names | np.repeat(ranges, listed_counts))
     needed = theirs[~contains(np.sort(ours), theirs)]
     have = np.flatnonzero(~contains(theirs, ours))
     need_owner = (needed >> RANGE_SHIFT).astype(np.int64)
-    equal = np.ones(len(listed_counts), bool)
+    counts = np.bincount(owner, minlength=len(listed_counts))
+    equal = counts == listed_counts  # or one that we hold is listed twice
     equal[need_owner] = False
     equal[owner[have]] = False
-    return Matched(
-        rows[have],
-        need_owner,
-        short_ids_of_names(needed & _NAME_MASK),
-        equal,
-        np.bincount(owner, minlength=len(listed_counts)),
-    )
+    return Matched(rows[have], need_owner, short_ids_of_names(needed & _NAME_MASK), equal, counts)
+
+
+def _distinct(names: U64) -> U64:
+    """`np.unique`, in a third of the time: that one hashes before it sorts."""
+    names = np.sort(names)
+    firsts = np.ones(len(names), bool)
+    firsts[1:] = names[1:] != names[:-1]
+    return names[firsts]
 
 
 def contains(sorted_names: U64, wanted: U64) -> Mask:

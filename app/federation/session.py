@@ -30,7 +30,7 @@ from app.federation.report import (
 )
 from app.federation.transport import PeerTransport
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Event, Expired, Fault, Have, Need, Unsupported
+from recon.events import Busy, Event, Expired, Fault, Have, InSync, Need, Unsupported
 from recon.initiator import Initiator, OutgoingRequest
 from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
@@ -128,6 +128,7 @@ class _Session:
         self.progress = progress
         self.missing_here = 0
         self.missing_there = 0
+        self.in_sync_count = 0
         self.elements_count = 0
         self.unserved_count = 0
         self.proof: Proof | None = None
@@ -178,7 +179,7 @@ class _Session:
     async def _reconcile(self, header: SessionHeader, mutual: Interest) -> None:
         await self._local.index.catch_up()
         view = self._local.index.view(header.key(), mutual)
-        compared = proof_of(self._local, mutual, view)
+        compared, self.in_sync_count = proof_of(self._local, mutual, view), 0
         length = len(self._local.index.elements)
         initiator = Initiator(
             view,
@@ -199,7 +200,7 @@ class _Session:
         await moves.settle_orphans()
         self._memory.index_length = length
         self.unserved_count = max(moves.offered_count - moves.served_count, 0)
-        if not (self.missing_here or self.missing_there):
+        if self.in_sync_count == compared.elements_count and not self.missing_here:
             self.proof = compared
         elif self.sends and not (self.progress.entries_refused or self.progress.claims_refused):
             self.proof = await compare_everything(self._local, self._exchange, header, mutual)
@@ -280,6 +281,8 @@ class _Streams:
             self._session.missing_here += event.count
             if self._session.fetches:
                 self._moves.add_need(event)
+        elif isinstance(event, InSync):
+            self._session.in_sync_count += event.count
         elif isinstance(event, Fault):
             raise event.error
         elif isinstance(event, Expired):

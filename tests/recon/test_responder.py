@@ -10,7 +10,7 @@ import pytest
 
 from recon.codec import Asks, pack_asks, unpack_asks
 from recon.errors import RemoteProtocolError
-from recon.events import Done, Fault, Have, Need
+from recon.events import Done, Fault, Have, InSync, Need
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.ranges import END, START, WHOLE, Bound, Range, RangeColumns
@@ -78,6 +78,7 @@ def test_what_came_to_us_after_we_said_nothing_is_still_sent_when_they_hold_noth
     events = full.receive(flying.request_id, ReconResponse(version=1, answers=answers))
     have = set().union(*(set_of(e.orders, e.ids) for e in events if isinstance(e, Have)))
     assert have == set(ELEMENTS)
+    assert not any(isinstance(event, InSync) for event in events)
     assert isinstance(events[-1], Done)
 
 
@@ -182,6 +183,20 @@ def test_repeated_short_ids_are_needed_once() -> None:
     events = initiator.receive(request.request_id, response)
     assert count > 1
     assert [event.count for event in events if isinstance(event, Need)] == [1]
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_list_proves_equality_only_if_it_names_each_element_once(times: int) -> None:
+    view = view_of(ELEMENTS[:1])
+    initiator = Initiator(view, HEADER)
+    request = initiator.next_request()
+    assert request is not None
+    name = view.short_ids(*view.elements(WHOLE)).tobytes()
+    counts = pack_varints(np.array([2 * times], np.uint64))
+    answers = Answers(answered=1, kinds=bytes([LIST]), counts=counts, short_ids=name * times)
+    events = initiator.receive(request.request_id, ReconResponse(version=1, answers=answers))
+    kinds = [InSync, Done] if times == 1 else [Done]
+    assert [type(event) for event in events] == kinds
 
 
 def test_a_responder_with_small_frames_is_served_with_ever_shorter_lists() -> None:

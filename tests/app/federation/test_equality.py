@@ -17,6 +17,7 @@ from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from recon.interest import Interest
+from recon.limits import SHORT_ID_BYTES
 from recon.varint import pack_counts, unpack_counts
 from sdstore.client import StoreClient
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
@@ -141,6 +142,25 @@ def test_a_peer_that_hides_an_element_of_a_range_we_lack_proves_nothing(tmp_path
             assert (await sync(one, peer, memory)).proved
             assert "root" not in kinds(peer)
             assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_a_peer_that_lists_one_element_twice_instead_of_another_proves_nothing(
+    tmp_path: Path,
+) -> None:
+    def repeating(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        first = response.answers.short_ids[:SHORT_ID_BYTES]
+        response.answers.short_ids = first * (len(response.answers.short_ids) // SHORT_ID_BYTES)
+        return response
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, MESSAGES[:1])
+            await publish(two, MESSAGES[:2])
+            report = await sync(one, InProcessPeer(two, repeating), PeerMemory())
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, False)
+            assert (report.missing_here, report.missing_there) == (0, 0)
 
     run(scenario())
 
