@@ -157,12 +157,17 @@ class Initiator:
     def receive(
         self, request_id: int, response: ReconResponse, elapsed_s: float = 0.0
     ) -> list[Event]:
-        """Events of one answer. Any but `Have`, `Need` and `InSync` ends the session."""
+        """Events of one answer. Any but `Have`, `Need` and `InSync` ends the session.
+
+        What was still in flight when it ended has no events.
+        """
         flying = self._landed(request_id)
+        if self._over:
+            return []
         self._budget.bytes += response.ByteSize()
         try:
-            events = self._take(flying, response)
             self._budget.check(len(self._view), elapsed_s)
+            events = self._take(flying, response)
         except RemoteProtocolError as error:
             self._over = True
             return [Fault(error)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.columns import F64, I64, U32
+from recon.columns import F64, I64, U8, U32, Mask
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
 from recon.events import Event, Have, InSync, Need
@@ -22,8 +22,11 @@ from recon.progress import RangeState, Stretch
 from recon.ranges import RangeColumns
 from recon.replies import COUNT, EQUAL, LIST, SPLIT, Reply, Tiles, tile, unpack_tiles
 from recon.view import Places, View
-from recon.worklist import Work, join_lists
+from recon.worklist import Work, join_lists, join_ranges
 from sdstore.wire.recon_pb2 import Answers
+
+_WHOLE_COUNT = 1 << 14  # elements of a need without names: some are fetched side by side
+_WHOLE_NEEDS = 1 << 10  # about so many at most of ranges that touch, whatever counts are claimed
 
 
 class Asked(NamedTuple):
@@ -51,6 +54,26 @@ class Learned:
     events: list[Event] = field(default_factory=list)
     peer_parts: int = 0
     list_cap: int = 0
+
+
+class _Compared(NamedTuple):
+    """Parts of splits: the split of each, where it lies, both counts, our hash, and if all agree."""
+
+    owner: I64
+    ranges: RangeColumns
+    where: Places
+    ours: I64
+    theirs: I64
+    hashes: U8
+    equal: Mask
+
+    def work(self, which: I64, depths: I64) -> Work:
+        """Some of the parts, to be asked about; `depths`: of the splits' parts."""
+        ours = self.ours[which]
+        sizes = np.maximum(ours, self.theirs[which])
+        listed = np.zeros(len(which), bool)
+        ranges, owner = self.ranges.take(which), self.owner[which]
+        return Work(ranges, listed, depths[owner], sizes, ours, self.hashes[which])
 
 
 class Learning:
@@ -92,6 +115,10 @@ class Learning:
 
     def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
         """Ranges of which we hold nothing: fetched without naming their elements."""
+        if not len(ranges):
+            return
+        cap = max(_WHOLE_COUNT, int(counts.sum()) // _WHOLE_NEEDS)
+        ranges, counts = join_ranges(ranges, counts, cap)
         pairs = zip(ranges, counts.tolist(), strict=True)
         self._out.events += [Need(span, None, count) for span, count in pairs]
         self._settle(ranges, counts, RangeState.DONT_HAVE)
@@ -136,24 +163,29 @@ class Learning:
         depths = self._work.depths[parents] + 1
         if int(depths.max()) > self._depth_max:
             raise RemoteProtocolError("depth", f"more than {self._depth_max} splits deep")
-        refused = reply.counts[parents[self._work.listed[parents]]]
+        self._lower_cap(reply.counts[parents[self._work.listed[parents]]])
+        parts = self._compared(reply, tiles)
+        equal, lacking = parts.equal, ~parts.equal & (parts.ours == 0)
+        self._settle(parts.ranges.take(equal), parts.ours[equal], RangeState.IN_SYNC)
+        self._need_whole(parts.ranges.take(lacking), parts.theirs[lacking])
+        expected = differences(parts.owner, reply.parts.sizes, parts.ours, parts.theirs, ~equal)
+        # What we lack tells how much differs around it, but there is nothing to plan in it.
+        expected = expected[~lacking[~equal]]
+        open_ = (~equal & ~lacking).nonzero()[0]
+        return self._planned(parts.work(open_, depths), parts.where.take(open_), expected, phase)
+
+    def _lower_cap(self, refused: I64) -> None:
+        """Ask for lists of half the length that was refused, if that is shorter than now."""
         cap = min(self._out.list_cap, int(refused.min(initial=LIST_COUNT_MAX)) // 2)
         self._out.list_cap = max(cap, SMALL_COUNT)
+
+    def _compared(self, reply: Reply, tiles: Tiles) -> _Compared:
         owner, ranges = tiles
         where = self._view.locate(ranges)
-        hashes, counts = self._view.summaries(where)
-        equal = (hashes == reply.parts.hashes).all(axis=1) & (counts == reply.parts.counts)
-        self._settle(ranges.take(equal), counts[equal], RangeState.IN_SYNC)
-        lacking = ~equal & (counts == 0)
-        self._need_whole(ranges.take(lacking), reply.parts.counts[lacking])
-        differs = ~equal
-        expected = differences(owner, reply.parts.sizes, counts, reply.parts.counts, differs)
-        open_ = (differs & ~lacking).nonzero()[0]
-        counts = counts[open_]
-        sizes = np.maximum(counts, reply.parts.counts[open_])
-        listed = np.zeros(len(sizes), bool)
-        work = Work(ranges.take(open_), listed, depths[owner[open_]], sizes, counts, hashes[open_])
-        return self._planned(work, where.take(open_), expected[~lacking[differs]], phase)
+        hashes, ours = self._view.summaries(where)
+        theirs = reply.parts.counts
+        equal = (hashes == reply.parts.hashes).all(axis=1) & (ours == theirs)
+        return _Compared(owner, ranges, where, ours, theirs, hashes, equal)
 
     def _planned(self, work: Work, where: Places, expected: F64, phase: int) -> Work:
         if not len(work):

@@ -108,6 +108,16 @@ class RangeColumns:
         touches &= self.upper_heads[:-1] == self.lower_heads[1:]
         return touches
 
+    def joined(self, starts: I64) -> RangeColumns:
+        """One range for each group of neighbours; `starts`, ascending: the first of each."""
+        lasts = np.append(starts[1:], len(self)) - 1
+        return RangeColumns(
+            self.lower_orders[starts],
+            self.lower_heads[starts],
+            self.upper_orders[lasts],
+            self.upper_heads[lasts],
+        )
+
 
 class OrderWindow(NamedTuple):
     """Order values [lower, upper); `upper` None is open."""

@@ -72,21 +72,27 @@ def join_lists(work: Work, list_cap: int) -> Work:
     """
     if not len(work):
         return work
-    joins = np.zeros(len(work), bool)
-    joins[1:] = work.ranges.touches_next() & work.listed[1:] & work.listed[:-1]
+    joins = work.ranges.touches_next() & work.listed[1:] & work.listed[:-1]
     if not joins.any():
         return work
-    starts = (~joins).nonzero()[0]
-    chain = (~joins).cumsum() - 1
-    before = work.sizes.cumsum() - work.sizes
-    fill = (before - before[starts][chain]) // list_cap
-    joins[1:] &= fill[1:] == fill[:-1]
-    starts = (~joins).nonzero()[0]
-    lasts = np.append(starts[1:], len(work)) - 1
-    lower, upper = work.ranges.take(starts), work.ranges.take(lasts)
-    ranges = RangeColumns(
-        lower.lower_orders, lower.lower_heads, upper.upper_orders, upper.upper_heads
-    )
+    starts = _group_starts(joins, work.sizes, list_cap)
     depths = np.maximum.reduceat(work.depths, starts)
     sizes, counts = (np.add.reduceat(column, starts) for column in (work.sizes, work.counts))
-    return Work(ranges, work.listed[starts], depths, sizes, counts, work.hashes[starts])
+    ranges, listed = work.ranges.joined(starts), work.listed[starts]
+    return Work(ranges, listed, depths, sizes, counts, work.hashes[starts])
+
+
+def join_ranges(ranges: RangeColumns, counts: I64, cap: int) -> tuple[RangeColumns, I64]:
+    """Ranges that touch become one, of fewer than `cap` elements plus its last part."""
+    starts = _group_starts(ranges.touches_next(), counts, cap)
+    return ranges.joined(starts), np.add.reduceat(counts, starts)
+
+
+def _group_starts(joins: Mask, sizes: I64, cap: int) -> I64:
+    """The first of each group, where `joins`, bool[n - 1], tells who may join the next."""
+    begins = np.append(True, ~joins)
+    before = sizes.cumsum() - sizes
+    chain = begins.cumsum() - 1
+    fill = (before - before[begins][chain]) // cap
+    begins[1:] |= fill[1:] != fill[:-1]
+    return begins.nonzero()[0]

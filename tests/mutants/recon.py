@@ -22,7 +22,7 @@ FAULTS = [
     _fault("equal hashes suffice", "responder", "(hashes == asks.hashes).all(axis=1) & (counts == asks.counts)", "(hashes == asks.hashes).all(axis=1)", (_T.format("responder"),)),
     _fault("equal counts suffice", "responder", "same = (hashes == asks.hashes).all(axis=1) & (counts", "same = (counts", _SYNC),
     _fault("an empty side is not seen", "responder", "kinds[compared & (asks.counts == 0)] = COUNT", "pass", _SYNC),
-    _fault("parts without ours are not fetched", "learning", "lacking = ~equal & (counts == 0)", "lacking = equal & (counts == 0)", _SYNC),
+    _fault("parts without ours are not fetched", "learning", "~parts.equal & (parts.ours == 0)", "parts.equal & (parts.ours == 0)", _SYNC),
     _fault("the rest of a prefix is dropped", "learning", "rest = self._work.take(slice(answered, None))", "rest = Work.none()", _SYNC),
     _fault("what we have is not told", "learning", "        self._have(found.have_rows)\n", "", _SYNC),
     _fault("what we have where they hold nothing is not told", "learning", "((reply.kinds == LIST) | is_empty_list)", "(reply.kinds == LIST)", (_T.format("responder"),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recon.ranges import Bound, Range, RangeColumns
-from recon.worklist import Work, join_lists
+from recon.worklist import Work, join_lists, join_ranges
 
 
 def work(*rows: tuple[int, int, bool, int]) -> Work:
@@ -45,6 +45,15 @@ def test_joined_lists_stay_about_as_long_as_a_list_may_be() -> None:
     rows = work(*((place, place + 1, True, 10) for place in range(100)))
     joined = join_lists(rows, 50)
     assert joined.sizes.tolist() == [50] * 20
+
+
+def test_ranges_that_touch_join_up_to_a_number_of_elements() -> None:
+    ranges = RangeColumns.of(
+        *(Range(Bound(low), Bound(low + 1)) for low in (0, 1, 2, 3, 5, 6)),
+    )
+    joined, counts = join_ranges(ranges, np.array([3, 4, 4, 1, 2, 2]), 6)
+    assert [(lower.order, upper.order) for lower, upper in joined] == [(0, 2), (2, 4), (5, 7)]
+    assert counts.tolist() == [7, 5, 4]
 
 
 def test_pieces_of_work_are_put_in_sequence() -> None:
