@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from pipeline.columns import CHANNELS
+from pipeline.layout import CHANNELS_FILE
 from pipeline.manifest import FileRecord
 from pipeline.summaries import summaries
-from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

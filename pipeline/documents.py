@@ -8,10 +8,9 @@ import pyarrow as pa
 
 import sdstore.wire
 from pipeline.columns import CHANNELS, CLAIMS, ENTRIES
+from pipeline.layout import PROTO_FILES, README_FILE
 from pipeline.manifest import FileRecord
 from pipeline.publish import write_file
-
-_PROTO_NAMES = ("sds.proto", "sds_raw.proto")
 
 _README = """# A snapshot of SDS messages
 
@@ -48,8 +47,8 @@ hint. `frame_hash` is BLAKE3 of the frame.
 def write_documents(folder: Path) -> tuple[FileRecord, ...]:
     """Write README.md and proto/ into `folder`."""
     protos = _proto_folder()
-    texts = {"README.md": readme().encode()}
-    texts |= {f"proto/{name}": (protos / name).read_bytes() for name in _PROTO_NAMES}
+    texts = {README_FILE: readme().encode()}
+    texts |= {path: (protos / Path(path).name).read_bytes() for path in PROTO_FILES}
     return tuple(write_file(folder, path, text) for path, text in texts.items())
 
 

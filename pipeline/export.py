@@ -19,7 +19,7 @@ from pipeline import manifest as manifests
 from pipeline.channels import write_channels
 from pipeline.database import open_database
 from pipeline.documents import write_documents
-from pipeline.errors import ParentMismatchError
+from pipeline.errors import ParentMismatchError, PipelineError
 from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.manifest import Manifest, Parent, Summary, Watermark
@@ -56,6 +56,7 @@ def export_snapshot(
     with published(target.absolute()) as folder:
         route = Route(url, folder, None if base is None else base.folder, rows_max)
         manifest = _export(spark, store, base, route)
+        manifest.check()
         write_file(folder, manifests.FILE_NAME, manifest.to_bytes())
     return manifest
 
@@ -112,6 +113,8 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
         channels = write_channels(rows, entries.count, folder)
         entries_total = Summary.of(root_of(rows, "digest", entries.count))
         claims_total = Summary.of(root_of(read_claims(spark, folder), "claim_id", claims.count))
+    _require_all_read("entries", entries.count, entries_total.count)
+    _require_all_read("claims", claims.count, claims_total.count)
     return Manifest(
         snapshot_id=token_hex(16),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -129,3 +132,10 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
         documents=write_documents(folder),
         bytes_written=entries.bytes_written + claims.bytes_written,
     )
+
+
+def _require_all_read(what: str, written: int, found: int) -> None:
+    if found != written:
+        raise PipelineError(
+            f"of {written} {what} that were written {found} are there: do all workers share the folder?"
+        )

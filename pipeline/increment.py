@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pipeline.cluster import on_cluster
 from pipeline.database import Database, open_database
-from pipeline.manifest import ClaimRange, EntryRange, Summary
+from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.plan import merged_tail
-from pipeline.publish import share_file
+from pipeline.publish import record_of, share_file
 from pipeline.roots import root
 from pipeline.scan import Scan
 from pipeline.tables import write_claims, write_entries
@@ -88,12 +88,15 @@ def export_table(
 
     `parent_ranges` is empty without a parent; rows above the last of them are new.
     """
-    unchanged, changed = _compare(spark, table, route.url, scan, parent_ranges)
+    unchanged, changed = _compare(spark, table, route, scan, parent_ranges)
     read_up_to = max((each.last for each in parent_ranges), default=-1)
     with open_database(route.url) as database:
         new = table.partitions(database, scan.of_seq(read_up_to + 1, scan.seq.last), route.rows_max)
     # Several new ranges are full ones but the last, and what follows a full range is not merged.
-    tail = merged_tail(unchanged, new[0][1], route.rows_max) if len(new) == 1 else []
+    # Nor is what lies before a range that is written again: the file would span that one.
+    last_changed = max((each.last for each in changed), default=-1)
+    end = [each for each in unchanged if each.first > last_changed]
+    tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
     kept = unchanged[: len(unchanged) - len(tail)]
     tasks = [[_part(scan, each)] for each in changed] + [[part] for part, _ in new]
     if tail:
@@ -110,25 +113,30 @@ def export_table(
 
 
 def _compare(
-    spark: SparkSession, table: Table, url: str, scan: Scan, ranges: Sequence[_AnyRange]
+    spark: SparkSession, table: Table, route: Route, scan: Scan, ranges: Sequence[_AnyRange]
 ) -> tuple[list[_AnyRange], list[_AnyRange]]:
-    """(unchanged, changed) of `ranges`, by count and root."""
-    work = partial(_state, table, url)
-    parts = [_part(scan, each) for each in ranges]
-    states = on_cluster(spark, f"Compare the {table.name} with the parent", work, parts)
+    """(unchanged, changed) of `ranges`."""
+    work = partial(_is_unchanged, table, route, scan)
+    states = on_cluster(spark, f"Compare the {table.name} with the parent", work, ranges)
     unchanged: list[_AnyRange] = []
     changed: list[_AnyRange] = []
-    for each, state in zip(ranges, states, strict=True):
-        same = state == (Summary(each.count, each.root), getattr(each, "frame_bytes", 0))
-        (unchanged if same else changed).append(each)
+    for each, is_unchanged in zip(ranges, states, strict=True):
+        (unchanged if is_unchanged else changed).append(each)
     return unchanged, changed
 
 
-def _state(table: Table, url: str, scan: Scan) -> tuple[Summary, int]:
-    """What the store holds of `scan` now: (count, root), and the bytes of frames."""
-    with open_database(url) as database:
-        elements, frame_bytes = table.elements(database, scan)
-    return Summary.of((len(elements), root(elements))), frame_bytes
+def _is_unchanged(table: Table, route: Route, scan: Scan, each: _AnyRange) -> bool:
+    """Whether the store still holds what the parent's file was made of, and that file is whole."""
+    assert route.parent is not None  # noqa: S101 - there are no ranges without one
+    with open_database(route.url) as database:
+        elements, frame_bytes = table.elements(database, _part(scan, each))
+    state = (len(elements), root(elements).hex(), frame_bytes)
+    if state != (each.count, each.root, getattr(each, "frame_bytes", 0)):
+        return False
+    try:
+        return record_of(route.parent, each.file.path) == each.file
+    except OSError:
+        return False
 
 
 def _part(scan: Scan, each: _AnyRange) -> Scan:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from blake3 import blake3
 
 from pipeline.errors import ManifestError
+from pipeline.layout import CHANNELS_FILE, PROTO_FILES, README_FILE, claims_path, entries_path
 
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 1
 MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
+_OTHER_FILES = {CHANNELS_FILE, README_FILE, *PROTO_FILES}
 _SEAL = ',\n "manifest_digest": "'
 
 
@@ -146,11 +149,30 @@ class Manifest:
             _check_version(members)
             del members["manifest_digest"]
             manifest = cls(**_nested(members))
+            if manifest.to_bytes() != raw:
+                raise ManifestError("the manifest is damaged: it does not match its own digest")
+            manifest.check()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ManifestError(f"the manifest is damaged: {error}") from error
-        if manifest.to_bytes() != raw:
-            raise ManifestError("the manifest is damaged: it does not match its own digest")
         return manifest
+
+    def check(self) -> None:
+        """Raises ManifestError where it contradicts itself, or names files that are none of its own."""
+        entries = sum(each.count for each in self.entry_ranges)
+        claims = sum(each.count for each in self.claim_ranges)
+        if (entries, claims) != (self.entries.count, self.claims.count):
+            raise ManifestError("the ranges do not add up to the totals")
+        read_up_to: dict[str, int] = {}
+        ranges: tuple[EntryRange | ClaimRange, ...] = (*self.entry_ranges, *self.claim_ranges)
+        for each in ranges:
+            _check_range(each)
+            day = each.day if isinstance(each, EntryRange) else ""
+            if each.first <= read_up_to.get(day, -1):
+                raise ManifestError(f"{each.file.path} overlaps the range before it")
+            read_up_to[day] = each.last
+        for record in (self.channels, *self.documents):
+            if record.path not in _OTHER_FILES:
+                raise ManifestError(f"{record.path} is no file of a snapshot")
 
 
 def load(snapshot: Path) -> Manifest:
@@ -171,6 +193,17 @@ def _check_version(members: dict[str, Any]) -> None:
         raise ManifestError(f"not a snapshot but {members['format']!r}")
     if members["schema_version"] != SCHEMA_VERSION:
         raise ManifestError(f"schema version {members['schema_version']} is not known here")
+
+
+def _check_range(each: EntryRange | ClaimRange) -> None:
+    if isinstance(each, EntryRange):
+        path = entries_path(date.fromisoformat(each.day).isoformat(), each.first, each.last)
+    else:
+        path = claims_path(each.first, each.last)
+    if each.file.path != path:
+        raise ManifestError(f"{each.file.path} is not the file of its range")
+    if not (each.first <= each.last and each.count > 0):
+        raise ManifestError(f"{path} has no rows")
 
 
 def _nested(members: dict[str, Any]) -> dict[str, Any]:

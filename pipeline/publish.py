@@ -77,6 +77,12 @@ def write_file(root: Path, path: str, content: bytes | memoryview) -> FileRecord
     return FileRecord(path, len(content), blake3(content).hexdigest())
 
 
+def record_of(root: Path, path: str) -> FileRecord:
+    """What the record of the file `root`/`path` would be, as it lies there."""
+    file = root / path
+    return FileRecord(path, file.stat().st_size, blake3().update_mmap(file).hexdigest())
+
+
 def share_file(source: Path, target: Path, path: str) -> bool:
     """Give snapshot `target` the file `path` of snapshot `source`; False if it had to be copied."""
     destination = target / path

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType, StructField, StructType
 
 from pipeline.columns import CHANNELS, CLAIMS, ENTRIES
-from pipeline.tables import CHANNELS_FILE, CLAIMS_FOLDER, ENTRIES_FOLDER
+from pipeline.layout import CHANNELS_FILE, CLAIMS_FOLDER, ENTRIES_FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

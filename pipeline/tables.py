@@ -13,15 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.layout import claims_path, entries_path
 from pipeline.limits import RANGE_BYTES
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.publish import write_file
 from pipeline.roots import digest_array, root
 
 LOG_ORDER = ("channel_id", "lamport_timestamp", "message_id", "digest")
-ENTRIES_FOLDER = "entries"
-CLAIMS_FOLDER = "claims"
-CHANNELS_FILE = "channels.parquet"
 
 _ROW_GROUP_ROWS = 8_192  # the least that a reader of one channel has to read of a file
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
@@ -59,7 +57,7 @@ def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
     seqs = pc.min_max(table["seq"]).as_py()
     table = table.sort_by([(name, "ascending") for name in LOG_ORDER])
     lamports = pc.min_max(table["lamport_timestamp"]).as_py()
-    path = f"{ENTRIES_FOLDER}/day={day}/{seqs['min']:019d}-{seqs['max']:019d}.parquet"
+    path = entries_path(day, seqs["min"], seqs["max"])
     return EntryRange(
         day=day,
         first=seqs["min"],
@@ -81,7 +79,7 @@ def write_claims(
     """Write `batches` of claims (in the order of their numbers) as files; their ranges."""
     for table in _portions(batches, rows_max):
         numbers = pc.min_max(table["claim_no"]).as_py()
-        path = f"{CLAIMS_FOLDER}/{numbers['min']:019d}-{numbers['max']:019d}.parquet"
+        path = claims_path(numbers["min"], numbers["max"])
         yield ClaimRange(
             first=numbers["min"],
             last=numbers["max"],

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blake3 import blake3
 from pyspark.sql import functions as f
 
 from pipeline import manifest as manifests
@@ -17,12 +16,13 @@ from pipeline.check_file import FileCheck, check_file
 from pipeline.cluster import on_cluster
 from pipeline.columns import CHANNELS
 from pipeline.findings import Fault, Finding
+from pipeline.layout import CHANNELS_FILE
 from pipeline.live import compare_with_node
-from pipeline.manifest import FileRecord, Manifest, Summary
+from pipeline.manifest import Manifest, Summary
 from pipeline.progress import step
+from pipeline.publish import record_of
 from pipeline.snapshot import read_channels, read_claims, read_entries
 from pipeline.summaries import root_of
-from pipeline.tables import CHANNELS_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
         path = snapshot / record.path
         if not path.is_file():
             yield Finding(Fault.MISSING_FILE, record.path, "the file is not there")
-        elif FileRecord(record.path, path.stat().st_size, _digest_of(path)) != record:
+        elif record_of(snapshot, record.path) != record:
             detail = "the bytes are not those that were exported"
             yield Finding(Fault.DAMAGED_FILE, record.path, detail)
     listed = {record.path for record in manifest.files()} | {manifests.FILE_NAME}
@@ -74,10 +74,6 @@ def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
         name = path.relative_to(snapshot).as_posix()
         if path.is_file() and name not in listed:
             yield Finding(Fault.UNLISTED_FILE, name, "the manifest does not know the file")
-
-
-def _digest_of(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
 
 
 def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from pipeline import java
 from pipeline.database import open_database, shown
 from pipeline.documents import readme
 from pipeline.errors import DatabaseError, ManifestError, PublishError
+from pipeline.layout import entries_path
 from pipeline.lineage import list_snapshots, prune_snapshots
 from pipeline.manifest import (
     EntryRange,
@@ -40,10 +41,9 @@ from pipeline.roots import digest_array, root
 
 
 def entry_range(first: int, count: int, day: str = "2026-01-01") -> EntryRange:
-    file = FileRecord(f"entries/day={day}/{first}.parquet", count * 100, "00" * 32)
-    return EntryRange(
-        day, first, first + count - 1, count, "11" * 32, count * 80, "a", "b", 1, 2, file
-    )
+    last = first + count - 1
+    file = FileRecord(entries_path(day, first, last), count * 100, "00" * 32)
+    return EntryRange(day, first, last, count, "11" * 32, count * 80, "a", "b", 1, 2, file)
 
 
 MANIFEST = Manifest(
@@ -95,6 +95,31 @@ def test_a_manifest_of_a_later_version_is_refused(tmp_path: Path) -> None:
         Manifest.from_bytes(replace(MANIFEST, schema_version=2).to_bytes())
     with pytest.raises(ManifestError, match="is not a snapshot"):
         load(tmp_path)
+
+
+def with_path(path: str) -> Manifest:
+    """A manifest whose only file of entries lies at `path`."""
+    [each] = MANIFEST.entry_ranges
+    return replace(MANIFEST, entry_ranges=(replace(each, file=replace(each.file, path=path)),))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        with_path("/etc/passwd"),
+        with_path("entries/day=2026-01-01/../../../secret.parquet"),
+        with_path(entries_path("2026-01-02", 1, 9)),
+        replace(MANIFEST, channels=replace(MANIFEST.channels, path="../channels.parquet")),
+        replace(MANIFEST, documents=(FileRecord("run.sh", 1, "00" * 32),)),
+        replace(MANIFEST, entry_ranges=(entry_range(1, 9, "../.."),)),
+        replace(MANIFEST, entries=Summary(8, "22" * 32)),
+        replace(MANIFEST, entry_ranges=(entry_range(1, 5), entry_range(5, 4))),
+        replace(MANIFEST, entry_ranges=(entry_range(1, 9), entry_range(10, 0))),
+    ],
+)
+def test_a_sealed_manifest_that_contradicts_itself_is_refused(lie: Manifest) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_bytes(lie.to_bytes())
 
 
 def test_many_small_exports_make_few_files_and_rewrite_little() -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as f
 
+from pipeline import export, increment
 from pipeline import manifest as manifests
 from pipeline.diff import diff
-from pipeline.errors import ParentMismatchError, PublishError
+from pipeline.errors import ParentMismatchError, PipelineError, PublishError
 from pipeline.export import export_snapshot
 from pipeline.findings import Fault
+from pipeline.increment import Exported
 from pipeline.manifest import FileRecord, Manifest, Summary
 from pipeline.publish import write_file
 from pipeline.restore import restore_snapshot
@@ -48,7 +50,9 @@ def forged(snapshot: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -
         root=root(digest_array(table["digest"])).hex(),
         file=write_file(copy, victim.file.path, parquet_bytes(table)),
     )
-    seal(copy, replace(manifest, entry_ranges=(lie, *manifest.entry_ranges[1:])))
+    count = manifest.entries.count + lie.count - victim.count
+    total = replace(manifest.entries, count=count)
+    seal(copy, replace(manifest, entries=total, entry_ranges=(lie, *manifest.entry_ranges[1:])))
     return victim.file.path
 
 
@@ -165,6 +169,22 @@ def test_one_channel_is_exported_alone_and_days_are_folders(
         export_snapshot(spark, store_url, tmp_path / "all", parent=tmp_path / "one")
     with pytest.raises(PublishError):
         export_snapshot(spark, store_url, tmp_path / "one")
+
+
+def test_an_export_fails_where_not_all_that_was_written_is_there(
+    spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster whose workers each have a folder of that name."""
+
+    def export_elsewhere(*arguments: Any) -> Exported:
+        made = increment.export_table(*arguments)
+        shutil.rmtree(arguments[2].folder / Path(made.ranges[-1].file.path).parent)
+        return made
+
+    monkeypatch.setattr(export, "export_table", export_elsewhere)
+    with pytest.raises(PipelineError, match="do all workers share the folder"):
+        export_snapshot(spark, store_url, tmp_path / "here")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_store_has_a_snapshot_too(spark: SparkSession, tmp_path: Path) -> None:

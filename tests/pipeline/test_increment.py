@@ -1,0 +1,102 @@
+"""What an export shares with its parent and what it writes again, without Spark."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from pipeline import increment
+from pipeline.errors import ManifestError
+from pipeline.increment import ENTRIES_TABLE, Exported, Route, export_table
+from pipeline.manifest import Manifest, Summary
+from pipeline.scan import Interval, Scan
+from tests.pipeline.test_parts import MANIFEST
+from tests.support.snapshots import conversation, fill_store
+
+ROWS_MAX = 1_000
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(_: Any, __: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [work(item) for item in items]
+
+    monkeypatch.setattr(increment, "on_cluster", here)
+
+
+class Chain:
+    """A store that grows, and snapshots of its entries, each the parent of the next."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "sdstore.db"
+        self.url = f"sqlite:///{self.path}"
+        self.messages = conversation(seed=1)
+        self.folders: list[Path] = []
+        self.ranges: tuple[Any, ...] = ()
+        self.count = 0
+
+    def grow(self, count: int) -> Exported:
+        """Export after `count` more messages."""
+        fill_store(self.url, self.messages, count)
+        self.count += count
+        parent = self.folders[-1] if self.folders else None
+        self.folders.append(self.path.with_name(f"{len(self.folders)}"))
+        route = Route(self.url, self.folders[-1], parent, ROWS_MAX)
+        scan = Scan(seq=Interval(0, self.count))
+        made = export_table(Mock(), ENTRIES_TABLE, route, scan, self.ranges)
+        self.ranges = made.ranges
+        return made
+
+    def manifest(self) -> Manifest:
+        count = sum(each.count for each in self.ranges)
+        return replace(MANIFEST, entries=Summary(count, ""), entry_ranges=self.ranges)
+
+    def bounds(self) -> list[tuple[int, int, int]]:
+        return [(each.first, each.last, each.count) for each in self.ranges]
+
+
+def test_no_file_spans_a_range_that_is_written_again(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.grow(100)
+    chain.grow(30)
+    assert chain.bounds() == [(1, 100, 100), (101, 130, 30)]
+    with closing(sqlite3.connect(chain.path)) as connection, connection:
+        connection.execute("UPDATE messages SET frame_bytes = 0 WHERE seq = 110")
+        connection.execute("DELETE FROM frames WHERE seq = 110")
+    chain.grow(60)
+    assert chain.bounds() == [(1, 100, 100), (101, 130, 30), (131, 190, 60)]
+    chain.manifest().check()
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"rotten")])
+def test_a_file_of_the_parent_that_is_gone_or_rotten_is_written_again(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    chain = Chain(tmp_path)
+    chain.grow(100)
+    chain.grow(10)
+    before = chain.ranges
+    assert chain.grow(0).bytes_written == 0
+    change(chain.folders[-1] / before[0].file.path)
+    assert chain.grow(0).bytes_written == before[0].file.bytes
+    assert chain.ranges == before
+    for each in before:
+        assert (chain.folders[-1] / each.file.path).stat().st_size == each.file.bytes
+
+
+def test_a_manifest_whose_ranges_overlap_is_refused(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.grow(100)
+    chain.grow(20)
+    first, second = chain.ranges
+    file = replace(second.file, path=second.file.path.replace(f"{101:019d}", f"{100:019d}"))
+    chain.ranges = first, replace(second, first=100, file=file)
+    with pytest.raises(ManifestError, match="overlaps"):
+        chain.manifest().check()
