@@ -172,6 +172,25 @@ def report(
     return Exit.DONE
 
 
+@snapshot.command()
+def logs(
+    folder: Folder,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")],
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """The place of every message in the log of its channel, as Parquet."""
+    with opened(master, folder, target=out) as spark:
+        from pipeline.ordering import write_logs
+
+        rows_count = write_logs(spark, folder, out)
+    if as_json:
+        print_json({"folder": str(out), "rows": rows_count})
+    else:
+        _say(f"{out}: {counted(rows_count, 'message', 'messages')}")
+    return Exit.DONE
+
+
 @snapshot.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> int:
     """The snapshots in a folder, the oldest first, each with its parent."""

@@ -6,17 +6,36 @@ Spark compares strings and binaries byte by byte, as unsigned numbers, which is 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
+from pipeline import manifest as manifests
+from pipeline.progress import step
+from pipeline.publish import published
+from pipeline.snapshot import read_entries
 from pipeline.tables import LOG_ORDER
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _PART = "_part"
+
+
+def write_logs(spark: SparkSession, snapshot: Path, out: Path) -> int:
+    """Make the folder `out` of Parquet files with the log order, `position` and `seq` of every entry.
+
+    Files and their rows are sorted by channel and position. Returns how many rows there are.
+    Raises ManifestError, and PublishError if `out` exists.
+    """
+    rows_count = manifests.load(snapshot).entries.count
+    entries = read_entries(spark, snapshot).select(*LOG_ORDER, "seq")
+    with published(out.absolute()) as folder, step(spark, "Order logs"):
+        ordered = log_positions(entries).sort("channel_id", "position")
+        ordered.write.mode("append").parquet(str(folder))
+    return rows_count
 
 
 def log_positions(entries: DataFrame) -> DataFrame:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.postgres_server import running_postgres
 from pipeline.diff import diff
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
@@ -21,7 +18,6 @@ from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem
 from tests.support.server import running_node
 from tests.support.snapshots import conversation
-from tests.support.stores import PostgresStores, SqliteStores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,17 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PAUSE_S = 0.1  # between batches: the store shall grow while it is read, not without end
-
-
-@pytest.fixture(params=["sqlite", "postgres"], scope="module")
-def stores(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stores]:
-    if request.param == "sqlite":
-        yield SqliteStores(tmp_path_factory.mktemp("sqlite"))
-        return
-    with running_postgres() as url, closing(PostgresStores(url)) as made:
-        yield made
 
 
 def test_snapshots_taken_while_messages_arrive_are_consistent(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.federation.report import SyncOutcome
 from app.ingest.records import Publication
 from pipeline import manifest as manifests
 from pipeline.diff import diff
@@ -18,30 +20,38 @@ from pipeline.snapshot import read_entries
 from pipeline.verify import verify_snapshot
 from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem
+from tests.support.cli import cli
 from tests.support.server import running_node
 from tests.support.snapshots import conversation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.stores import Stores
+
 MESSAGES = 2_000
+SYNC_MOVED = ("entries_received", "entries_sent", "claims_received", "claims_sent")
 
 
 def test_a_node_is_exported_verified_restored_and_equal(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, stores: Stores, tmp_path: Path
 ) -> None:
     messages = conversation(seed=7)
     first, second = tmp_path / "first", tmp_path / "second"
-    url = f"sqlite:///{tmp_path / 'a' / 'sdstore.db'}"
-    copy_url = f"sqlite:///{tmp_path / 'b' / 'sdstore.db'}"
+    url, copy_url = stores.new_url(), stores.new_url()
+    original, copy = (
+        partial(running_node, tmp_path / name, database_url=each)
+        for name, each in (("a", url), ("b", copy_url))
+    )
 
-    with running_node(tmp_path / "a") as node, StoreClient(node.url) as client:
+    with original() as node, StoreClient(node.url) as client:
         publications = list(islice(messages, MESSAGES))
         publish(client, publications)
         whole = export_snapshot(spark, url, first)
         assert whole.entries.count == MESSAGES
         assert verify_snapshot(spark, first, node.url).findings == ()
 
+    with original() as node, StoreClient(node.url) as client:
         publish(client, islice(messages, MESSAGES // 100))
         change = export_snapshot(spark, url, second, parent=first)
         assert change.entries.count == MESSAGES + MESSAGES // 100
@@ -60,12 +70,15 @@ def test_a_node_is_exported_verified_restored_and_equal(
     assert restored.written_count == change.entries.count
     assert restored.claims_count == change.claims.count > 0
     assert diff(spark, url, copy_url).ranges == ()
-    with running_node(tmp_path / "b") as node, StoreClient(node.url) as client:
+    with original() as node, copy() as other, StoreClient(other.url) as client:
         assert roots == {
             each.channel_id: client.channel(each.channel_id).root for each in client.channels()
         }
         hinted = next(each for each in publications if each.hints)
         assert [each.frame for each in client.hint(hinted.hints[0]).messages] == [hinted.frame]
+        synced = cli("sync", node.url, "--node", other.url, "--json").json["report"]
+        assert synced["outcome"] == SyncOutcome.IN_SYNC
+        assert [synced[each] for each in SYNC_MOVED] == [0] * len(SYNC_MOVED)
 
 
 def publish(client: StoreClient, publications: Iterable[Publication]) -> None:
