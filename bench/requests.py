@@ -21,8 +21,15 @@ from recon.codec import Asks, pack_asks, pack_ranges
 from recon.columns import I64, U64
 from recon.cuts import bounds_at
 from recon.index import RangeIndex
-from recon.interest import INTEREST_NAMES_MAX, Interest, decode_interest
-from recon.limits import DEFAULT_LIMITS, LIST_COUNT_MAX, ORDER_END, PARTS_MAX, PHASE_NONE
+from recon.interest import Interest, decode_interest
+from recon.limits import (
+    DEFAULT_LIMITS,
+    INTEREST_NAMES_MAX,
+    LIST_COUNT_MAX,
+    ORDER_END,
+    PARTS_MAX,
+    PHASE_NONE,
+)
 from recon.ranges import ALL_ORDERS, RangeColumns
 from recon.resolving import Found, read_fetch, resolve
 from recon.responder import respond

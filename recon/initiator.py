@@ -30,6 +30,7 @@ from recon.limits import (
     PARTS_MAX,
     PHASE_MAX,
     PROTOCOL_VERSION,
+    RANGES_MAX,
     SHORT_ID_BYTES,
     Limits,
 )
@@ -52,7 +53,7 @@ class Options:
 
     parts: int = 16  # of a split in the first answer; later ones are planned
     list_max: int = 16  # a range of that many elements is listed instead of split
-    ranges_per_request: int = 1 << 16
+    ranges_per_request: int = RANGES_MAX
 
 
 class OutgoingRequest(NamedTuple):
@@ -219,7 +220,9 @@ class Initiator:
 
 
 def _check_settings(options: Options, limits: Limits) -> None:
-    if not 2 <= options.parts <= PARTS_MAX or options.ranges_per_request < 1:
-        raise LocalProtocolError("parts or ranges per request out of range")
+    if not 2 <= options.parts <= PARTS_MAX or not 0 <= options.list_max <= LIST_COUNT_MAX:
+        raise LocalProtocolError("parts or longest list out of range")
+    if not 1 <= options.ranges_per_request <= RANGES_MAX:
+        raise LocalProtocolError(f"a message has at most {RANGES_MAX} ranges, and at least one")
     if min(limits.request_bytes_max, limits.response_bytes_max) < FRAME_BYTES_MIN:
         raise LocalProtocolError(f"frames have at least {FRAME_BYTES_MIN} bytes")

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from recon.errors import LocalProtocolError, RemoteProtocolError
+from recon.limits import INTEREST_BYTES_MAX, INTEREST_NAMES_MAX
 from recon.ranges import OrderWindow, order_of_lamport
 from sdstore.wire import recon_pb2
 
 LAMPORT_MIN = -(1 << 63)
 LAMPORT_MAX = (1 << 63) - 1
-INTEREST_BYTES_MAX = 1 << 20  # 4,000 channels of the longest name; sent once per peer
-INTEREST_NAMES_MAX = 1 << 14  # channels and prefixes together: matching stays below a second
 
 
 def _minimal_prefixes(prefixes: frozenset[str]) -> tuple[str, ...]:

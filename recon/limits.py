@@ -1,8 +1,14 @@
-"""Every bound of the engine, with its unit and its reason. Nothing else in `recon` is a number."""
+"""What a peer can run into, and the sizes of the protocol, each with its unit and its reason.
+
+Numbers that only this side feels stand beside the code that they tune; those of the negentropy
+protocol stand with it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from recon.errors import LocalProtocolError
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 16  # 128 bits: never repeats by accident
@@ -11,6 +17,10 @@ INTEREST_HASH_BYTES = 16  # names a document both sides hold; a collision ends i
 ID_BYTES = 32  # a BLAKE3 digest
 SHORT_ID_BYTES = 6  # 10^6 ids against lists of 16: one accident in 10^7 sessions
 SUMMARY_HASH_BYTES = 6  # keyed, so only chance can hit: 2^-48 per different range
+INTEREST_BYTES_MAX = 1 << 20  # 4,000 channels of the longest name; sent once per peer
+INTEREST_NAMES_MAX = 1 << 14  # channels and prefixes together: matching stays below a second
+COUNT_MAX = 1 << 40  # elements in a range: more than any store, so that sums stay inside 64 bits
+RANGES_MAX = 1 << 16  # in one message: beside a short id 16 bits are left for a range's number
 PARTS_MAX = 64  # parts of one split: the smallest frame must hold one split
 LIST_COUNT_MAX = 4096  # short ids in one answer: 24 kB, fits beside others in a 60 kB frame
 FRAME_BYTES_MIN = 4096  # one split or one list with its overhead always fits
@@ -27,12 +37,10 @@ VIEW_GROUP_BYTES = 64  # of memory: a number in a set
 class Limits:
     """What one side takes and gives. The defaults suit two nodes on a network."""
 
-    request_bytes_max: int = 8 << 20  # the receiver refuses longer requests before parsing
+    request_bytes_max: int = 8 << 20  # of our own requests: a node takes as much
     response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
-    ranges_max: int = 1 << 16  # per request: one search each, 0.05 s; list ranges have 16-bit names
-    ranges_answered_max: int = (
-        1 << 15
-    )  # of them: 50 ms where all orders tie; the rest is asked again
+    ranges_max: int = RANGES_MAX  # per request: one search each, 0.05 s
+    ranges_answered_max: int = 1 << 15  # of them: 50 ms where all orders tie; the rest comes again
     fetch_ids_max: int = 1 << 16  # short ids in one fetch
     fetch_scan_max: int = 1 << 18  # elements looked at for one fetch: 15 ms; the rest is cut
     fetch_elements_max: int = 1 << 14  # and brought of whole ranges: one answer holds no more
@@ -45,6 +53,10 @@ class Limits:
     bytes_per_credit: int = 4  # and per byte of content that really arrived
     seconds_base: float = 60.0  # a session's patience before anything was transferred
     seconds_per_credit_mib: float = 10.0  # and per MiB of content that really arrived
+
+    def __post_init__(self) -> None:
+        if self.ranges_max > RANGES_MAX:
+            raise LocalProtocolError(f"a message has at most {RANGES_MAX} ranges")
 
 
 DEFAULT_LIMITS = Limits()

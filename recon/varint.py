@@ -10,9 +10,9 @@ import numpy as np
 
 from recon.columns import I64, U8, U64, steps_of
 from recon.errors import RemoteProtocolError
+from recon.limits import COUNT_MAX
 
 VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
-COUNT_MAX = 1 << 40  # elements in a range: more than any store, so that sums stay inside 64 bits
 _MORE = 0x80  # set in every byte of a number but the last
 _FIRST = np.zeros(1, np.int64)
 _SHIFTS = np.arange(0, 7 * VARINT_BYTES_MAX, 7, dtype=np.uint64)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.errors import LocalProtocolError
 from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
@@ -168,3 +170,25 @@ def test_recent_arrivals_with_old_clocks_are_found_in_the_first_answer() -> None
     assert out.rounds == 1
     assert sum(len(e.ids) for e in out.events if isinstance(e, Have)) == 10
     assert not any(isinstance(e, Need) for e in out.events)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parts": 1},
+        {"parts": 65},
+        {"list_max": -1},
+        {"list_max": 4097},
+        {"ranges_per_request": 0},
+        {"ranges_per_request": 65_537},
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_our_own_fault(wrong: dict[str, int]) -> None:
+    with pytest.raises(LocalProtocolError):
+        Initiator(view_of([]), HEADER, options=Options(**wrong))
+
+
+def test_no_limit_lets_more_ranges_in_than_have_numbers() -> None:
+    with pytest.raises(LocalProtocolError):
+        replace(DEFAULT_LIMITS, ranges_max=65_537)

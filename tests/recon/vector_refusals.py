@@ -7,9 +7,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from recon.limits import COUNT_MAX
 from recon.ranges import END, START, Bound, Range, RangeColumns
 from recon.responder import respond
-from recon.varint import COUNT_MAX
 from sdstore.wire.recon_pb2 import (
     NONCE_EXPIRED,
     Answers,
