@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.bar import figures_of, sync_progress
+from app.cli.existing import is_stdout
 from app.cli.exits import CliError, Exit, exit_of_sync
 from app.cli.frames import format_of_name
 from app.cli.interrupts import loading
@@ -26,7 +27,9 @@ def backfill(
     channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
     into: Annotated[
         Path,
-        typer.Option("--into", metavar="FILE", help="Where its messages go; made or continued."),
+        typer.Option(
+            "--into", metavar="FILE", help="Where its messages go; made or continued; - is stdout."
+        ),
     ],
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
@@ -35,6 +38,8 @@ def backfill(
 
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), else length-delimited protobuf.
     """
+    if is_stdout(into) and as_json:
+        raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
     with loading():
         from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
 
@@ -57,7 +62,7 @@ def backfill(
     _raise_fault(report, node)
     if as_json:
         print_json({"channel_id": channel_id, "file": str(into), **asdict(report)})
-    else:
+    elif not is_stdout(into):
         messages = counted(report.entries_received, "message", "messages")
         figures = f"{counted(report.rounds, 'round', 'rounds')}, {human_bytes(report.bytes_down)}"
         stdout().print(f"{into}: {messages} added ({figures} down)", markup=False)

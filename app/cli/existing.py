@@ -16,6 +16,12 @@ from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 
 STDIO = Path("-")
+_STDOUT = {STDIO, Path("/dev/stdout")}
+
+
+def is_stdout(file: Path) -> bool:
+    """Whether results that go to this file leave no room on stdout for anything else."""
+    return file in _STDOUT
 
 
 class ExistingMessages:
@@ -31,7 +37,7 @@ class ExistingMessages:
         self.end = 0
 
     def __iter__(self) -> Iterator[Publication]:
-        if self.file == STDIO or not self.file.is_file():
+        if is_stdout(self.file) or not self.file.is_file():
             return
         bad: BadItem | None = None
         with self.file.open("rb") as stream:
@@ -55,8 +61,12 @@ class ExistingMessages:
 def continued(existing: ExistingMessages) -> Iterator[IO[bytes]]:
     """The file behind its messages, on disk when the block ends; stdout for "-"."""
     file = existing.file
-    if file == STDIO:
+    if is_stdout(file):
         yield sys.stdout.buffer
+        return
+    if file.exists() and not file.is_file():  # a pipe or a device
+        with file.open("wb") as target:
+            yield target
         return
     with file.open("r+b" if file.exists() else "wb") as target:
         target.truncate(existing.end)

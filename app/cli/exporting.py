@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app.cli.audit import channels_of
 from app.cli.database import existing_store
 from app.cli.existing import ExistingMessages, continued
 from app.cli.exits import CliError, Exit
@@ -16,6 +17,7 @@ from app.settings import Settings
 from app.store.store import Store
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import Message
 
 PAGE_ENTRIES = 1_000
 Tell = Callable[[int, int], None]
@@ -26,15 +28,19 @@ async def export_to(
 ) -> dict[str, Any]:
     """Write what the file lacks; counts of messages before and now, and bytes written.
 
-    `damaged`: digests of messages, of any channel, whose frames cannot be read: left out.
+    `damaged`: digests of messages, of any channel, whose frames cannot be read: left out. `lacking`:
+    how many the file should have had before its last one, and has not.
     `tell` is called with how far the store has been read, and how far it goes.
     """
     async with existing_store(settings) as store:
+        wanted_count = await _count(store, channels)
         existing = ExistingMessages(file, file_format)
-        before, seq = 0, 0
-        last: bytes | None = None
+        before = held = seq = 0
+        last: Message | None = None
         for item in existing:
-            before, last = before + 1, item.frame
+            last, _ = decode(item.frame)
+            before += 1
+            held += _is_wanted(last.channel_id, channels)
         if last is not None:
             seq = await _seq_of(store, last, file)
         total, _ = await store.watermark()
@@ -42,22 +48,35 @@ async def export_to(
         damaged: list[str] = []
         with continued(existing) as target:
             while (page := await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).last_seq is not None:
-                wanted = [e for e in page.entries if not channels or e.channel_id in channels]
+                wanted = [e for e in page.entries if _is_wanted(e.channel_id, channels)]
                 written += target.write(await _records(store, wanted, file_format))
                 messages += len(wanted)
                 damaged += [digest.hex() for digest in page.damaged]
                 seq = page.last_seq
                 tell(seq, total)
-        counts = {"messages": messages, "bytes": written, "before": before}
+        lacking = max(0, wanted_count - held - messages - len(damaged)) if before else 0
+        counts = {"messages": messages, "bytes": written, "before": before, "lacking": lacking}
         return {**counts, "damaged": damaged}
 
 
 _PAGE_BYTES = DEFAULT_LIMITS.reply_bytes_max
 
 
-async def _seq_of(store: Store, frame: bytes, file: Path) -> int:
+def _is_wanted(channel_id: str, channels: frozenset[str]) -> bool:
+    return not channels or channel_id in channels
+
+
+async def _count(store: Store, channels: frozenset[str]) -> int:
+    """How many messages these channels have; all channels if none is named."""
+    counts = [
+        each.count async for each in channels_of(store) if _is_wanted(each.channel_id, channels)
+    ]
+    return sum(counts)
+
+
+async def _seq_of(store: Store, message: Message, file: Path) -> int:
     """Where the store has the message that the file ends with."""
-    entries = await store.by_digest([entry_digest(decode(frame)[0])])
+    entries = await store.by_digest([entry_digest(message)])
     if not entries:
         detail = f"{file} ends with a message that this store does not have"
         raise CliError(Exit.REFUSED, "foreign_file", detail)

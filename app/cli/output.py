@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -15,31 +16,41 @@ from rich.text import Text
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
+class _Console(Console):
+    """Leaves a broken pipe to `program.run`; Rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """The console of results; without a terminal it neither colours nor folds lines."""
-    return Console(soft_wrap=True, highlight=False)
+    return _Console(soft_wrap=True, highlight=False)
 
 
 def stderr() -> Console:
     """The console of notes, bars and errors."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    return _Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on one line."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()  # a pipe's reader acts on each document when it is there
 
 
 def print_error(text: str, console: Console | None = None) -> None:
     """One line on stderr; `console` is that of a bar which is being drawn."""
     line = " ".join(text.split())
     message = Text.assemble(("sdstore: ", "bold red"), printable(line))
-    (console or stderr()).print(message)
+    with suppress(OSError):  # where stderr takes nothing, the exit code has to do
+        (console or stderr()).print(message)
 
 
 def print_note(text: str, console: Console | None = None) -> None:
     """A remark on stderr; `console` is that of a bar which is being drawn."""
-    (console or stderr()).print(printable(text), style="dim", markup=False)
+    with suppress(OSError):
+        (console or stderr()).print(printable(text), style="dim", markup=False)
 
 
 def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:

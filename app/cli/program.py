@@ -87,9 +87,25 @@ def _root(context: typer.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code."""
+    if sys.__stdout__ is None:
+        print_error("io_error: stdout is closed")
+        return Exit.LOCAL_FAULT
     try:
-        code = app(args=list(arguments), prog_name="sdstore", standalone_mode=False)
+        code = _exit_code(arguments)
         sys.stdout.flush()
+    except BrokenPipeError:
+        code = Exit.DONE  # whoever read our output has seen enough
+        _let_go_of_stdout()
+    except OSError as error:
+        print_error(f"io_error: {error}")
+        code = Exit.LOCAL_FAULT
+        _let_go_of_stdout()
+    return code
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        return _invoke(arguments)
     except CliError as error:
         print_error(str(error))
         return error.exit_code
@@ -104,11 +120,22 @@ def run(arguments: Sequence[str]) -> int:
         return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not flush into the void.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
-    except OSError as error:
-        print_error(f"io_error: {error}")
-        return Exit.LOCAL_FAULT
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    """Run the verb. Typer's own way to do it would make an exit with 1 of a broken pipe."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("sdstore", list(arguments)) as context:
+            code = command.invoke(context)
+    except typer.Exit as end:
+        code = end.exit_code
     return code if isinstance(code, int) else Exit.DONE
+
+
+def _let_go_of_stdout() -> None:
+    """What stdout does not take is not tried once more when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -64,6 +64,8 @@ def publish(
 def open_input(path: Path) -> Iterator[Stream]:
     """A file to read, or stdin for "-"."""
     if str(path) == "-":
+        if sys.__stdin__ is None:
+            raise CliError(Exit.USAGE, "cannot_read", "stdin is closed")
         yield cast("Stream", sys.stdin.buffer)
         return
     try:

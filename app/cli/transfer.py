@@ -9,12 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.database import database_settings
-from app.cli.existing import STDIO
+from app.cli.existing import is_stdout
 from app.cli.exits import CliError, Exit
 from app.cli.frames import FileFormat, format_of_name
 from app.cli.interrupts import loading
 from app.cli.options import AsJson, ChannelIds, ConfigFile, DatabaseUrl, DataDir
-from app.cli.output import counted, human_bytes, print_json, print_note, progress_bar, stdout
+from app.cli.output import (
+    counted,
+    human_bytes,
+    print_error,
+    print_json,
+    print_note,
+    progress_bar,
+    stdout,
+)
 from app.cli.publish import open_input, print_counts, print_refusal, size_of
 
 verbs = typer.Typer()
@@ -82,14 +90,15 @@ def export(
 ) -> int:
     """Write the messages of a store to a file, in the order they arrived.
 
-    A file that an earlier export wrote is continued: whole or interrupted, it gets what is new. The
-    node may be running. Only NDJSON keeps retrieval hints. Messages whose frames are damaged are
-    named and left out; the exit code is then 6.
+    A file that an earlier export wrote is continued: whole or interrupted, it gets what is new; if it
+    was written with other channels or from another store and lacks older messages, the exit code is
+    1. The node may be running. Only NDJSON keeps retrieval hints, and only protobuf keeps frames byte
+    for byte. Messages whose frames are damaged are named and left out; the exit code is then 6.
     """
     with loading():
         from app.cli.exporting import export_to  # noqa: PLC0415 - half a second of imports
 
-    if file == STDIO and as_json:
+    if is_stdout(file) and as_json:
         raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
     if file_format in (FileFormat.AUTO, FileFormat.FRAME):
         file_format = format_of_name(file)
@@ -104,11 +113,17 @@ def export(
         done = asyncio.run(export_to(settings, file, file_format, frozenset(channel or ()), tell))
     if as_json:
         print_json({"file": str(file), **done})
-    elif file != STDIO:
+    elif not is_stdout(file):
         messages = counted(done["messages"], "message", "messages")
         size = human_bytes(done["bytes"])
         before = f" behind the {done['before']:,} that were there" if done["before"] else ""
         stdout().print(f"exported {messages} ({size}) to {file}{before}", markup=False)
     for digest in done["damaged"]:
         print_note(f"left out: the frame of {digest} is damaged")
-    return Exit.LOCAL_FAULT if done["damaged"] else Exit.DONE
+    if done["lacking"]:
+        lacking = counted(done["lacking"], "message", "messages")
+        detail = f"{file} lacks {lacking} from before its last one: export to a new file"
+        print_error(f"foreign_file: {detail}")
+    if done["damaged"]:
+        return Exit.LOCAL_FAULT
+    return Exit.NO if done["lacking"] else Exit.DONE

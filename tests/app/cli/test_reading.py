@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,10 @@ def publish(node: str, *messages: Message) -> None:
 def tailing(*arguments: str) -> Iterator[Iterator[dict[str, object]]]:
     """The documents that `sdstore tail` prints, as they come."""
     with subprocess.Popen(
-        command("tail", *arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command("tail", *arguments, "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     ) as process:
         assert process.stdout is not None
         try:

@@ -123,6 +123,19 @@ def test_an_export_does_not_touch_a_file_that_is_something_else(tmp_path: Path, 
         assert strange.read_bytes() == other
 
 
+def test_an_export_with_other_channels_says_what_the_file_lacks(tmp_path: Path, file: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", file, "--data-dir", data)
+    one = cli("export", copy, "--channel", "chan", "--data-dir", data, "--json")
+    assert (one.code, one.json["lacking"]) == (0, 0)
+    assert cli("export", copy, "--channel", "chan", "--data-dir", data).code == 0
+    every = cli("export", copy, "--data-dir", data, "--json")
+    held = every.json["before"] + every.json["messages"]
+    assert (every.code, every.json["lacking"]) == (1, len(ITEMS) - held)
+    assert every.json["lacking"] > 0
+    assert "foreign_file" in every.err
+
+
 def test_only_the_channels_asked_for_are_exported(tmp_path: Path, file: Path) -> None:
     cli("import", file, "--data-dir", tmp_path)
     out = cli("export", "-", "--format", "ndjson", "--channel", "chan", "--data-dir", tmp_path)
