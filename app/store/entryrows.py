@@ -38,7 +38,7 @@ def entry_of(row: Row, frame: bytes) -> Entry:
     )
 
 
-def fitting_count(rows: Sequence[Row], bytes_max: int, *, at_least: int = 1) -> int:
+def fitting_count(rows: Sequence[Row], bytes_max: int) -> int:
     """How many rows' frames fit into `bytes_max`; at least one, so that every reader gets on."""
     sizes = accumulate(row[ENTRY_WIDTH - 1] for row in rows)
-    return max(at_least, sum(1 for size in sizes if size <= bytes_max))
+    return max(1, sum(1 for size in sizes if size <= bytes_max))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from app.entries import Entry
 from app.limits import Limits
 from app.store.database import Database, chunks
-from app.store.entryrows import ENTRY_WIDTH, fitting_count
+from app.store.entryrows import ENTRY_WIDTH
 from app.store.framereads import FrameReads, damaged
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.hintreads import HintReads
@@ -19,9 +20,13 @@ from app.store.statements import ReadStatements
 LookupKey = str | bytes
 Match = tuple[LookupKey, int, bytes]
 """(key, sequence number, digest)."""
+Answer = tuple[LookupKey, Entry | bytes]
 
 KEYS_PER_STEP = 256
 """Keys looked up before the size of the reply is checked again."""
+
+ROW_BYTES = 512
+"""What a row of a reply takes beside its key and its frame: hashes in hex, names, punctuation."""
 
 
 class MessageReads:
@@ -86,7 +91,7 @@ class MessageReads:
         presence_only: bool,
         bytes_max: int,
     ) -> LookupResult:
-        """What each key leads to, until the frames of the answer pass `bytes_max`."""
+        """What each key leads to, until the rows of the answer pass `bytes_max`."""
         result = LookupResult([], [], [])
         room = bytes_max
         asked: list[LookupKey] = [*dict.fromkeys(ids), *dict.fromkeys(hints)]
@@ -95,36 +100,27 @@ class MessageReads:
                 result.not_examined.extend(step)
                 continue
             matches = await self._matches(step, channel_id)
+            rows = {} if presence_only else await self._rows_of(matches)
+            sizes = [_row_bytes(key, rows.get(seq)) for key, seq, _ in matches]
+            count = _fitting_count(matches, sizes, room, is_first=not result.found)
             if presence_only:
-                result.found.extend((key, digest) for key, _, digest in matches)
-                found = {key for key, _, _ in matches}
-                result.missing.extend(key for key in step if key not in found)
+                found: list[Answer] = [(key, digest) for key, _, digest in matches[:count]]
             else:
-                room = await self._load_step(result, step, matches, room)
+                found = await self._loaded(matches[:count], rows)
+            _add_step(result, step, found, {key for key, _, _ in matches[count:]})
+            room = room - sum(sizes) if count == len(matches) else 0
         return result
 
-    async def _load_step(
-        self, result: LookupResult, step: Sequence[LookupKey], matches: list[Match], room: int
-    ) -> int:
-        """Adds what fits; returns the room that is left, nothing once the reply is full."""
+    async def _rows_of(self, matches: Sequence[Match]) -> dict[int, Row]:
         seqs = list({seq for _, seq, _ in matches})
         rows = await self._database.among(self._statements.entries_by_seq, seqs)
-        by_seq = {row[0]: row for row in rows}
-        wanted = [by_seq[seq] for _, seq, _ in matches]
-        count = fitting_count(wanted, room, at_least=0 if result.found else 1)
-        fitting = {seq: by_seq[seq] for _, seq, _ in matches[:count]}
-        entries = {e.seq: e for e in await self._frames.entries(list(fitting.values()))}
-        # A damaged frame is missing: whoever asked gets it elsewhere.
-        found = [(key, entries[seq]) for key, seq, _ in matches[:count] if seq in entries]
-        result.found.extend(found)
-        answered = {key for key, _ in found}
-        left_out = {key for key, _, _ in matches[count:]} - answered
-        result.not_examined.extend(key for key in step if key in left_out)
-        gone = left_out | answered
-        result.missing.extend(key for key in step if key not in gone)
-        if count < len(wanted):
-            return 0
-        return room - sum(int(row[ENTRY_WIDTH - 1]) for row in wanted)
+        return {row[0]: row for row in rows}
+
+    async def _loaded(self, matches: Sequence[Match], rows: Mapping[int, Row]) -> list[Answer]:
+        """The entries of the matches. A damaged one is left out: whoever asked gets it elsewhere."""
+        wanted = [rows[seq] for seq in dict.fromkeys(seq for _, seq, _ in matches)]
+        entries = {entry.seq: entry for entry in await self._frames.entries(wanted)}
+        return [(key, entries[seq]) for key, seq, _ in matches if seq in entries]
 
     async def _matches(self, step: Sequence[LookupKey], channel_id: str | None) -> list[Match]:
         ids = [key for key in step if isinstance(key, str)]
@@ -142,3 +138,29 @@ class MessageReads:
             keyed = [(*row, channel_id) for row in keyed]
         rows = await self._database.each(query, keyed)
         return [(ids[number], seq, digest) for number, seq, digest in rows]
+
+
+def _row_bytes(key: LookupKey, row: Row | None) -> int:
+    return ROW_BYTES + len(key) + (0 if row is None else int(row[ENTRY_WIDTH - 1]))
+
+
+def _fitting_count(
+    matches: Sequence[Match], sizes: Sequence[int], room: int, *, is_first: bool
+) -> int:
+    """How many matches fit; those of one key are torn apart only where they are a whole reply."""
+    fitting = whole = sum(1 for size in accumulate(sizes) if size <= room)
+    while 0 < whole < len(matches) and matches[whole - 1][0] == matches[whole][0]:
+        whole -= 1
+    if is_first and not whole:
+        return min(len(matches), max(1, fitting))
+    return whole
+
+
+def _add_step(
+    result: LookupResult, step: Sequence[LookupKey], found: list[Answer], left_out: set[LookupKey]
+) -> None:
+    answered = {key for key, _ in found}
+    result.found.extend(found)
+    for key in step:
+        if key not in answered:
+            (result.not_examined if key in left_out else result.missing).append(key)

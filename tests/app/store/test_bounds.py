@@ -8,6 +8,7 @@ import pytest
 
 from app.limits import Limits
 from app.store.keys import Keys
+from app.store.messagereads import ROW_BYTES
 from app.store.records import MetId, Position
 from sdstore.sds.model import HistoryEntry
 from tests.support.publications import content_frame
@@ -31,14 +32,48 @@ async def test_a_reply_is_cut_at_its_bound_in_bytes_but_never_empty(stores: Stor
 async def test_a_look_up_that_is_full_names_what_it_did_not_examine(stores: Stores) -> None:
     frames = [content_frame(number, content=bytes(1000)) for number in range(1000, 1600)]
     ids = [f"message-{number:06}" for number in range(1000, 1600)]
+    row_bytes = ROW_BYTES + len(ids[0])
     async with stores.open() as store:
         store.write_group([entry_of(frame) for frame in frames])
-        result = await store.lookup(
-            ["missing", *ids], [], None, presence_only=False, bytes_max=300 * len(frames[0])
-        )
-    assert [key for key, _ in result.found] == ids[:300]
-    assert result.missing == ["missing"]
-    assert result.not_examined == ids[300:]
+        for presence_only, size in ((False, row_bytes + len(frames[0])), (True, row_bytes)):
+            result = await store.lookup(
+                ["missing", *ids], [], None, presence_only=presence_only, bytes_max=300 * size
+            )
+            assert [key for key, _ in result.found] == ids[:300]
+            assert result.missing == ["missing"]
+            assert result.not_examined == ids[300:]
+
+
+@pytest.mark.parametrize("presence_only", [False, True])
+async def test_all_that_keys_with_many_matches_lead_to_is_found_in_bounded_replies(
+    stores: Stores, presence_only: bool
+) -> None:
+    hints = [b"hint %d" % number for number in range(8)]
+    entries = [entry_of(content_frame(number), *hints) for number in range(5)]
+    async with stores.open() as store:
+        store.write_group(entries)
+        rest, matches = hints, []
+        while rest:
+            # Room for the matches of some keys, and a part of those of the next.
+            result = await store.lookup(
+                [], rest, None, presence_only=presence_only, bytes_max=13 * (ROW_BYTES + 100)
+            )
+            assert 5 <= len(result.found) <= 15
+            matches += [(key, getattr(match, "digest", match)) for key, match in result.found]
+            rest = [key for key in result.not_examined if isinstance(key, bytes)]
+    assert matches == [(hint, entry.digest) for hint in hints for entry in entries]
+
+
+async def test_a_key_that_leads_to_more_than_a_reply_is_answered_in_part(stores: Stores) -> None:
+    entries = [entry_of(content_frame(number), b"hint") for number in range(5)]
+    async with stores.open() as store:
+        store.write_group(entries)
+        for bytes_max, count in ((1, 1), (3 * (ROW_BYTES + 4), 3)):
+            result = await store.lookup(
+                ["nobody"], [b"hint", b"other"], None, presence_only=True, bytes_max=bytes_max
+            )
+            assert result.found == [(b"hint", entry.digest) for entry in entries[:count]]
+            assert result.missing == ["nobody", b"other"]
 
 
 async def test_an_id_in_many_channels_is_found_in_each_and_listed_up_to_a_bound(
