@@ -14,6 +14,8 @@ from app.errors import Code, Problem
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # The rest of a refused body is not read; the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
+_ZSTD_EMPTY_BYTES_MAX = 7
+"""An empty block and a checksum, behind the header of a zstd frame without content."""
 
 
 class ClientGoneError(Exception):
@@ -84,6 +86,9 @@ def _gunzip(body: bytes, bytes_max: int) -> bytes:
         raise _too_large(bytes_max)
     if not stream.eof:
         raise zlib.error("it ends early")
+    # One member alone: millions of empty ones would be work for nothing.
+    if stream.unused_data:
+        raise zlib.error("more follows behind its first member")
     return unpacked
 
 
@@ -94,7 +99,11 @@ def _unzstd(body: bytes, bytes_max: int) -> bytes:
         raise _too_large(bytes_max)
     if declared_bytes < 0:
         raise zstandard.ZstdError("the frame does not declare its content size")
-    return zstandard.ZstdDecompressor().decompress(body)
+    # Of a frame without content the library does not look at what follows.
+    behind_bytes = len(body) - zstandard.frame_header_size(body)
+    if not declared_bytes and behind_bytes > _ZSTD_EMPTY_BYTES_MAX:
+        raise zstandard.ZstdError("more follows behind an empty frame")
+    return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
 
 
 _UNPACKERS: Mapping[bytes, Callable[[bytes, int], bytes]] = {

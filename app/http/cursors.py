@@ -7,8 +7,10 @@ wrong place to go on.
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
+from collections.abc import Callable
 from enum import StrEnum
 
 import orjson
@@ -35,19 +37,36 @@ class CursorKind(StrEnum):
     ANCESTORS = "ancestors"
 
 
-_SHAPES: dict[CursorKind, tuple[type, ...]] = {
+_Check = Callable[[object], bool]
+_IS_DIGEST = re.compile("[0-9a-f]{64}").fullmatch
+
+
+def _number(value: object) -> bool:
+    # A bool is an int too.
+    return type(value) is int and INT64_MIN <= value <= INT64_MAX
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _digest(value: object) -> bool:
+    return isinstance(value, str) and _IS_DIGEST(value) is not None
+
+
+_SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
     # Lamport timestamp, message ID, digest in hex
-    CursorKind.LOG: (int, str, str),
+    CursorKind.LOG: (_number, _text, _digest),
     # sequence number
-    CursorKind.ARRIVAL: (int,),
+    CursorKind.ARRIVAL: (_number,),
     # channel ID
-    CursorKind.CHANNELS: (str,),
+    CursorKind.CHANNELS: (_text,),
     # rank, number within the rank, sequence number
-    CursorKind.HINT: (int, int, int),
+    CursorKind.HINT: (_number, _number, _number),
     # message ID
-    CursorKind.GAPS: (str,),
+    CursorKind.GAPS: (_text,),
     # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late
-    CursorKind.ANCESTORS: (int, str, str, str, str),
+    CursorKind.ANCESTORS: (_number, _text, _digest, _text, _text),
 }
 
 
@@ -81,7 +100,13 @@ class Cursors:
             fields = orjson.loads(raw)
         except (ValueError, Base64Error):
             fields = None
-        if not isinstance(fields, list) or len(fields) < 2 or self._rewritten(fields) != token:
+        # Nothing deep is written again: nesting that can be read may be too deep to be written.
+        if (
+            not isinstance(fields, list)
+            or len(fields) < 2
+            or not all(isinstance(field, int | str) for field in fields)
+            or self._rewritten(fields) != token
+        ):
             raise Problem(Code.INVALID_CURSOR, "this token was not made by a store")
         return fields
 
@@ -90,10 +115,7 @@ class Cursors:
         return urlsafe_b64encode(orjson.dumps(fields)).rstrip(b"=").decode()
 
 
-def _fits(position: list[int | str], shape: tuple[type, ...]) -> bool:
-    if [type(value) for value in position] != list(shape):
-        return False
-    return all(
-        INT64_MIN <= value <= INT64_MAX if isinstance(value, int) else "\0" not in value
-        for value in position
+def _fits(position: list[int | str], shape: tuple[_Check, ...]) -> bool:
+    return len(position) == len(shape) and all(
+        fits(value) for fits, value in zip(shape, position, strict=True)
     )

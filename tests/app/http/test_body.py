@@ -16,6 +16,7 @@ from app.errors import Code, Problem
 from app.http.body import ClientGoneError, read_body
 
 MAX = 1_000
+SKIPPABLE = b"\x50\x2a\x4d\x18\x02\0\0\0ab"
 
 
 class Sender:
@@ -111,6 +112,12 @@ def test_a_bomb_is_refused_as_too_large(plain_bytes: int) -> None:
         (zstandard.ZstdCompressor(write_content_size=False).compress(b"abc"), b"zstd"),
         (b"no zstd", b"zstd"),
         (b"", b"zstd"),
+        # Of several members or frames none is dropped in silence.
+        (gzip.compress(b"one") + gzip.compress(b"two"), b"gzip"),
+        (gzip.compress(b"") + gzip.compress(b"two"), b"gzip"),
+        (zstandard.compress(b"one") + zstandard.compress(b"two"), b"zstd"),
+        (zstandard.compress(b"") + zstandard.compress(b""), b"zstd"),
+        (SKIPPABLE + zstandard.compress(b""), b"zstd"),
     ],
 )
 def test_damaged_packing_is_an_invalid_body(body: bytes, encoding: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,10 +59,25 @@ def test_any_other_text_is_invalid(text: str) -> None:
 
 @given(st.data())
 def test_a_changed_character_never_gives_another_kind_of_fault(data: st.DataObject) -> None:
-    token = OURS.write(CursorKind.LOG, 5, "id", "ab")
+    token = OURS.write(CursorKind.LOG, 5, "id", "ab" * 32)
     at = data.draw(st.integers(0, len(token) - 1))
     changed = token[:at] + data.draw(st.characters()) + token[at + 1 :]
     assert outcome(CursorKind.LOG, changed) in (None, Code.INVALID_CURSOR, Code.FOREIGN_CURSOR)
+
+
+@pytest.mark.parametrize("digest", ["", "zz", "ab", "AB" * 32, "ab" * 33, "ab" * 31 + "é!"])
+def test_a_digest_that_is_none_is_invalid(digest: str) -> None:
+    assert refusal(CursorKind.LOG, OURS.write(CursorKind.LOG, 5, "id", digest)) is (
+        Code.INVALID_CURSOR
+    )
+    walk = OURS.write(CursorKind.ANCESTORS, 5, "id", digest, "", "")
+    assert refusal(CursorKind.ANCESTORS, walk) is Code.INVALID_CURSOR
+
+
+def test_a_position_nested_deeply_is_invalid() -> None:
+    raw = b'["arrival","database-one",' + b"[" * 400 + b"]" * 400 + b"]"
+    token = urlsafe_b64encode(raw).rstrip(b"=").decode()
+    assert refusal(CursorKind.ARRIVAL, token) is Code.INVALID_CURSOR
 
 
 @pytest.mark.parametrize("position", [(2**63,), ("1",), (1, 2), (), (True,), (None,), ([1],)])
