@@ -85,19 +85,19 @@ def unpack_bounds(raw: U8, count: int) -> tuple[U64, U64, int]:
 
 
 def _unpack_heads(raw: U8, count: int) -> tuple[U64, int]:
-    heads = np.zeros((count, 8), np.uint8)
     if not len(raw) or raw[0] > 1:
         raise RemoteProtocolError("malformed", "a column of bounds lacks its heads")
-    taken = 1
-    if raw[0]:
-        classes, more = unpack_pairs_of_bits(raw[1:], count)
-        taken += more
-        for kind in (1, 2, 3):
-            rows: I64 = np.flatnonzero(classes == kind)
-            size = _HEAD_BYTES[kind]
-            piece = raw[taken : taken + size * len(rows)]
-            if len(piece) < size * len(rows):
-                raise RemoteProtocolError("malformed", "a column of heads is too short")
-            heads[rows, :size] = piece.reshape(-1, size)
-            taken += len(piece)
+    if not raw[0]:
+        return np.zeros(count, np.uint64), 1
+    heads = np.zeros((count, 8), np.uint8)
+    classes, more = unpack_pairs_of_bits(raw[1:], count)
+    taken = 1 + more
+    for kind in (1, 2, 3):
+        rows: I64 = np.flatnonzero(classes == kind)
+        size = _HEAD_BYTES[kind]
+        piece = raw[taken : taken + size * len(rows)]
+        if len(piece) < size * len(rows):
+            raise RemoteProtocolError("malformed", "a column of heads is too short")
+        heads[rows, :size] = piece.reshape(-1, size)
+        taken += len(piece)
     return heads.view(">u8")[:, 0].astype(np.uint64), taken

@@ -122,17 +122,18 @@ class RangeIndex:
         orders, ids, groups = orders[sequence], ids[sequence], groups[sequence]
         heads = heads[sequence]
         new = ~_repeats(orders, heads, ids)
-        places = None
-        for run in self.state.runs:
+        in_youngest = None
+        for run in self.state.runs:  # the youngest comes last
             places = run.lower_bounds(self._store.snapshot, orders, heads)
             new &= ~self._stored(run, places, orders, ids, heads)
+            in_youngest = places
         if not new.all():
             orders, ids, groups = orders[new], ids[new], groups[new]
-            places = None if places is None else places[new]
+            in_youngest = None if in_youngest is None else in_youngest[new]
         if len(orders):
             first = self._store.append(Columns(orders, ids, groups))
             rows = np.arange(first, first + len(orders), dtype=np.uint32)
-            self._add_run(orders, rows, places)
+            self._add_run(orders, rows, in_youngest)
         return len(orders)
 
     def _stored(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> Mask:
@@ -163,10 +164,10 @@ class RangeIndex:
         self._pending = set()
         self._add_run(news.orders[sequence], (sequence + start).astype(np.uint32))
 
-    def _add_run(self, orders: U64, rows: U32, places: I64 | None = None) -> None:
+    def _add_run(self, orders: U64, rows: U32, in_youngest: I64 | None = None) -> None:
         snapshot = self._store.snapshot
         run = Run(orders, rows, NO_SUMS, NO_SUMS)
-        runs = push_run(snapshot, self.state.runs, run, places, summed=False)
+        runs = push_run(snapshot, self.state.runs, run, in_youngest, summed=False)
         self.state = IndexState(snapshot, runs, snapshot.size)
 
 

@@ -65,7 +65,7 @@ def unpack_counts(raw: U8, count: int) -> tuple[I64, int]:
         raise RemoteProtocolError("malformed", "a count is absurd")
     steps = (zigzag >> np.uint64(1)).astype(np.int64) ^ -(zigzag & np.uint64(1)).astype(np.int64)
     counts = np.cumsum(steps)
-    if len(counts) and (counts.min() < 0 or counts.max() > COUNT_MAX):
+    if (counts.view(np.uint64) > np.uint64(COUNT_MAX)).any():  # negative ones are far above it
         raise RemoteProtocolError("malformed", "a count is out of range")
     return counts, taken
 
