@@ -15,6 +15,7 @@ from blake3 import blake3
 from pipeline.columns import CHANNELS
 from pipeline.layout import CHANNELS_FILE
 from pipeline.manifest import FileRecord
+from pipeline.publish import draft_of
 from pipeline.summaries import summaries
 
 if TYPE_CHECKING:
@@ -50,14 +51,12 @@ def _write(folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
 
 def _write_table(folder: Path, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
     target = folder / CHANNELS_FILE
-    partial_file = target.with_name(f".{target.name}.{os.getpid()}")
-    with pq.ParquetWriter(
-        partial_file, CHANNELS, compression="zstd", write_page_checksum=True
-    ) as writer:
+    draft = draft_of(target)
+    with pq.ParquetWriter(draft, CHANNELS, compression="zstd", write_page_checksum=True) as writer:
         for batch in batches:
             writer.write_batch(batch.cast(CHANNELS))
-    with partial_file.open("rb") as file:
-        digest = blake3().update_mmap(partial_file).hexdigest()
+    with draft.open("rb") as file:
+        digest = blake3().update_mmap(draft).hexdigest()
         os.fsync(file.fileno())
-    partial_file.rename(target)
+    draft.rename(target)
     return target.stat().st_size, digest

@@ -24,7 +24,7 @@ from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.manifest import Manifest, Parent, Summary, Watermark
 from pipeline.progress import step
-from pipeline.publish import published, write_file
+from pipeline.publish import keep_only, published, write_file
 from pipeline.scan import Interval, Scan
 from pipeline.snapshot import read_claims, read_entries
 from pipeline.summaries import root_of
@@ -58,6 +58,7 @@ def export_snapshot(
         manifest = _export(spark, store, base, route)
         manifest.check()
         write_file(folder, manifests.FILE_NAME, manifest.to_bytes())
+        keep_only(folder, manifest.paths())
     return manifest
 
 
@@ -117,7 +118,7 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
     _require_all_read("claims", claims.count, claims_total.count)
     return Manifest(
         snapshot_id=token_hex(16),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         software=f"sdstore {version('sdstore')}",
         decoder_version=DECODER_VERSION,
         database_id=store.database_id,

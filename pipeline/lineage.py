@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline import manifest as manifests
 from pipeline.errors import ManifestError
 from pipeline.manifest import Manifest
+from pipeline.publish import sync_folder
 
 _PRUNED = ".pruned"
 
@@ -57,5 +58,6 @@ def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
     doomed = whole[: max(len(whole) - keep_count, 0)]
     for each in doomed:
         hidden = each.rename(each.with_name(f".{each.name}{_PRUNED}"))
+        sync_folder(folder)
         shutil.rmtree(hidden)
     return doomed

@@ -133,6 +133,10 @@ class Manifest:
         yield self.channels
         yield from self.documents
 
+    def paths(self) -> set[str]:
+        """The paths of all files, the manifest's too."""
+        return {FILE_NAME, *(record.path for record in self.files())}
+
     def to_bytes(self) -> bytes:
         """The canonical JSON, sealed with its own digest."""
         members = asdict(self)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from blake3 import blake3
 
 from pipeline.errors import PublishError
 from pipeline.manifest import FileRecord
 
-_LOCK_NAME = ".lock"
+LOCK_NAME = ".lock"
+"""Of an empty file that a maker killed right after the rename leaves in what it published."""
 
 
 @contextmanager
@@ -27,16 +29,17 @@ def published(target: Path) -> Iterator[Path]:
     require_free(target)
     partial = target.parent / f".{target.name}.partial"
     partial.mkdir(parents=True, exist_ok=True)
-    with (partial / _LOCK_NAME).open("w") as lock:
+    with (partial / LOCK_NAME).open("w") as lock:
         _take(lock.fileno(), partial)
         try:
             _clear(partial)
             yield partial
-            _sync_folders(partial)
+            _sync_all(partial)
             partial.rename(target)
             # Not before: without the lock another maker could clear the folder under our hands.
-            (target / _LOCK_NAME).unlink()
-            _sync(target.parent)
+            (target / LOCK_NAME).unlink()
+            sync_folder(target)
+            sync_folder(target.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -59,21 +62,37 @@ def _clear(folder: Path) -> None:
     for child in folder.iterdir():
         if child.is_dir():
             shutil.rmtree(child)
-        elif child.name != _LOCK_NAME:
+        elif child.name != LOCK_NAME:
             child.unlink()
+
+
+def keep_only(folder: Path, paths: Collection[str]) -> None:
+    """Remove what else lies in `folder`: drafts of tasks that were killed."""
+    kept = {*paths, LOCK_NAME}
+    for file in list(folder.rglob("*")):
+        if file.is_file() and file.relative_to(folder).as_posix() not in kept:
+            file.unlink()
+
+
+def draft_of(target: Path) -> Path:
+    """Where to write what becomes the file `target` by a rename.
+
+    The name is random: a task that Spark runs twice at once, here or on another machine, writes two
+    files, not one.
+    """
+    return target.with_name(f".{target.name}.{token_hex(8)}")
 
 
 def write_file(root: Path, path: str, content: bytes | memoryview) -> FileRecord:
     """Write `content` to `root`/`path` durably; a half-written file never has that name."""
     target = root / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The name holds the process: a task that Spark runs twice at once writes two files, not one.
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    with partial.open("wb") as file:
+    draft = draft_of(target)
+    with draft.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(target)
+    draft.rename(target)
     return FileRecord(path, len(content), blake3(content).hexdigest())
 
 
@@ -95,12 +114,13 @@ def share_file(source: Path, target: Path, path: str) -> bool:
     return True
 
 
-def _sync_folders(root: Path) -> None:
+def _sync_all(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        _sync(Path(folder))
+        sync_folder(Path(folder))
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make durable which files `folder` has."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -20,7 +20,7 @@ from pipeline.layout import CHANNELS_FILE
 from pipeline.live import compare_with_node
 from pipeline.manifest import Manifest, Summary
 from pipeline.progress import step
-from pipeline.publish import record_of
+from pipeline.publish import LOCK_NAME, record_of
 from pipeline.snapshot import read_channels, read_claims, read_entries
 from pipeline.summaries import root_of
 
@@ -69,7 +69,7 @@ def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
         elif record_of(snapshot, record.path) != record:
             detail = "the bytes are not those that were exported"
             yield Finding(Fault.DAMAGED_FILE, record.path, detail)
-    listed = {record.path for record in manifest.files()} | {manifests.FILE_NAME}
+    listed = manifest.paths() | {LOCK_NAME}
     for path in sorted(snapshot.rglob("*")):
         name = path.relative_to(snapshot).as_posix()
         if path.is_file() and name not in listed:

@@ -16,7 +16,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import java
+from pipeline import java, lineage
 from pipeline.database import open_database, shown
 from pipeline.documents import readme
 from pipeline.errors import DatabaseError, ManifestError, PublishError
@@ -33,7 +33,7 @@ from pipeline.manifest import (
 )
 from pipeline.opening import reason_of
 from pipeline.plan import merged_tail
-from pipeline.publish import published, share_file, write_file
+from pipeline.publish import draft_of, keep_only, published, share_file, write_file
 from pipeline.report.graph import shape_of
 from pipeline.report.page import page
 from pipeline.report.pictures import pictures
@@ -152,7 +152,11 @@ def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
     left_over.mkdir(parents=True)  # as a killed process leaves it
     (left_over / "half").touch()
     with published(target) as folder:
+        (folder / "a").mkdir()
+        draft_of(folder / "a" / "b").touch()  # as a killed task leaves it
+        draft_of(folder / "c").touch()
         record = write_file(folder, "a/b", b"content")
+        keep_only(folder, {"a/b"})
         with pytest.raises(PublishError, match="another process"), published(target):
             pass
     assert sorted(p.name for p in target.rglob("*")) == ["a", "b"]
@@ -172,6 +176,25 @@ def test_pruning_keeps_the_newest_and_takes_nothing_from_them(tmp_path: Path) ->
     assert prune_snapshots(tmp_path, 2) == [tmp_path / "a"]
     assert [each.folder.name for each in list_snapshots(tmp_path)] == ["broken", "b", "c"]
     assert (tmp_path / "c" / "data").read_bytes() == b"shared"
+
+
+def test_a_pruned_snapshot_has_lost_its_name_for_good_before_its_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(tmp_path / "old", "manifest.json", MANIFEST.to_bytes())
+    newer = replace(MANIFEST, created_at="2026-01-01T00:00:00.001+00:00")
+    write_file(tmp_path / "a", "manifest.json", newer.to_bytes())  # newer, though not by its name
+    hidden = tmp_path / ".old.pruned"
+    synced: list[Path] = []
+
+    def sync(folder: Path) -> None:
+        assert (hidden / "manifest.json").exists()
+        synced.append(folder)
+
+    monkeypatch.setattr(lineage, "sync_folder", sync)
+    assert prune_snapshots(tmp_path, 1) == [tmp_path / "old"]
+    assert synced == [tmp_path]
+    assert not hidden.exists()
 
 
 @given(st.lists(st.lists(st.integers(0, 14), max_size=3), max_size=15))
