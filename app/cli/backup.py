@@ -12,6 +12,8 @@ from app.cli.database import SQLITE_PREFIX, require_database
 from app.cli.exits import CliError, Exit
 
 PAGES_PER_STEP = 4_096  # 16 MiB: the bar moves, and a busy writer is not held up
+# SQLite would even read the log of the store before into the copy that takes its place.
+_BESIDE_A_STORE = ("-wal", "-writer")
 
 Tell = Callable[[int, int], None]
 
@@ -25,16 +27,32 @@ def back_up(database_url: str, target: Path, tell: Tell) -> int:
         detail = "PostgreSQL has its own tool: pg_dump --format=custom --file FILE URL"
         raise CliError(Exit.USAGE, "unsupported_database", detail)
     require_database(database_url)
+    source = Path(database_url.removeprefix(SQLITE_PREFIX))
     draft = target.with_name(f"{target.name}.partial")
+    _require_unused(source, target, draft)
     draft.unlink(missing_ok=True)
     try:
-        _copy(Path(database_url.removeprefix(SQLITE_PREFIX)), draft, tell)
+        _copy(source, draft, tell)
         size = draft.stat().st_size
         draft.replace(target)
+    except sqlite3.Error as error:
+        detail = f"{source} cannot be copied to {target}: {error}"
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", detail) from None
     finally:
         draft.unlink(missing_ok=True)
     _sync_folder(target.parent)
     return size
+
+
+def _require_unused(source: Path, *targets: Path) -> None:
+    """Raises CliError where a target is the store itself, or another one that may be open."""
+    for target in targets:
+        if target.exists() and target.samefile(source):
+            raise CliError(Exit.USAGE, "file_in_use", f"{target} is the store itself")
+        for suffix in _BESIDE_A_STORE:
+            if (beside := Path(f"{target}{suffix}")).exists():
+                detail = f"{beside} belongs to a store, which may be open: choose another file"
+                raise CliError(Exit.USAGE, "file_in_use", detail)
 
 
 def _copy(source: Path, draft: Path, tell: Tell) -> None:

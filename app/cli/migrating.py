@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from app.cli.database import open_store
+from app.cli.exits import CliError, Exit
 from app.settings import Settings
 from app.store.migrate import revision_of
 
@@ -26,5 +28,7 @@ def _revision(database_url: str) -> str | None:
     try:
         with engine.connect() as connection:
             return revision_of(connection)
+    except DBAPIError as error:
+        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error.orig)) from None
     finally:
         engine.dispose()

@@ -54,7 +54,7 @@ async def get_message(call: Call) -> Reply:
         raise _not_found()
     digest = call.text("digest")
     if digest is not None:
-        return await _get_variant(call, form, digest)
+        return await _get_variant(call, form, digest, found.variants)
     if form is Form.PROTOBUF:
         return _frame_reply(call, found.entry, found.variants_count, NO_CACHE)
     return await _entry_json_reply(call, found.entry, found.variants)
@@ -95,15 +95,14 @@ async def lookup(call: Call) -> Reply:
     return json_reply(_lookup_json(result))
 
 
-async def _get_variant(call: Call, form: Form, digest: str) -> Reply:
+async def _get_variant(call: Call, form: Form, digest: str, variants: Sequence[bytes]) -> Reply:
     entry = await _by_digest(call, digest)
     channel_id = call.channel_id
     if entry.message_id != call.params["message_id"] or channel_id not in (None, entry.channel_id):
         raise _not_found()
     if form is Form.PROTOBUF:
-        return _frame_reply(call, entry, None, NO_CACHE)
-    found = await call.node.store.find(entry.message_id, entry.channel_id)
-    return await _entry_json_reply(call, entry, found.variants if found else ())
+        return _frame_reply(call, entry, len(variants), NO_CACHE)
+    return await _entry_json_reply(call, entry, variants)
 
 
 async def _by_digest(call: Call, digest_hex: str) -> Entry:

@@ -57,6 +57,17 @@ def test_get_prints_the_message_as_it_can_be_published_again(node: str, other_no
     assert again.json["digest"] == entry_digest(one).hex()
 
 
+def test_get_counts_the_variants_of_the_one_asked_for_too(node: str) -> None:
+    variants = [message(3, "json/get", content=content) for content in (b"one", b"other")]
+    for each in variants:
+        cli("publish", "-", "--format", "frame", "--node", node, stdin=encode(each))
+    for each in variants:
+        digest = entry_digest(each).hex()
+        wanted = ("get", "m3", "--channel", "json/get", "--digest", digest)
+        meta = cli(*wanted, "--json", "--node", node).json["meta"]
+        assert (meta["digest"], meta["variants_count"]) == (digest, 2)
+
+
 def test_get_writes_the_frame_byte_for_byte(node: str, tmp_path: Path) -> None:
     frame = encode(message(2, "json/get"), Dialect.NIM)
     cli("publish", "-", "--format", "frame", "--node", node, stdin=frame)

@@ -254,6 +254,41 @@ def test_a_backup_replaces_nothing_unless_told(tmp_path: Path, file: Path) -> No
     assert cli("backup", copy, "--data-dir", data, "--force", "--json").json["bytes"] > 10_000
 
 
+def test_a_backup_never_takes_the_place_of_a_store_that_may_be_open(
+    tmp_path: Path, file: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for data in (one, two):
+        cli("import", file, "--data-dir", data)
+    store, alias = one / "sdstore.db", tmp_path / "alias.db"
+    alias.hardlink_to(store)
+    for target in (store, alias, two / "sdstore.db"):
+        result = cli("backup", target, "--force", "--data-dir", one)
+        assert (result.code, "file_in_use" in result.err) == (2, True)
+    # The draft of a copy is replaced without asking.
+    partial = tmp_path / "copy.db.partial"
+    partial.hardlink_to(store)
+    url = f"sqlite:///{partial}"
+    assert cli("backup", tmp_path / "copy.db", "--database", url).code == 2
+    assert entries_of(one) == entries_of(two) == len(ITEMS)
+
+
+def test_a_file_that_is_no_database_is_one_line_and_6(tmp_path: Path, file: Path) -> None:
+    strange = tmp_path / "strange.db"
+    strange.write_bytes(b"a diary" * 1_000)
+    for verb in (
+        ("check",),
+        ("migrate",),
+        ("backup", tmp_path / "copy.db"),
+        ("import", file),
+        ("export", tmp_path / "copy.ldp"),
+    ):
+        result = cli(*verb, "--database", f"sqlite:///{strange}", "--data-dir", tmp_path)
+        assert (verb[0], result.code, result.err.count("\n")) == (verb[0], 6, 1)
+        assert "store_unavailable" in result.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == [file.name, strange.name]
+
+
 def test_migrate_says_where_the_schema_is(tmp_path: Path, file: Path) -> None:
     cli("import", file, "--data-dir", tmp_path)
     report = cli("migrate", "--data-dir", tmp_path, "--json").json
