@@ -72,7 +72,11 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe message that is logged"
     )
-    cors_origins: CommaList = Field([], description="web origins whose pages may read; * is all")
+    cors_origins: CommaList = Field(
+        [],
+        description="web origins whose pages may read, publish and reconcile here; * is every page, "
+        "which on loopback means every page that a browser of this machine opens",
+    )
 
     @property
     def shown_database_url(self) -> str:

@@ -40,6 +40,15 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
+PAGE_HEADERS = (
+    "authorization",
+    "content-encoding",
+    "content-type",
+    "if-none-match",
+    "last-event-id",
+    "retrieval-hint",
+)
+"""Headers that a page of another origin may send."""
 
 ROUTERS: tuple[APIRouter, ...] = (
     channels.router,
@@ -68,12 +77,12 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
 
 
 def _with_cors(app: App, origins: Sequence[str]) -> App:
-    """Let pages of these origins read the answers; credentials go in headers, never in cookies."""
+    """Let pages of these origins call; credentials go in headers, never in cookies."""
     cors = CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST", "DELETE"),
-        allow_headers=("authorization", "content-type", "if-none-match", "retrieval-hint"),
+        allow_methods=("GET", "POST"),
+        allow_headers=PAGE_HEADERS,
         expose_headers=("etag", "link", "location", "retry-after", *SDS_HEADERS),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
@@ -23,6 +23,8 @@ class Scope(StrEnum):
 
 
 EVERY_SCOPE = frozenset(Scope)
+SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
+"""What a web page of another origin may do at most: never what is the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,18 @@ class Caller:
             raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
         if channel_id is not None and not self.covers(channel_id):
             raise Problem(Code.FORBIDDEN, "the credentials do not cover this channel")
+
+
+def confined(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
+    """The caller of a request that bears an Origin, without the scopes that another one's lack.
+
+    Browsers send the Origin of a page and no page can forge it, so a page of this node is told from
+    one that was opened on this machine and means to use what the machine may do.
+    """
+    _, _, origin_host = headers[b"origin"].partition(b"://")
+    if origin_host == headers.get(b"host"):
+        return caller
+    return replace(caller, scopes=caller.scopes & SCOPES_OF_PAGES)
 
 
 class Authorizer(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from app.errors import Code, Problem
 from app.http.auth import Caller
@@ -19,27 +19,36 @@ QUERY_FIELDS_MAX = 1_000
 
 
 class Reply(NamedTuple):
-    """A whole answer in memory; the shell adds the content length."""
+    """A whole answer in memory; whoever sends it adds the content length."""
 
     status: int
     headers: Headers
     body: bytes = b""
 
 
+def length_of(reply: Reply) -> Headers:
+    """The header that says how long a reply is. RFC 9110 section 8.6: not of one without a body."""
+    if reply.status in (204, 304):
+        return []
+    return [(b"content-length", b"%d" % len(reply.body))]
+
+
 @dataclass(slots=True)
 class Call:
     """One request after routing and authorization.
 
-    `params` are the decoded path parameters, `headers` the last value of each header in lower
-    case, `raw_headers` all of them in order, `body` the whole body (empty where the route has none).
+    `params` are the decoded path parameters, `headers` the headers by name in lower case (several
+    lines of one name joined), `raw_headers` all lines in order, `is_head` whether nothing but the
+    answer's headers is wanted, `body` the whole body (empty where the route has none).
     """
 
     node: Node
     params: dict[str, str]
-    query: Mapping[str, list[str]]
+    query: Mapping[str, str]
     headers: Mapping[bytes, bytes]
     raw_headers: Headers
     caller: Caller
+    is_head: bool
     body: bytes = field(default=b"")
 
     @property
@@ -48,23 +57,26 @@ class Call:
         return self.text("channel_id")
 
     def text(self, name: str) -> str | None:
-        """The value of a query parameter; `invalid_parameter` where it is given twice."""
-        return single(self.query, name)
+        """The value of a query parameter."""
+        return self.query.get(name)
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
 REPLY_KEY = "sdstore.reply"
 """Where our server leaves its way to send a whole `Reply` in the ASGI scope; others have none."""
 
-_NO_QUERY: Mapping[str, list[str]] = {}
+_NO_QUERY: Mapping[str, str] = {}
 
 
-def parse_query(query_string: bytes) -> Mapping[str, list[str]]:
-    """Every value of every field of a query string, percent-decoded as UTF-8."""
+def parse_query(query_string: bytes) -> Mapping[str, str]:
+    """The fields of a query string, percent-decoded as UTF-8; `invalid_parameter`.
+
+    None may stand twice: which of two values is meant, a proxy and a server may see differently.
+    """
     if not query_string:
         return _NO_QUERY
     try:
-        return parse_qs(
+        pairs = parse_qsl(
             query_string.decode("ascii"),
             keep_blank_values=True,
             errors="strict",
@@ -72,13 +84,9 @@ def parse_query(query_string: bytes) -> Mapping[str, list[str]]:
         )
     except ValueError:
         raise Problem(Code.INVALID_PARAMETER, "the query string is not UTF-8") from None
-
-
-def single(query: Mapping[str, list[str]], name: str) -> str | None:
-    """The value of a field that stands at most once, else `invalid_parameter`."""
-    values = query.get(name)
-    if values is None:
-        return None
-    if len(values) > 1:
-        raise Problem(Code.INVALID_PARAMETER, f"{name} is given {len(values)} times")
-    return values[0]
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in query if names.count(name) > 1)
+        raise Problem(Code.INVALID_PARAMETER, f"{twice[:100]} is given twice")
+    return query

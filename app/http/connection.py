@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from app.errors import Code, Problem
-from app.http.call import REPLY_KEY, Reply
+from app.http.call import REPLY_KEY, Reply, length_of
 from app.http.problems import problem_reply
 from app.limits import Limits
 
@@ -154,7 +154,7 @@ async def _give(cycle: RequestResponseCycle, reply: Reply) -> None:
 def _head(reply: Reply, *, is_last: bool) -> bytes:
     lines = [STATUS_LINE[reply.status]]
     lines += [b"%s: %s\r\n" % header for header in reply.headers]
-    lines.append(b"content-length: %d\r\n" % len(reply.body))
+    lines += [b"%s: %s\r\n" % header for header in length_of(reply)]
     if is_last and _CLOSE not in reply.headers:
         lines.append(b"connection: close\r\n")
     head = b"".join(lines)

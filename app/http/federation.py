@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.federation.syncs import Sync, SyncEvent
@@ -105,10 +105,10 @@ async def get_sync(call: CurrentCall, sync_id: str) -> dict[str, Any]:
 
 
 @router.get("/syncs/{sync_id:segment}/events", openapi_extra=demands(Scope.ADMIN))
-async def sync_events(call: CurrentCall, sync_id: str) -> StreamingResponse:
+async def sync_events(call: CurrentCall, sync_id: str) -> Response:
     """The session's state, now and after every change, as server-sent events."""
     call.node.syncs.get(sync_id)
-    return event_stream(_sync_events(call.node.syncs.events(sync_id)))
+    return event_stream(call, _sync_events(call.node.syncs.events(sync_id)))
 
 
 async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncIterator[bytes]:

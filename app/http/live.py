@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
 from app.entries import Entry
@@ -33,7 +33,7 @@ LastEventId = Annotated[str | None, Header(description="where a reader that reco
 @router.get("/live", openapi_extra=demands(Scope.READ), response_class=StreamingResponse)
 async def live(
     call: CurrentCall, after: After = None, last_event_id: LastEventId = None
-) -> StreamingResponse:
+) -> Response:
     """New messages of every channel as they come, and before them those after a cursor."""
     return _stream(call, call.caller.covers, last_event_id or after)
 
@@ -45,17 +45,17 @@ async def live(
 )
 async def channel_live(
     call: CurrentCall, channel_id: str, after: After = None, last_event_id: LastEventId = None
-) -> StreamingResponse:
+) -> Response:
     """New messages of a channel as they come, and before them those after a cursor."""
     return _stream(call, channel_id.__eq__, last_event_id or after)
 
 
-def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamingResponse:
+def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.ARRIVAL, cursor)
     call.node.live.admit()
     after_seq = None if position is None else int(position[0])
-    return event_stream(_chunks(call.node.live.events(wanted, after_seq), cursors))
+    return event_stream(call, _chunks(call.node.live.events(wanted, after_seq), cursors))
 
 
 async def _chunks(

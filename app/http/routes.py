@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from app.errors import Code, Problem
 from app.http.auth import Scope
-from app.http.call import Handler, parse_query, single
+from app.http.call import Handler, parse_query
 from app.http.metrics import HttpMetrics, RouteStats
 
 QUERY_FORM_PARAMETERS = frozenset({"message_id", "channel_id"})
@@ -51,7 +51,7 @@ class Match(NamedTuple):
     route: Route
     stats: RouteStats
     params: dict[str, str]
-    query: Mapping[str, list[str]]
+    query: Mapping[str, str]
 
 
 class _Candidate(NamedTuple):
@@ -96,11 +96,11 @@ class RouteTable:
             raise self._no_match(method, segments, query)
         params = {name: _text(segments[position]) for position, name in found.params}
         if found.query_parameter is not None:
-            params[found.query_parameter] = single(query, found.query_parameter) or ""
+            params[found.query_parameter] = query[found.query_parameter]
         return Match(found.route, found.stats, params, query)
 
     def _find(
-        self, method: str, segments: list[bytes], query: Mapping[str, list[str]]
+        self, method: str, segments: list[bytes], query: Mapping[str, str]
     ) -> _Candidate | None:
         for candidate in self._candidates.get((method, len(segments)), ()):
             if candidate.query_parameter is not None and candidate.query_parameter not in query:
@@ -109,10 +109,8 @@ class RouteTable:
                 return candidate
         return None
 
-    def _no_match(
-        self, method: str, segments: list[bytes], query: Mapping[str, list[str]]
-    ) -> Problem:
-        complete = {name: [""] for name in QUERY_FORM_PARAMETERS}
+    def _no_match(self, method: str, segments: list[bytes], query: Mapping[str, str]) -> Problem:
+        complete = dict.fromkeys(QUERY_FORM_PARAMETERS, "")
         if (incomplete := self._find(method, segments, complete)) is not None:
             return Problem(Code.INVALID_PARAMETER, f"?{incomplete.query_parameter}= is missing")
         methods = {key[0] for key in self._candidates}

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from app.errors import Problem
-from app.http.auth import Authorizer
+from app.http.auth import Authorizer, confined
 from app.http.body import ClientGoneError, Receive, read_body
-from app.http.call import REPLY_KEY, Call, Reply, single
+from app.http.call import REPLY_KEY, Call, Headers, Reply, length_of
 from app.http.problems import internal_error, problem_reply
 from app.http.routes import Match, RouteTable
 from app.node import Node
@@ -82,13 +82,18 @@ class Shell:
     def _admit(self, match: Match, scope: Scope) -> Call:
         raw_headers = scope["headers"]
         headers = dict(raw_headers)
+        if len(headers) != len(raw_headers):
+            headers = _joined(raw_headers)
         client = scope["client"]
         caller = self._authorizer.identify(client[0] if client else "", headers)
+        if b"origin" in headers:
+            caller = confined(caller, headers)
         channel_id = match.params.get("channel_id")
         if channel_id is None:
-            channel_id = single(match.query, "channel_id")
+            channel_id = match.query.get("channel_id")
         caller.require(match.route.scope, channel_id)
-        return Call(self._node, match.params, match.query, headers, raw_headers, caller)
+        is_head = scope["method"] == "HEAD"
+        return Call(self._node, match.params, match.query, headers, raw_headers, caller, is_head)
 
 
 class _Answer:
@@ -109,13 +114,9 @@ class _Answer:
         if self._give_whole is not None:
             await self._give_whole(reply)
             return
-        length = (b"content-length", b"%d" % len(reply.body))
+        headers = [*reply.headers, *length_of(reply)]
         await self._send(
-            {
-                "type": "http.response.start",
-                "status": reply.status,
-                "headers": [*reply.headers, length],
-            }
+            {"type": "http.response.start", "status": reply.status, "headers": headers}
         )
         await self._send({"type": "http.response.body", "body": reply.body})
 
@@ -124,6 +125,14 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)
+
+
+def _joined(raw_headers: Headers) -> dict[bytes, bytes]:
+    """RFC 9110 section 5.2: lines of one name are one list."""
+    joined: dict[bytes, bytes] = {}
+    for name, value in raw_headers:
+        joined[name] = b"%s, %s" % (joined[name], value) if name in joined else value
+    return joined
 
 
 def _raw_path(scope: Scope) -> bytes:

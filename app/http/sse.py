@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import orjson
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+
+from app.http.call import Call
 
 
 def event(name: str, document: object, event_id: str | None = None) -> bytes:
@@ -20,7 +22,9 @@ def heartbeat(event_id: str) -> bytes:
     return b": still here\nid: %s\n\n" % event_id.encode()
 
 
-def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+def event_stream(call: Call, events: AsyncIterator[bytes]) -> Response:
     """An answer of events; nothing on the way may keep or collect them."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    if call.is_head:
+        return Response(media_type="text/event-stream", headers=headers)
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)

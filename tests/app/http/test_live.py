@@ -170,6 +170,12 @@ def test_silence_is_filled_with_comments_that_say_how_far_the_reader_is(tmp_path
     assert (comment.name, page["messages"]) == ("comment", [])
 
 
+def test_head_ends_behind_the_headers(node: RunningNode) -> None:
+    head = node.http.head("/v1/live", timeout=5)
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert "sdstore_live_readers 0.0" in node.http.get("/metrics").text
+
+
 def test_too_many_readers_are_turned_away_and_a_place_becomes_free(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, live_readers_max=1)
     with running_node(tmp_path, limits) as node:

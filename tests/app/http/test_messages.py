@@ -276,6 +276,28 @@ def test_the_protobuf_form_of_a_look_up_says_the_same(node: RunningNode) -> None
     assert [key.message_id for key in reply.missing] == ["nope"]
 
 
+def test_several_lines_of_a_header_are_one_list(node: RunningNode) -> None:
+    node.publish(content("listed"))
+    url = f"{node.url}/v1/messages/listed"
+    etag = node.http.get(url).headers["etag"]
+    for tags in ((etag, '"other"'), ('"other"', etag)):
+        answer = node.http.get(url, headers=[("if-none-match", tag) for tag in tags])
+        assert answer.status_code == 304
+    accepted = [("accept", "application/x-protobuf"), ("accept", "text/html")]
+    assert node.http.get(url, headers=accepted).content == encode(content("listed"))
+
+
+def test_an_answer_without_a_body_has_no_length(node: RunningNode) -> None:
+    node.publish(content("unchanged"))
+    url = f"{node.url}/v1/messages/unchanged"
+    etag = node.http.get(url).headers["etag"]
+    for _ in range(2):
+        answer = node.http.get(url, headers={"if-none-match": etag})
+        assert (answer.status_code, answer.content) == (304, b"")
+        assert "content-length" not in answer.headers
+        assert "transfer-encoding" not in answer.headers
+
+
 def test_head_answers_the_headers_alone(node: RunningNode) -> None:
     node.publish(content("headed"))
     head, get = (node.http.request(m, "/v1/messages/headed") for m in ("HEAD", "GET"))

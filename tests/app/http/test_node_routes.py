@@ -71,7 +71,7 @@ def test_the_document_and_the_page_need_nothing_from_elsewhere(node: RunningNode
     assert not re.search(r'(src|href)="https?:', page.text)
 
 
-def test_a_page_of_another_origin_may_read_only_where_the_operator_said_so(
+def test_a_page_of_another_origin_may_call_only_where_the_operator_said_so(
     node: RunningNode, tmp_path: Path
 ) -> None:
     asked = {"origin": ORIGIN}
@@ -84,12 +84,30 @@ def test_a_page_of_another_origin_may_read_only_where_the_operator_said_so(
         assert "access-control-allow-origin" not in other.headers
         wanted = {
             "access-control-request-method": "POST",
-            "access-control-request-headers": "content-type,authorization",
+            "access-control-request-headers": "content-type,content-encoding,last-event-id",
         }
         preflight = opened.http.options("/v1/messages", headers=asked | wanted)
         assert preflight.status_code == 200
+        preflight = opened.http.options(
+            "/v1/peers/x", headers=asked | {"access-control-request-method": "DELETE"}
+        )
+        assert preflight.status_code == 400
         refused = opened.http.get("/v1/feed?limit=0", headers=asked)
         assert refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+@pytest.mark.parametrize("origins", [[], ["*"]])
+def test_no_page_of_another_origin_does_what_is_the_operators(
+    tmp_path: Path, origins: list[str]
+) -> None:
+    with running_node(tmp_path, cors_origins=origins) as opened:
+        for origin, status in ((ORIGIN, 403), ("null", 403), (opened.url, 202)):
+            # No preflight asks before such a request.
+            answer = opened.http.post(
+                "/v1/syncs", json={"peer_url": opened.url}, headers={"origin": origin}
+            )
+            assert answer.status_code == status, answer.text
+        assert opened.http.get("/v1/feed", headers={"origin": ORIGIN}).status_code == 200
 
 
 def test_a_request_under_another_host_name_is_forbidden_on_every_route(node: RunningNode) -> None:

@@ -113,6 +113,7 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
     [
         "/v1/messages",
         "/v1/messages?message_id=a&message_id=b",
+        "/v1/channels?limit=1&limit=2",
         "/v1/messages/%FF",
         "/v1/messages/%C3",
         "/v1/messages/a%00",
