@@ -7,7 +7,10 @@ checked by recomputing: an element counts only if its range and short id were as
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from sdstore.wire.recon_pb2 import Fetch
 
 Batch = list[Need]
 _RESUME_BYTES = 16
+_NOWHERE = -1
 
 
 class FetchQueue:
@@ -33,6 +37,8 @@ class FetchQueue:
         self._view = view
         self._waiting: deque[Need] = deque()
         self._barren_left = limits.fetch_barren_max
+        self._owed_names: set[int] = set()
+        self._owed_count = 0  # of whole ranges, whose elements have no names
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,39 +69,81 @@ class FetchQueue:
                 batch.append(need)
         return batch
 
-    def accept(self, batch: Batch, orders: U64, ids: U8) -> Mask:
-        """Which of the arrived elements were asked for in `batch`: bool[n]."""
+    @property
+    def unserved_count(self) -> int:
+        """Elements that the peer named or counted and did not bring when they were fetched."""
+        return len(self._owed_names) + self._owed_count
+
+    def accept(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> Mask:
+        """Which of the arrived elements, as they came, were asked for in `batch`: bool[n].
+
+        `resume`: where an answer that was cut goes on. Raises `RemoteProtocolError` unless each
+        element comes once, ascending, and below that: else a fetch could be served for ever.
+        """
+        keys = list(zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True))
+        if any(after < before for before, after in pairwise(keys)):
+            raise RemoteProtocolError("malformed", "the elements of an answer ascend")
+        if len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids):
+            raise RemoteProtocolError("malformed", "an element came twice in one answer")
+        if resume is not None and keys and keys[-1] > _bound_of(resume):
+            raise RemoteProtocolError("no_progress", "an element lies above the resume bound")
+        return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
+
+    def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
+        """Strike off what an answer to `batch` brought, in any order; queue what it did not reach.
+
+        An answer that only moves its bound could do so for ever, so few of a session may bring
+        nothing.
+        """
+        left, is_barren = self._left(batch, orders, ids)
+        bound = END
+        if resume is not None:
+            bound = _bound_of(resume)
+            self._barren_left -= is_barren
+            if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:
+                raise RemoteProtocolError("no_progress", "truncated responses must bring something")
+        for need in reversed(left):
+            upper = need.range.upper
+            if resume is not None and (bound < upper or upper == END):
+                span = Range(max(bound, need.range.lower), upper)
+                self._waiting.appendleft(replace(need, range=span))
+            elif need.short_ids is None:
+                self._owed_count += need.count
+            else:
+                self._owed_names |= set(names_of_short_ids(need.short_ids).tolist())
+
+    def settle_late(self, orders: U64, ids: U8) -> None:
+        """Strike off elements that could not be told when they came."""
+        for name in names_of_short_ids(short_ids(self._view, orders, ids)).tolist():
+            if name in self._owed_names:
+                self._owed_names.remove(name)
+            elif self._owed_count:
+                self._owed_count -= 1
+
+    def _left(self, batch: Batch, orders: U64, ids: U8) -> tuple[Batch, bool]:
+        """What of a batch was not brought, and whether nothing was."""
+        brought: defaultdict[int, set[int]] = defaultdict(set)
+        for at, name in self._places(batch, orders, ids):
+            brought[at].add(name)
+        brought.pop(_NOWHERE, None)
+        left = (_without(need, brought[at]) for at, need in enumerate(batch))
+        return [need for need in left if need is not None], not any(brought.values())
+
+    def _places(self, batch: Batch, orders: U64, ids: U8) -> Iterator[tuple[int, int]]:
+        """Of each element: which need of the batch asks for it, and its name there."""
         if not len(orders):
-            return np.zeros(0, dtype=bool)
+            return
         names = names_of_short_ids(short_ids(self._view, orders, ids)).tolist()
         keys = zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True)
         lowers = [need.range.lower for need in batch]
         wanted = [_names(need) for need in batch]
-        asked = np.zeros(len(orders), dtype=bool)
-        for place, (key, name) in enumerate(zip(keys, names, strict=True)):
+        for key, name in zip(keys, names, strict=True):
             at = bisect_right(lowers, key) - 1
             if at >= 0:
                 upper, some = batch[at].range.upper, wanted[at]
                 inside = key < upper or upper == END
-                asked[place] = inside and (some is None or name in some)
-        return asked
-
-    def resume(self, batch: Batch, raw: bytes, accepted_count: int) -> None:
-        """Put back what a truncated response did not reach (its `resume` field).
-
-        `accepted_count`: how many of the elements that it brought `accept` took. A response that
-        only moves its bound could do so for ever, so few of a session may bring none of them.
-        """
-        if len(raw) != _RESUME_BYTES:
-            raise RemoteProtocolError("malformed", "a resume bound has 16 bytes")
-        bound = Bound(int.from_bytes(raw[:8], "big"), int.from_bytes(raw[8:], "big"))
-        self._barren_left -= not accepted_count
-        if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:
-            raise RemoteProtocolError("no_progress", "truncated responses must bring something")
-        rest = [need for need in batch if bound < need.range.upper or need.range.upper == END]
-        for need in reversed(rest):
-            span = Range(max(bound, need.range.lower), need.range.upper)
-            self._waiting.appendleft(Need(span, need.short_ids, need.count))
+                at = at if inside and (some is None or name in some) else _NOWHERE
+            yield at, name
 
 
 def pack_fetch(batch: Batch) -> Fetch:
@@ -125,3 +173,20 @@ def _names(need: Need) -> frozenset[int] | None:
     if need.short_ids is None:
         return None
     return frozenset(names_of_short_ids(need.short_ids).tolist())
+
+
+def _without(need: Need, brought: set[int]) -> Need | None:
+    """What is left of a need; of a whole range always something, if only what may be new there."""
+    if need.short_ids is None:
+        return replace(need, count=max(need.count - len(brought), 0))
+    if not brought:
+        return need
+    missing = [name not in brought for name in names_of_short_ids(need.short_ids).tolist()]
+    rows = need.short_ids[missing]
+    return replace(need, short_ids=rows, count=len(rows)) if len(rows) else None
+
+
+def _bound_of(resume: bytes) -> Bound:
+    if len(resume) != _RESUME_BYTES:
+        raise RemoteProtocolError("malformed", f"a resume bound has {_RESUME_BYTES} bytes")
+    return Bound(int.from_bytes(resume[:8], "big"), int.from_bytes(resume[8:], "big"))

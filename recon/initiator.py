@@ -114,6 +114,11 @@ class Initiator:
         """Content that really arrived (or was taken by the peer): the budget grows with it."""
         self._budget.credit(content_bytes)
 
+    def charge(self, content_call_bytes: int, elapsed_s: float = 0.0) -> None:
+        """A call that moved content is paid from the same budget. Raises `RemoteProtocolError`."""
+        self._budget.bytes += content_call_bytes
+        self._budget.check(len(self._view), elapsed_s)
+
     def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""
         del elapsed_s  # the time is judged when the answer comes, where a fault can be told

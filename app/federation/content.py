@@ -8,6 +8,7 @@ has the entry already. Both sides of the protocol use these functions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from app.entries import ClaimSource, Outcome, OutcomeKind
@@ -27,6 +28,7 @@ from sdstore.wire.recon_pb2 import (
 
 ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
 _FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
+_FRAME_BYTES_GUESSED = 1024  # where little room is left, fewer are loaded in vain
 _CHUNK_MAX = 512  # a few milliseconds of the event loop
 _DOOR_ITEMS = 1_024  # one group of the committer; the door itself yields to other callers
 _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
@@ -53,16 +55,18 @@ async def load_items(
     wanted = ids[:ITEMS_PER_MESSAGE_MAX]
     while loaded.covered < len(wanted):
         chunk = wanted[loaded.covered :][: _chunk_size(len(loaded.items), bytes_max - room, room)]
-        found = await _items_by_element(store, chunk, hints_max, folded)
-        for position, element in enumerate(chunk, loaded.covered):
-            item = found.get(element)
-            if item is None or element in folded:
-                continue
-            room -= item.ByteSize() + _ITEM_OVERHEAD_BYTES
-            if room < 0 and loaded.items:
-                return loaded._replace(covered=position)
-            loaded.items.append(item)
-            loaded.ids.append(element)
+        found = await _items_by_element(store, chunk, hints_max)
+        open_ = [each for each in chunk if each not in folded and each in found]
+        fitting = _fitting_count([_size(found[each]) for each in open_], room, bool(loaded.items))
+        # Folded once the cut is known: what lies below it is sent, in an entry or alone.
+        for each in open_[:fitting]:
+            folded.update(claim_id(each, hint) for hint in found[each].entry.hints)
+        sent = [each for each in open_[:fitting] if each not in folded]
+        room -= sum(_size(found[each]) for each in sent)
+        loaded.items.extend(found[each] for each in sent)
+        loaded.ids.extend(sent)
+        if fitting < len(open_):
+            return loaded._replace(covered=loaded.covered + chunk.index(open_[fitting]))
         loaded = loaded._replace(covered=loaded.covered + len(chunk))
     return loaded
 
@@ -70,12 +74,22 @@ async def load_items(
 def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
     """Elements to look up next: about as many as the room holds, going by those so far."""
     if not items_count:
-        return _FIRST_CHUNK
+        return min(max(1, room // _FRAME_BYTES_GUESSED), _FIRST_CHUNK)
     return max(1, min(room * items_count // max(items_bytes, 1) + 1, _CHUNK_MAX))
 
 
+def _size(item: Item) -> int:
+    return item.ByteSize() + _ITEM_OVERHEAD_BYTES
+
+
+def _fitting_count(sizes: Sequence[int], room: int, is_begun: bool) -> int:
+    """How many items fit; one at least, unless the message has begun."""
+    fitting = sum(total <= room for total in accumulate(sizes))
+    return fitting if is_begun else max(fitting, min(len(sizes), 1))
+
+
 async def _items_by_element(
-    store: ContentStore, ids: Sequence[bytes], hints_max: int, folded: set[bytes]
+    store: ContentStore, ids: Sequence[bytes], hints_max: int
 ) -> dict[bytes, Item]:
     entries = {entry.digest: entry for entry in await store.by_digest(ids)}
     claims = await store.claims_by_element([each for each in ids if each not in entries])
@@ -86,9 +100,7 @@ async def _items_by_element(
     known_hints = await store.hints_of(list(entries))
     for digest, entry in entries.items():
         published = [c.hint for c in known_hints.get(digest, ()) if c.source < ClaimSource.HISTORY]
-        hints = published[:hints_max]
-        folded.update(claim_id(digest, hint) for hint in hints)
-        found[digest] = Item(entry=Item.Entry(frame=entry.frame, hints=hints))
+        found[digest] = Item(entry=Item.Entry(frame=entry.frame, hints=published[:hints_max]))
     return found
 
 

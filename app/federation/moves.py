@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,22 +13,24 @@ from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.federation.content import is_refusal, load_items, publish_items
 from app.federation.exchange import Exchange
-from app.federation.inbound import Arrived, Element, read_items
+from app.federation.inbound import Arrived, Element, columns, read_items
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory
 from app.federation.outbox import Outbox
 from app.federation.report import Traffic
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
+from recon.initiator import Initiator
 from recon.limits import ID_BYTES, PROTOCOL_VERSION
 from recon.session import SessionHeader
 from recon.view import View, short_ids
 from sdstore.sds.digest import claim_id
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import Item, ReconRequest
+from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
 MOVE_ELEMENTS_MAX = 1_024  # one group of the door, while the batches before and behind travel
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
+ORPHANS_MAX = 1 << 17  # 40 MB; all of 10^5 entries of one order, hints first, have fewer
 PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
 PATIENCE_STEP_S = 0.1
 
@@ -40,10 +43,7 @@ class Move(NamedTuple):
 
 
 class Moves:
-    """Queues of both directions, and how one batch is carried.
-
-    `offered_count` and `served_count` count elements that the peer said it has, and brought.
-    """
+    """Queues of both directions, and how one batch is carried; paid from the session's budget."""
 
     def __init__(
         self,
@@ -53,19 +53,19 @@ class Moves:
         exchange: Exchange,
         memory: PeerMemory,
         traffic: Traffic,
-        credit: Callable[[int], None],
+        initiator: Initiator,
     ) -> None:
-        self.offered_count = 0
-        self.served_count = 0
         self._local = local
         self._header = header
         self._exchange = exchange
         self._memory = memory
         self._traffic = traffic
-        self._credit = credit
+        self._initiator = initiator
+        self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
         self._orphans: list[Item] = []
+        self._retired_count = 0
         self._refused = _RefusedNeeds(view, memory)
         self._postponed_steps = 0
 
@@ -78,13 +78,17 @@ class Moves:
     def add_need(self, event: Need) -> None:
         """Queue what we lack, but for what we refused before."""
         if (need := self._refused.subtracted_from(event)) is not None:
-            self.offered_count += need.count
             self._fetches.add(need)
 
     @property
     def waiting_count(self) -> int:
         """Batches and elements that wait: zero when nothing is left to do."""
         return len(self._outbox) + len(self._fetches)
+
+    @property
+    def unserved_count(self) -> int:
+        """Elements that the peer offered and did not bring, nor said that it lost them."""
+        return max(self._fetches.unserved_count - self._retired_count, 0)
 
     def take(self) -> Move:
         """The next batch."""
@@ -110,16 +114,15 @@ class Moves:
             request.fetch.CopyFrom(pack_fetch(move.fetch))
         response = await self._exchange.content_call(self._header, request)
         await self._take_outcomes(loaded.ids, loaded.items, list(response.push_outcomes))
-        accepted_count = await self._take_arrivals(move.fetch, response.items)
-        if response.truncated:
-            self._fetches.resume(move.fetch, response.resume, accepted_count)
+        await self._take_arrivals(move.fetch, response)
+        # What is pushed costs nothing: each element of ours goes once, whatever the peer says.
+        size = request.fetch.ByteSize() + response.ByteSize()
+        self._initiator.charge(size, time.monotonic() - self._started_s)
 
     async def settle_orphans(self) -> None:
         """Publish the claims that arrived before their entries; what has none by now is refused."""
-        orphans, self._orphans = self._orphans, []
-        arrived = await read_items(self._local.store, orphans)
-        await self._publish(await self._without_known_claims(arrived))
-        for item in arrived.orphans:
+        await self._try_orphans()
+        for item in self._orphans:
             self._refuse_orphan(item)
 
     # --- sent ----------------------------------------------------------------------------------
@@ -134,11 +137,12 @@ class Moves:
         for element_id, item, outcome in zip(ids, items, outcomes, strict=True):
             if outcome == recon_pb2.NOT_EXAMINED:
                 postponed.append(element_id)
-            elif outcome == recon_pb2.PUSH_REFUSED:
+                continue
+            self._initiator.credit(item.ByteSize())
+            if outcome == recon_pb2.PUSH_REFUSED:
                 self._memory.refused_there.add(element_id)
                 self._count(item, "refused")
             elif outcome == recon_pb2.STORED:
-                self._credit(item.ByteSize())
                 self._count(item, "sent")
                 self._traffic.claims_sent += len(item.entry.hints)
         await self._postpone(postponed)
@@ -154,18 +158,31 @@ class Moves:
 
     # --- fetched -------------------------------------------------------------------------------
 
-    async def _take_arrivals(self, batch: Batch, items: Sequence[Item]) -> int:
-        """Publish what was served; how many elements that was."""
-        arrived = await read_items(self._local.store, items)
-        asked = self._fetches.accept(batch, *arrived.columns())
+    async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
+        """Publish what was served."""
+        resume = response.resume if response.truncated else None
+        arrived = await read_items(self._local.store, response.items)
+        asked = self._fetches.accept(batch, *columns(arrived.elements), resume)
         if not asked.all():
             detail = f"{int((~asked).sum())} of {len(asked)} served elements were not asked for"
             raise Problem(Code.PEER_MISBEHAVED, detail)
         await self._publish(await self._without_known_claims(arrived))
+        self._initiator.credit(arrived.content_bytes)
+        self._fetches.settle(batch, *columns([*arrived.elements, *arrived.folded]), resume)
+        self._retired_count += arrived.retired_count
         self._orphans += arrived.orphans
-        self._credit(arrived.content_bytes)
-        self.served_count += arrived.elements_count
-        return len(asked)
+        if len(self._orphans) > ORPHANS_MAX:
+            await self._try_orphans()
+        if len(self._orphans) > ORPHANS_MAX:
+            raise Problem(Code.OVERLOADED, "too many claims arrived before their entries")
+
+    async def _try_orphans(self) -> None:
+        """Publish those whose entries are here by now."""
+        orphans, self._orphans = self._orphans, []
+        arrived = await read_items(self._local.store, orphans)
+        await self._publish(await self._without_known_claims(arrived))
+        self._fetches.settle_late(*columns(arrived.elements))
+        self._orphans += arrived.orphans
 
     async def _without_known_claims(self, arrived: Arrived) -> list[tuple[Item, Element]]:
         """A claim may come alone after it came inside its entry: no need to write it again."""
@@ -202,8 +219,9 @@ class Moves:
     def _refuse_orphan(self, item: Item) -> None:
         order = self._memory.refused_here.order_of(item.claim.digest)
         if order is not None:
-            element_id = claim_id(item.claim.digest, item.claim.hint)
-            self._memory.refused_here.add(element_id, order)
+            element = Element(order, claim_id(item.claim.digest, item.claim.hint))
+            self._memory.refused_here.add(element.element_id, order)
+            self._fetches.settle_late(*columns([element]))
         self._count(item, "refused")
 
     def _count(self, item: Item, what: str) -> None:

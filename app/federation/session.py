@@ -194,12 +194,12 @@ class _Session:
         )
         self._initiator = initiator
         moves = Moves(
-            self._local, view, header, self._exchange, self._memory, self.progress, initiator.credit
+            self._local, view, header, self._exchange, self._memory, self.progress, initiator
         )
         await _Streams(self, initiator, moves, self._exchange).run()
         await moves.settle_orphans()
         self._memory.index_length = length
-        self.unserved_count = max(moves.offered_count - moves.served_count, 0)
+        self.unserved_count = moves.unserved_count
         if self.in_sync_count == compared.elements_count and not self.missing_here:
             self.proof = compared
         elif self.sends and not (self.progress.entries_refused or self.progress.claims_refused):

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
+from recon.initiator import Initiator
 from recon.limits import Limits
 from recon.ranges import END, WHOLE, Bound, Range, bound_bytes
 from recon.resolving import read_fetch, resolve
 from tests.recon.test_sync import crowd
-from tests.support.recon_talk import columns_of, serve, set_of, view_of
+from tests.support.recon_talk import HEADER, columns_of, serve, set_of, view_of
 
 ELEMENTS = sorted(crowd(1, 200, 2**40))
 VIEW = view_of(ELEMENTS)
 MIDDLE = Bound(ELEMENTS[100][0])
+NOTHING = columns_of([])
 LOWER, UPPER = Range(WHOLE.lower, MIDDLE), Range(MIDDLE, END)
 
 
@@ -71,8 +73,7 @@ def test_a_cut_answer_is_continued_until_everything_is_there(wanted: np.ndarray 
         batch = queue.next_batch(500)
         orders, ids, resume = serve(VIEW, pack_fetch(batch), 17)
         found |= set_of(orders, ids)
-        if resume is not None:
-            queue.resume(batch, resume, len(orders))
+        queue.settle(batch, orders, ids, resume)
         rounds += 1
     assert found == set(ELEMENTS)
     assert rounds == 12
@@ -83,17 +84,66 @@ def test_a_cut_answer_that_brought_nothing_is_the_peers_fault() -> None:
     batch = [Need(UPPER, None, 100)]
     for raw in (bound_bytes(MIDDLE), bound_bytes(WHOLE.lower), b"", b"x" * 17):
         with pytest.raises(RemoteProtocolError):
-            queue.resume(batch, raw, 1)
+            queue.settle(batch, *columns_of(ELEMENTS[:1]), raw)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "resume", "code"),
+    [
+        ([ELEMENTS[2], ELEMENTS[1]], None, "malformed"),
+        ([ELEMENTS[1], ELEMENTS[1]], None, "malformed"),
+        (ELEMENTS[:3], Bound(ELEMENTS[1][0]), "no_progress"),
+    ],
+    ids=["descending", "twice", "above the resume bound"],
+)
+def test_each_element_comes_once_ascending_and_below_the_bound(
+    arrived: list[tuple[int, bytes]], resume: Bound | None, code: str
+) -> None:
+    raw = None if resume is None else bound_bytes(resume)
+    with pytest.raises(RemoteProtocolError) as fault:
+        FetchQueue(VIEW).accept([Need(WHOLE, None, 200)], *columns_of(arrived), raw)
+    assert fault.value.code == code
+
+
+def test_what_was_named_or_counted_and_never_came_is_known() -> None:
+    queue = FetchQueue(VIEW)
+    batch = [Need(LOWER, names(ELEMENTS[:5]), 5), Need(UPPER, None, 7)]
+    queue.settle(batch, *columns_of(ELEMENTS[1:3]), bound_bytes(Bound(*key_of(150))))
+    assert queue.unserved_count == 3
+    queue.settle(queue.next_batch(100), *columns_of(ELEMENTS[150:154]))
+    assert (len(queue), queue.unserved_count) == (0, 6)
+    queue.settle_late(*columns_of([ELEMENTS[0], ELEMENTS[2], ELEMENTS[160]]))
+    assert queue.unserved_count == 3
+
+
+def test_what_came_is_not_asked_for_again() -> None:
+    queue = FetchQueue(VIEW)
+    raw = bound_bytes(Bound(*key_of(3)))
+    queue.settle([Need(LOWER, names(ELEMENTS[:5]), 5)], *columns_of(ELEMENTS[:3]), raw)
+    assert queue.accept(batch := queue.next_batch(9), *columns_of(ELEMENTS[:5])).sum() == 2
+    assert [need.count for need in batch] == [2]
+
+
+def test_calls_for_content_are_paid_from_the_sessions_budget() -> None:
+    limits = Limits(bytes_base=100, bytes_per_element=0, bytes_per_credit=4, seconds_base=9)
+    initiator = Initiator(VIEW, HEADER, limits=limits)
+    initiator.charge(100, 9.0)
+    initiator.credit(10)
+    initiator.charge(40)
+    with pytest.raises(RemoteProtocolError, match="budget_bytes"):
+        initiator.charge(1)
+    with pytest.raises(RemoteProtocolError, match="budget_seconds"):
+        Initiator(VIEW, HEADER, limits=limits).charge(1, 9.1)
 
 
 def test_few_cut_answers_of_a_session_may_bring_nothing() -> None:
     queue = FetchQueue(VIEW, Limits(fetch_barren_max=2))
-    queue.add(Need(WHOLE, names(ELEMENTS[-1:]), 1))
-    for order in (10, 20, 30):
+    queue.add(Need(WHOLE, names(ELEMENTS[:2]), 2))
+    for order, brought in ((1, []), (2, ELEMENTS[:1]), (3, [])):
         batch = queue.next_batch(1)
-        queue.resume(batch, bound_bytes(Bound(order)), order == 20)
+        queue.settle(batch, *columns_of(brought), bound_bytes(Bound(order)))
     with pytest.raises(RemoteProtocolError):
-        queue.resume(queue.next_batch(1), bound_bytes(Bound(40)), 0)
+        queue.settle(queue.next_batch(1), *NOTHING, bound_bytes(Bound(4)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -132,9 +182,9 @@ def test_a_fetch_brings_what_it_names_however_little_each_answer_may_look_at(
         orders, ids, resume = resolve(theirs, read_fetch(pack_fetch(fetched)), limits)
         assert queue.accept(fetched, orders, ids).all()
         found |= set_of(orders, ids)
-        if resume is not None:
-            queue.resume(fetched, bound_bytes(resume), len(orders))
+        queue.settle(fetched, orders, ids, None if resume is None else bound_bytes(resume))
     assert found == wanted
+    assert queue.unserved_count == 0
 
 
 def key_of(place: int) -> tuple[int, int]:

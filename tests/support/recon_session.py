@@ -205,16 +205,14 @@ class Session:
 
     def _collect(self, batch: Batch, response: ReconResponse, arrived: tuple[Element, ...]) -> None:
         self.outcome.fetches += 1
-        accepted: set[Element] = set()
-        if arrived:
-            orders, ids = columns(arrived)
-            asked = self.fetch_queue.accept(batch, orders, ids)
-            accepted = elements_of(orders[asked], ids[asked])
-            self.outcome.refused |= elements_of(orders[~asked], ids[~asked])
+        resume = response.resume if response.truncated else None
+        orders, ids = columns(arrived)
+        asked = self.fetch_queue.accept(batch, orders, ids, resume)
+        accepted = elements_of(orders[asked], ids[asked])
+        self.outcome.refused |= elements_of(orders[~asked], ids[~asked])
         self.outcome.accepted |= accepted
         self.initiator.credit(CONTENT_BYTES * len(accepted))
-        if response.truncated:
-            self.fetch_queue.resume(batch, response.resume, len(accepted))
+        self.fetch_queue.settle(batch, orders, ids, resume)
 
 
 def was_wanted(view: View, needs: list[Need], element: Element) -> bool:

@@ -132,8 +132,7 @@ def collect(out: Outcome, ours: View, theirs: View, ids_max: int = 1000, cut: in
         orders, ids, resume = serve(theirs, pack_fetch(batch), cut)
         assert queue.accept(batch, orders, ids).all()
         out.need |= set_of(orders, ids)
-        if resume is not None:
-            queue.resume(batch, resume, len(orders))
+        queue.settle(batch, orders, ids, resume)
 
 
 def serve(view: View, fetch, cut: int):

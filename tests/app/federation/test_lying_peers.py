@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import app.federation.moves as moves_module
+import app.federation.session as session_module
 from app.errors import Code, Problem
 from app.federation.memory import PeerMemory
 from app.federation.report import SyncOutcome, SyncReport
 from app.federation.session import sync_with_peer
 from app.node import Node
 from recon.index import RangeIndex
-from recon.ranges import ALL_ORDERS
+from recon.limits import DEFAULT_LIMITS
+from recon.ranges import ALL_ORDERS, Bound, bound_bytes
 from recon.responder import respond
 from recon.session import SessionHeader
-from sdstore.sds.codec import encode
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.digest import entry_digest, order_value
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
@@ -44,6 +49,32 @@ def serves_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
 
 def serves_half(_: ReconRequest, response: ReconResponse) -> ReconResponse:
     del response.items[: (len(response.items) + 1) // 2]
+    return response
+
+
+def serves_half_under_many_hints(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in serves_half(request, response).items:
+        item.entry.hints.extend(b"%d" % n for n in range(16))
+    return response
+
+
+def serves_everything_twice(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    response.items.extend(list(response.items))
+    return response
+
+
+def serves_backwards(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    items = list(response.items)[::-1]
+    del response.items[:]
+    response.items.extend(items)
+    return response
+
+
+def serves_the_end_again_and_again(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if response.items:
+        del response.items[:-1]
+        response.truncated = True
+        response.resume = bytes([128]) + bytes(7) + chance.randbytes(8)
     return response
 
 
@@ -177,6 +208,10 @@ def has_another_set_every_time(request: ReconRequest, response: ReconResponse) -
 LIARS: list[Mangle] = [
     serves_nothing,
     serves_half,
+    serves_half_under_many_hints,
+    serves_everything_twice,
+    serves_backwards,
+    serves_the_end_again_and_again,
     serves_what_was_not_asked_for,
     serves_other_content,
     serves_damaged_frames,
@@ -239,6 +274,35 @@ def test_a_peer_that_refuses_us_is_told_from_one_that_is_at_fault(tmp_path: Path
 
     report = _sync_with(tmp_path, refuses)
     assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.FORBIDDEN)
+
+
+def test_a_peer_that_serves_drop_by_drop_is_left_when_the_budget_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = replace(DEFAULT_LIMITS, seconds_base=0.5, seconds_per_credit_mib=0.0)
+    monkeypatch.setattr(session_module, "DEFAULT_LIMITS", hasty)
+
+    def drips(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if len(response.items) > 1:
+            second, _ = decode(response.items[1].entry.frame)
+            del response.items[1:]
+            response.truncated = True
+            order = order_value(second.lamport_timestamp or 0)
+            response.resume = bound_bytes(Bound(order, int.from_bytes(entry_digest(second)[:8])))
+            time.sleep(0.1)
+        return response
+
+    report = _sync_with(tmp_path, drips)
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.RECON_BUDGET_SPENT)
+    assert 1 < report.entries_received < 20
+
+
+def test_claims_without_entries_are_not_piled_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_module, "ORPHANS_MAX", 10)
+    report = _sync_with(tmp_path, claims_about_nothing)
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
 
 
 @pytest.mark.parametrize("contacts", [0, 1], ids=["at first contact", "under way"])

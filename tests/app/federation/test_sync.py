@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +216,23 @@ def test_content_moves_in_bounded_messages(tmp_path: Path) -> None:
             report = await sync_with_peer(local_of(one), peer, one.interest)
             assert (report.entries_received, report.entries_sent) == (20, 20)
             assert max(request.ByteSize() for request in peer.requests) < 2_500_000
+            assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reply_bytes_max", [1_500, 4_000])
+def test_claims_that_answers_are_cut_among_all_arrive(tmp_path: Path, reply_bytes_max: int) -> None:
+    async def scenario() -> None:
+        short = replace(DEFAULT_LIMITS, recon_reply_bytes_max=reply_bytes_max)
+        async with open_nodes(tmp_path, {}, {}, limits=short) as (one, two):
+            # One order: entries and claims lie in the sequence of their IDs, far from each other.
+            hints = {f"m{n}": (b"a%d" % n, b"b%d" % n) for n in range(90)}
+            await publish(two, [message(n, lamport_timestamp=7) for n in range(90)], hints)
+            await publish(one, [message(n, lamport_timestamp=7) for n in range(90, 100)])
+            report = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+            assert report.proved
             assert await holdings(one) == await holdings(two)
 
     run(scenario())

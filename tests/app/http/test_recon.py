@@ -68,10 +68,9 @@ def fetch_all(node: RunningNode, header: SessionHeader) -> list[wire.ReconRespon
         response = ask(node, request_in(header, fetch=pack_fetch(batch)))
         responses.append(response)
         orders, ids = columns(response)
-        accepted = queue.accept(batch, orders, ids)
-        assert accepted.all()
-        if response.truncated:
-            queue.resume(batch, response.resume, len(accepted))
+        resume = response.resume if response.truncated else None
+        assert queue.accept(batch, orders, ids, resume).all()
+        queue.settle(batch, orders, ids, resume)
     return responses
 
 
