@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -13,7 +14,7 @@ from app.http.auth import Scope
 from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
 from app.http.forms import Form, answer_form
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
-from app.http.pages import next_link, page_reply
+from app.http.pages import next_link, page_reply, read_described
 from app.http.render import json_reply, protobuf_reply
 from app.limits import DEFAULT_LIMITS
 from app.store.records import ChannelInfo, Gap
@@ -96,7 +97,8 @@ async def list_messages(
     """A page of the channel; `after` and `before` count in the direction of reading."""
     cursors = Cursors(call.node.store.database_id)
     kind = CursorKind(order.value)
-    page = await call.node.store.page(
+    read = partial(
+        call.node.store.page,
         channel_id,
         order=order.value,
         direction=direction.value,
@@ -104,11 +106,11 @@ async def list_messages(
         before=cursors.read(kind, before),
         lamport_from=from_lamport,
         lamport_to=to_lamport,
-        limit=limit,
         bytes_max=call.node.limits.reply_bytes_max,
     )
+    page, described = await read_described(call, limit, lambda limit: read(limit=limit))
     token = None if page.next is None else cursors.write(kind, *page.next)
-    return respond(await page_reply(call, request, page.entries, token))
+    return respond(page_reply(call, request, described, token))
 
 
 @router.get("/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ))
@@ -144,12 +146,14 @@ async def feed(
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.ARRIVAL, after)
     after_seq = 0 if position is None else int(position[0])
-    page = await call.node.store.feed(after_seq, limit, call.node.limits.reply_bytes_max)
-    readable = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
+    bytes_max = call.node.limits.reply_bytes_max
+    page, described = await read_described(
+        call, limit, lambda limit: call.node.store.feed(after_seq, limit, bytes_max)
+    )
     # A follower always gets a place to go on from, also at the end.
     last_seq = after_seq if page.last_seq is None else page.last_seq
     token = cursors.write(CursorKind.ARRIVAL, last_seq)
-    return respond(await page_reply(call, request, readable, token))
+    return respond(page_reply(call, request, described, token))
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from app.hexadecimal import hex_bytes
 from app.http.auth import Scope
 from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
-from app.http.pages import page_reply
+from app.http.pages import page_reply, read_described
 from app.limits import DEFAULT_LIMITS
 
 router = APIRouter(prefix="/v1", tags=["messages"])
@@ -26,7 +26,9 @@ async def get_hint(
     """The entries that the hint may mean: computed claims first, then publishers', then histories'."""
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.HINT, after)
-    found = await call.node.store.hint(hex_bytes(hint, "the hint"), channel_id, limit, position)
-    token = None if found.next is None else cursors.write(CursorKind.HINT, *found.next)
-    readable = [entry for entry in found.entries if call.caller.covers(entry.channel_id)]
-    return respond(await page_reply(call, request, readable, token))
+    wanted = hex_bytes(hint, "the hint")
+    page, described = await read_described(
+        call, limit, lambda limit: call.node.store.hint(wanted, channel_id, limit, position)
+    )
+    token = None if page.next is None else cursors.write(CursorKind.HINT, *page.next)
+    return respond(page_reply(call, request, described, token))

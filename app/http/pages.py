@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from itertools import accumulate
+from typing import TypeVar
 from urllib.parse import quote
 
 from fastapi import Request
@@ -11,16 +13,36 @@ from app.entries import Entry
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form
 from app.http.render import json_reply, message_json, message_protobuf, protobuf_reply
+from app.store.metareads import Meta
+from app.store.records import HintPage, Page
 from sdstore.wire import store_pb2 as wire
 
+_Page = TypeVar("_Page", Page, HintPage)
 
-async def page_reply(
-    call: Call, request: Request, entries: Sequence[Entry], next_token: str | None
-) -> Reply:
+
+Described = list[tuple[Entry, Meta]]
+
+
+async def read_described(
+    call: Call, limit: int, read: Callable[[int], Awaitable[_Page]]
+) -> tuple[_Page, Described]:
+    """A page that `read` gives for a limit, and what the caller may see of it.
+
+    Entries with many hints and variants make the page shorter: a reply is bounded in bytes.
+    """
+    page = await read(limit)
+    entries = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
+    metas = await call.node.store.meta_of(entries)
+    sizes = accumulate(meta.shown_bytes for meta in metas)
+    fitting = sum(1 for size in sizes if size <= call.node.limits.reply_bytes_max)
+    if fitting < len(entries) and limit > 1:
+        return await read_described(call, max(1, fitting), read)
+    return page, list(zip(entries, metas, strict=True))
+
+
+def page_reply(call: Call, request: Request, described: Described, next_token: str | None) -> Reply:
     """A page of entries; `next_token` None where nothing follows."""
     form = answer_form(call.headers.get(b"accept"))
-    metas = await call.node.store.meta_of(entries)
-    described = zip(entries, metas, strict=True)
     headers = next_link(request, next_token)
     if form is Form.PROTOBUF:
         page = wire.MessagePage(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+from app.limits import Limits
 from app.store.database import Database
 from app.store.keys import Keys
 from app.store.records import Gap, GapPage, Position
@@ -11,10 +14,13 @@ from app.store.statements import ReadStatements
 class GapReads:
     """Pages of gaps."""
 
-    def __init__(self, database: Database, statements: ReadStatements, keys: Keys) -> None:
+    def __init__(
+        self, database: Database, statements: ReadStatements, keys: Keys, limits: Limits
+    ) -> None:
         self._database = database
         self._statements = statements
         self._keys = keys
+        self._limits = limits
 
     async def page(self, channel_id: str, after: Position | None, limit: int) -> GapPage:
         """Missing IDs as UTF-8 bytes sort, each with the hints that histories give for it."""
@@ -32,4 +38,7 @@ class GapReads:
         for which, hint in await self._database.each(self._statements.history_hints, asked):
             hints[which].append(hint)
         gaps = [Gap(each, tuple(found)) for each, found in zip(missing, hints, strict=True)]
-        return GapPage(gaps, (missing[-1],) if len(rows) > limit else None)
+        sizes = accumulate(gap.shown_bytes for gap in gaps)
+        fitting = sum(1 for size in sizes if size <= self._limits.reply_bytes_max)
+        gaps = gaps[: max(1, fitting)]
+        return GapPage(gaps, (gaps[-1].message_id,) if len(gaps) < len(rows) else None)

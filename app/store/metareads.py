@@ -19,6 +19,11 @@ class Meta:
     hints: list[bytes] = field(default_factory=list)
     variants: list[bytes] = field(default_factory=list)
 
+    @property
+    def shown_bytes(self) -> int:
+        """What it takes in an answer: hexadecimal in quotes."""
+        return sum(2 * len(each) + 3 for each in (*self.hints, *self.variants))
+
 
 class MetaReads:
     """Reads it for many entries at once."""

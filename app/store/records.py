@@ -120,6 +120,11 @@ class Gap:
     message_id: str
     hints: tuple[bytes, ...]
 
+    @property
+    def shown_bytes(self) -> int:
+        """What it takes in an answer: the ID, and hints in hexadecimal and quotes."""
+        return len(self.message_id.encode()) + sum(2 * len(hint) + 3 for hint in self.hints)
+
 
 @dataclass(frozen=True, slots=True)
 class GapPage:

@@ -82,7 +82,7 @@ class Store:
         self._pages = PageReads(database, statements, frames)
         self._ancestors = AncestorReads(database, statements, frames, keys, limits)
         self._elements = ElementReads(database, statements)
-        self._gaps = GapReads(database, statements, keys)
+        self._gaps = GapReads(database, statements, keys, limits)
         self._writer = GroupWriter(database, keys, limits, now_ms)
 
     @classmethod

@@ -120,6 +120,39 @@ def test_a_page_is_cut_by_bytes_and_goes_on(tmp_path_factory: pytest.TempPathFac
         assert ids(feed["messages"]) == ["m0", "m1"]
 
 
+HINTS = [bytes([number]) * 256 for number in range(16)]
+
+
+def test_hints_and_variants_count_among_the_bytes_of_a_page(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, reply_bytes_max=20_000)
+    claims = PROTOBUF | {"retrieval-hint": ",".join(hint.hex() for hint in HINTS)}
+    with running_node(tmp_path_factory.mktemp("small"), limits) as small:
+        for n in range(6):
+            message = Message(f"m{n}", "c", lamport_timestamp=n, content=b"hi")
+            small.http.post("/v1/messages", content=encode(message), headers=claims)
+        for n in range(110):
+            # Up to a hundred of them are listed with each.
+            small.publish(Message("many", "c", lamport_timestamp=9, content=b"%d" % n))
+        found = pages(small, "/v1/channels/c/messages", {"limit": 1_000})
+        assert [ids(rows) for rows in found[:3]] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]
+        assert [ids(rows) for rows in found[3:-1]] == [["many"] * 3] * (len(found) - 4)
+        assert ids(small.http.get("/v1/feed").json()["messages"]) == ["m0", "m1"]
+        hinted = pages(small, f"/v1/hints/{HINTS[0].hex()}", {"limit": 1_000})
+        assert [ids(rows) for rows in hinted] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]
+
+
+def test_hints_count_among_the_bytes_of_a_page_of_gaps(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, reply_bytes_max=2_000)
+    told = tuple(HistoryEntry(f"absent {n}", hint) for n, hint in enumerate(HINTS))
+    with running_node(tmp_path_factory.mktemp("small"), limits) as small:
+        small.publish(Message("m", "c", lamport_timestamp=1, content=b"hi", causal_history=told))
+        assert [len(rows) for rows in pages(small, "/v1/channels/c/gaps", {})] == [3] * 5 + [1]
+
+
 @pytest.mark.parametrize(
     ("query", "code"),
     [
