@@ -11,13 +11,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest as manifests
 from tests.support.snapshots import conversation, fill_store
 from tests.support.spark_cluster import Cluster, cluster_environment, spark_cluster
+from tests.support.streams import streamed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +133,46 @@ def ask(database: Path, sql: str) -> Any:
         return None
     finally:
         connection.close()
+
+
+def test_a_stream_that_is_killed_in_a_batch_goes_on_and_writes_every_entry_once(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    def stream() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.streams", url, str(tmp_path)],
+            env=cluster_environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    process = stream()
+    wait_until(lambda: batches(tmp_path, "commits") and files_out(tmp_path) > 22, process)
+    kill(process)
+    assert batches(tmp_path, "offsets") == batches(tmp_path, "commits") + 1
+    process = stream()
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, err.decode()
+    seqs = [row["seq"] for row in streamed(spark, tmp_path).select("seq").collect()]
+    assert sorted(seqs) == list(range(1, MESSAGES + 1))
+    # What the killed batch had written lies there still, and counts for nothing.
+    assert sum(map(rows_of, (tmp_path / "out").glob("*.parquet"))) > MESSAGES
+
+
+def batches(folder: Path, state: str) -> int:
+    return len(list((folder / "checkpoint" / state).glob("[0-9]*")))
+
+
+def files_out(folder: Path) -> int:
+    return len(list((folder / "out").glob("*.parquet")))
+
+
+def rows_of(path: Path) -> int:
+    """None where the file was not finished."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except pa.ArrowException:
+        return 0
 
 
 @pytest.fixture(scope="module")

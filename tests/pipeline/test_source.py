@@ -15,11 +15,10 @@ from pipeline.database import open_database
 from pipeline.scan import Interval, Scan
 from pipeline.source import narrow
 from tests.support.snapshots import CHANNELS, FIRST_DAY_MS, conversation, fill_store
+from tests.support.streams import stream_available, streamed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-STREAM_SCHEMA = "seq bigint, digest binary"
 
 
 def read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
@@ -37,7 +36,15 @@ def test_partitions_are_about_equal_and_share_nothing(store_url: str) -> None:
     assert all(a[0].seq.last < b[0].seq.first for a, b in pairwise(parts))
 
 
-def test_filters_that_sql_answers_change_no_result(spark: SparkSession, store_url: str) -> None:
+def rows_read(collected: DataFrame) -> int:
+    """How many rows the source gave to Spark for what was collected."""
+    scan = collected._jdf.queryExecution().executedPlan().collectLeaves().head()
+    return int(scan.metrics().apply("numOutputRows").value())
+
+
+def test_filters_that_sql_answers_change_no_result_and_read_no_other_row(
+    spark: SparkSession, store_url: str
+) -> None:
     rows = read(spark, store_url, partitionEntries=1_000)
     everything = rows.select("seq", "channel_id", "lamport_timestamp", "received_at").collect()
     day = datetime.fromtimestamp(FIRST_DAY_MS / 1000 + 86_400, UTC)
@@ -54,7 +61,9 @@ def test_filters_that_sql_answers_change_no_result(spark: SparkSession, store_ur
         and 50 < row["lamport_timestamp"] <= 4_000
         and row["received_at"].replace(tzinfo=UTC) < day
     }
-    assert {row["seq"] for row in found.select("seq").collect()} == expected != set()
+    seqs = found.select("seq")
+    assert {row["seq"] for row in seqs.collect()} == expected != set()
+    assert rows_read(seqs) == len(expected)
 
 
 def test_a_filter_becomes_a_bound_of_the_scan_or_is_given_back() -> None:
@@ -101,22 +110,9 @@ def test_a_stream_that_is_restarted_writes_every_entry_once(
     url, messages = f"sqlite:///{tmp_path / 'sdstore.db'}", conversation(seed=3)
     for count in (250, 0, 130):
         fill_store(url, messages, count) if count else None
-        stream_available(spark, url, tmp_path, batch=100)
-    rows = spark.read.schema(STREAM_SCHEMA).parquet(str(tmp_path / "out")).collect()
+        stream_available(spark, url, tmp_path, maxEntriesPerBatch=100)
+    rows = streamed(spark, tmp_path).collect()
     with open_database(url) as database:
         [batch] = database.keys(Scan())
     assert sorted(row["seq"] for row in rows) == batch.column("seq").to_pylist()
     assert {bytes(row["digest"]) for row in rows} == set(batch.column("digest").to_pylist())
-
-
-def stream_available(spark: SparkSession, url: str, folder: Path, batch: int) -> None:
-    """Write what is there by now in micro-batches of `batch` entries, then stop."""
-    stream = spark.readStream.format("sdstore").options(url=url, maxEntriesPerBatch=batch).load()
-    query = (
-        stream.select("seq", "digest")
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(folder / "out"))
-    )
-    assert query.awaitTermination(120)
