@@ -126,7 +126,7 @@ HINTS = [bytes([number]) * 256 for number in range(16)]
 def test_hints_and_variants_count_among_the_bytes_of_a_page(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    limits = replace(DEFAULT_LIMITS, reply_bytes_max=20_000)
+    limits = replace(DEFAULT_LIMITS, reply_bytes_max=20_200)
     claims = PROTOBUF | {"retrieval-hint": ",".join(hint.hex() for hint in HINTS)}
     with running_node(tmp_path_factory.mktemp("small"), limits) as small:
         for n in range(6):
