@@ -56,6 +56,12 @@ FAULTS = [
     _fault("requests have no limit", "budget", "if self.requests > limits.requests_max:", "if False:", _LIARS),
     _fault("time has no limit", "budget", "if elapsed_s > seconds_max:", "if False:", _LIARS),
     _fault("a list that is refused is asked for again and again", "learning", "self._out.list_cap = max(cap, SMALL_COUNT)", "pass", (_T.format("responder"), *_SYNC)),
+    _fault("an answer beyond the budget is read", "initiator", "            self._budget.check(len(self._view), elapsed_s)\n            events = self._take(flying, response)\n", "            events = self._take(flying, response)\n            self._budget.check(len(self._view), elapsed_s)\n", (_T.format("learning"),)),
+    _fault("an ended session goes on", "initiator", "        flying = self._landed(request_id)\n        if self._over:\n", "        flying = self._landed(request_id)\n        if False:\n", (_T.format("learning"),)),
+    _fault("each part that we lack is a need", "learning", "        ranges, counts = join_ranges", "        join_ranges", (_T.format("learning"),)),
+    _fault("needs join across what we hold", "worklist", "_group_starts(ranges.touches_next(), counts, cap)", "_group_starts(np.ones(len(ranges) - 1, bool), counts, cap)", (_T.format("learning"),)),
+    _fault("claimed counts make columns", "replies", "table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))", "table(message.hashes, SUMMARY_HASH_BYTES, len(implied_counts(counts, sizes, phase)))", (_T.format("codec"),)),
+    _fault("runs are read however many", "codec", "    if count > ranges_max:\n", "    if False:\n", (_T.format("codec"),)),
     # Keys
     _fault("one nonce is enough for a key", "session", "material = initiator_nonce + responder_nonce + interest_digest", "material = initiator_nonce + initiator_nonce + interest_digest", _KEYS),
     _fault("a nonce lives for ever", "session", "for e in (epoch, max(epoch - 1, 0))", "for e in range(epoch + 1)", _KEYS),
