@@ -26,8 +26,15 @@ class EntryRow(NamedTuple):
 
 
 ENTRY_WIDTH = len(EntryRow._fields)
+"""Columns of an entry in a row; those of its frame may follow."""
+
 # Looking a member up by value costs more than reading the row.
 _DIALECTS = {int(dialect): dialect for dialect in Dialect}
+
+
+def entry_row(row: Row) -> EntryRow:
+    """The columns of `EntryRow` of a row that begins with them."""
+    return EntryRow(*row[:ENTRY_WIDTH])
 
 
 def entry_of(row: Row, frame: bytes) -> Entry:

@@ -34,10 +34,16 @@ class FrameReads:
         return entry_of(row, frame)
 
     async def entries(self, rows: Sequence[Row]) -> list[Entry]:
-        """The entries of these rows, in their order; those with a damaged frame are left out."""
-        stored = await self._database.among(self._statements.frames, [row[0] for row in rows])
+        """The entries of these rows, in their order; those with a damaged frame are left out.
+
+        Frames that the rows do not bring along are asked for.
+        """
+        absent = [row[0] for row in rows if not _brings_frame(row)]
+        stored = await self._database.among(self._statements.frames, absent)
         columns = {seq: packed for seq, *packed in stored}
-        frames = await self._unpack([_packed(row, columns.get(row[0], _MISSING)) for row in rows])
+        frames = await self._unpack(
+            [_packed(row, columns.get(row[0]) or row[ENTRY_WIDTH:] or _MISSING) for row in rows]
+        )
         return [entry_of(row, frames[row[0]]) for row in rows if row[0] in frames]
 
     async def references_in_doubt(self, limit: int) -> list[int]:
@@ -64,6 +70,10 @@ def damaged(digest: bytes) -> Problem:
         Code.FRAME_DAMAGED,
         f"the frame of entry {digest.hex()} is damaged here; `sdstore check --deep` lists all such",
     )
+
+
+def _brings_frame(row: Row) -> bool:
+    return len(row) > ENTRY_WIDTH and row[ENTRY_WIDTH] is not None
 
 
 def _packed(row: Row, columns: Sequence[object]) -> PackedFrame:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
 from app.store.database import Database
-from app.store.entryrows import EntryRow, fitting_count
+from app.store.entryrows import fitting_count
 from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.records import HintPage, Position
-from app.store.sql import Row
+from app.store.sql import ManyQuery, Row
 from app.store.statements import ReadStatements
 
 HISTORY = int(ClaimSource.HISTORY)
@@ -29,9 +29,9 @@ _LAST_SEQ = 2**63 - 1
 
 @dataclass(slots=True)
 class Candidates:
-    """(position, entry) of what a hint may mean; `resume` where it was cut."""
+    """(position, row of an entry) of what a hint may mean; `resume` where it was cut."""
 
-    found: list[tuple[Position, EntryRow]] = field(default_factory=list)
+    found: list[tuple[Position, Row]] = field(default_factory=list)
     resume: Position | None = None
 
 
@@ -56,7 +56,8 @@ class HintReads:
         self, hint: bytes, channel_id: str | None, limit: int, after: Position | None
     ) -> HintPage:
         """Entries that the hint may mean, best first."""
-        (candidates,) = await self._gather([hint], channel_id, after)
+        published = self._statements.published_with_frames
+        (candidates,) = await self._gather([hint], channel_id, after, published)
         found = candidates.found
         rows = [row for _, row in found]
         count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
@@ -68,9 +69,10 @@ class HintReads:
     ) -> list[tuple[str | bytes, int, bytes]]:
         """(hint, sequence number, digest) of the best candidates of each hint."""
         most = self._limits.variants_listed_max
-        gathered = await self._gather(hints, channel_id, None)
+        published = self._statements.published_by_hint
+        gathered = await self._gather(hints, channel_id, None, published)
         return [
-            (hint, row.seq, row.digest)
+            (hint, row[0], row[4])
             for hint, candidates in zip(hints, gathered, strict=True)
             for _, row in candidates.found[:most]
         ]
@@ -103,8 +105,13 @@ class HintReads:
         return [by_element[element] for element in dict.fromkeys(ids) if element in by_element]
 
     async def _gather(
-        self, hints: Sequence[bytes], channel_id: str | None, after: Position | None
+        self,
+        hints: Sequence[bytes],
+        channel_id: str | None,
+        after: Position | None,
+        published: ManyQuery,
     ) -> list[Candidates]:
+        """`published`: what finds published claims, with frames or without."""
         gathered = [Candidates() for _ in hints]
         channel_no = None
         if channel_id is not None:
@@ -115,28 +122,23 @@ class HintReads:
         rank, number, seq = (int(part) for part in after or _START)
         keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
         if rank < HISTORY:
-            await self._gather_published(gathered, keyed, channel_id, (rank, number))
+            asked = [(*key, rank, number) for key in keyed]
+            rows = await self._database.each(published, asked)
+            self._add_published(gathered, rows, channel_id)
             number = seq = 0
         await self._gather_history(gathered, keyed, channel_no, (number, seq))
         return gathered
 
-    async def _gather_published(
-        self,
-        gathered: list[Candidates],
-        keyed: Sequence[Row],
-        channel_id: str | None,
-        after: tuple[int, int],
+    def _add_published(
+        self, gathered: list[Candidates], rows: Sequence[Row], channel_id: str | None
     ) -> None:
-        asked = [(*key, *after) for key in keyed]
-        examined = [0] * len(keyed)
-        rows = await self._database.each(self._statements.published_by_hint, asked)
-        for which, source, *columns in rows:
-            examined[which] += 1
-            candidates, row = gathered[which], EntryRow(*columns)
-            if channel_id in (None, row.channel_id):
-                candidates.found.append(((source, row.seq, 0), row))
+        examined = Counter(row[0] for row in rows)
+        for which, *columns, source in rows:
+            candidates, row, position = gathered[which], tuple(columns), (source, columns[0], 0)
+            if channel_id in (None, row[1]):
+                candidates.found.append((position, row))
             if examined[which] == self._limits.hint_candidates_max:
-                candidates.resume = (source, row.seq, 0)
+                candidates.resume = position
 
     async def _gather_history(
         self,
@@ -156,18 +158,18 @@ class HintReads:
         if not claims:
             return
         entries = await self._entries_told(claims)
-        published = await self._published([row.seq for _, row in entries])
+        published = await self._published([row[0] for _, row in entries])
         for (which, claim_no, *_), row in entries:
             hint = keyed[which][1]
-            if (claim_no, row.seq) > after and (row.seq, hint) not in published:
-                gathered[which].found.append(((HISTORY, claim_no, row.seq), row))
+            seq = row[0]
+            if (claim_no, seq) > after and (seq, hint) not in published:
+                gathered[which].found.append(((HISTORY, claim_no, seq), row))
 
-    async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, EntryRow]]:
+    async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, Row]]:
         """(history claim, entry) in order of claim and entry."""
         named = [(id_key, message_id, number) for _, _, number, id_key, message_id in claims]
         rows = await self._database.each(self._statements.entries_numbered, named)
-        told = [(which, EntryRow(*columns)) for which, *columns in rows]
-        return [(claims[which], row) for which, row in sorted(told)]
+        return [(claims[which], tuple(columns)) for which, *columns in sorted(rows)]
 
     async def _published(self, seqs: Sequence[int]) -> set[tuple[int, bytes]]:
         rows = await self._database.among(self._statements.claims_by_seq, list(set(seqs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.store.database import Database
-from app.store.entryrows import EntryRow, fitting_count
+from app.store.entryrows import entry_row, fitting_count
 from app.store.framereads import FrameReads
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ChannelInfo, Page, Position
@@ -113,7 +113,7 @@ class PageReads:
         entries = await self._frames.entries(rows[:count])
         read = {entry.seq for entry in entries}
         damaged = tuple(row[4] for row in rows[:count] if row[0] not in read)
-        last = EntryRow(*rows[count - 1])
+        last = entry_row(rows[count - 1])
         after: Position = (last.seq,)
         if in_log_order:
             after = (last.lamport, last.message_id, last.digest.hex())

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    FromClause,
     Integer,
     LargeBinary,
     Select,
@@ -48,6 +49,9 @@ _ENTRY_COLUMNS = (
     messages.c.received_at_ms,
     messages.c.frame_bytes,
 )
+SMALL_FRAME_BYTES_MAX = 2 * 1024
+"""Stored bytes of frames that rows of entries bring along: a thousand make 2 MiB."""
+
 _FRAME_COLUMNS = (frames.c.codec, frames.c.reference_no, frames.c.data)
 _SERVED_FIRST = (messages.c.unverified, messages.c.seq)
 _ID_ARGUMENTS: Arguments = {"id_key": BigInteger(), "message_id": ByteText}
@@ -59,9 +63,24 @@ _LOG_ORDER = (
 )
 
 
-def _entries() -> Select[Any]:
-    joined = messages.join(channels, messages.c.channel_no == channels.c.channel_no)
+_IN_CHANNELS = messages.c.channel_no == channels.c.channel_no
+_ENTRIES = messages.join(channels, _IN_CHANNELS)
+
+
+def _entries(joined: FromClause = _ENTRIES) -> Select[Any]:
     return select(*_ENTRY_COLUMNS).select_from(joined)
+
+
+def _entries_with_frames(joined: FromClause = _ENTRIES) -> Select[Any]:
+    """Entries, each with the columns of its frame where that is small, else with None for them.
+
+    Most frames are, and asking for them by themselves would be a round trip. How many bytes a
+    statement gives is bounded all the same: the others are asked for once it is known which fit.
+    """
+    small = (frames.c.seq == messages.c.seq) & (
+        func.length(frames.c.data) <= constant(SMALL_FRAME_BYTES_MAX)
+    )
+    return select(*_ENTRY_COLUMNS, *_FRAME_COLUMNS).select_from(joined.outerjoin(frames, small))
 
 
 def with_id(key: Keyed) -> ColumnElement[bool]:
@@ -109,7 +128,7 @@ class ReadStatements:
         )
         self.entries_by_seq = sql.among(messages.c.seq, lambda among: _entries().where(among))
         self.entries_by_digest = sql.among(
-            messages.c.digest_prefix, lambda among: _entries().where(among)
+            messages.c.digest_prefix, lambda among: _entries_with_frames().where(among)
         )
         digests = select(messages.c.digest, messages.c.seq)
         self.seqs_by_digest = sql.among(messages.c.digest_prefix, digests.where)
@@ -152,27 +171,32 @@ class ReadStatements:
     def _compile_claims(self, limits: Limits) -> None:
         sql, claims, history = self._sql, published_claims, history_claims
         examined = constant(limits.hint_candidates_max)
-        published = select(claims.c.source, *_ENTRY_COLUMNS)
-        published = published.join_from(claims, messages, claims.c.seq == messages.c.seq)
-        published = published.join(channels, channels.c.channel_no == messages.c.channel_no)
+        claimed = claims.join(messages, claims.c.seq == messages.c.seq)
+        claimed = claimed.join(channels, _IN_CHANNELS)
         hint_arguments: Arguments = {
             "hint_key": BigInteger(),
             "hint": LargeBinary(),
             "rank": BigInteger(),
             "number": BigInteger(),
         }
-        self.published_by_hint = sql.each(
-            hint_arguments,
-            lambda key: (
-                published.where(
-                    claims.c.hint_key == key["hint_key"],
-                    claims.c.hint == key["hint"],
-                    tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
-                )
-                .order_by(claims.c.source, claims.c.seq)
-                .limit(examined)
-            ),
-        )
+
+        def published_by_hint(entries: Select[Any]) -> ManyQuery:
+            found = entries.add_columns(claims.c.source)
+            return sql.each(
+                hint_arguments,
+                lambda key: (
+                    found.where(
+                        claims.c.hint_key == key["hint_key"],
+                        claims.c.hint == key["hint"],
+                        tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
+                    )
+                    .order_by(claims.c.source, claims.c.seq)
+                    .limit(examined)
+                ),
+            )
+
+        self.published_by_hint = published_by_hint(_entries(claimed))
+        self.published_with_frames = published_by_hint(_entries_with_frames(claimed))
         told = select(
             history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id
         )
@@ -228,13 +252,13 @@ class ReadStatements:
         self.watermark = sql.query(
             select(highest(messages.c.seq), highest(published_claims.c.claim_no))
         )
-        feed = _entries().where(messages.c.seq > after).order_by(messages.c.seq)
+        feed = _entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
         self.feed = sql.query(feed.limit(limit))
 
     @cache  # noqa: B019 - instances are cached themselves
     def log_page(self, *, descending: bool, low_is_position: bool, high_is_position: bool) -> Query:
         """A page in log order; each end is a Lamport timestamp (inclusive) or a position (not)."""
-        page = _entries().where(messages.c.channel_no == _numbered("channel_id"))
+        page = _entries_with_frames().where(messages.c.channel_no == _numbered("channel_id"))
         if low_is_position:
             page = page.where(tuple_(*_LOG_ORDER) > _position("low"))
         else:
@@ -249,7 +273,7 @@ class ReadStatements:
     @cache  # noqa: B019 - instances are cached themselves
     def arrival_page(self, *, descending: bool) -> Query:
         """A page of a channel in arrival order, between two sequence numbers (exclusive)."""
-        page = _entries().where(
+        page = _entries_with_frames().where(
             messages.c.channel_no == _numbered("channel_id"),
             messages.c.seq > bindparam("low", type_=BigInteger()),
             messages.c.seq < bindparam("high", type_=BigInteger()),
