@@ -174,6 +174,9 @@ class Limits:
         32 * MIB, "bytes", "interests remembered by hash; one of 16,384 names takes 2 MiB"
     )
     negentropy_body_bytes_max: int = _bound(MIB, "bytes", "clients set frames of 60 to 500 kB")
+    negentropy_ranges_max: int = _bound(
+        131_072, "ranges", "of one message: 0.3 s of work; 1 MiB of fingerprints has 55,000"
+    )
     negentropy_reply_bytes_max: int = _bound(
         500_000, "bytes", "what relays of that protocol use; the client asks on"
     )

@@ -10,7 +10,7 @@ import numpy as np
 from app.budget import ReconBudgets
 from app.errors import Code, Problem
 from app.limits import Limits
-from app.rangeindex import NodeIndex
+from app.rangeindex import VIEW_COST_MIN, NodeIndex
 from recon.errors import RemoteProtocolError
 from recon.negentropy import FRAME_BYTES_MIN, Negentropy
 from recon.negentropy_records import Records
@@ -18,6 +18,12 @@ from recon.ranges import OrderWindow, order_of_lamport
 
 THREAD_RECORDS_MIN = 50_000
 """From here on an answer takes milliseconds, which the event loop does not have."""
+
+THREAD_BODY_BYTES_MIN = 8_192
+"""And from here on reading a message takes as long: 3 bytes can be a range."""
+
+COST_PER_BYTE = 4
+"""Of a message, in elements hashed: ranges without content cost 6, lists hardly anything."""
 
 _SIGN = np.uint64(1 << 63)
 
@@ -44,6 +50,7 @@ class NegentropyEndpoint:
         Raises Problem: `invalid_negentropy_message`, `recon_budget_spent`.
         """
         self._budgets.check(caller_name)
+        self._budgets.views.spend(caller_name, COST_PER_BYTE * len(body))
         await self._index.catch_up()
         records = self._channel_records(channel_id, from_lamport, caller_name)
         frame_bytes_max = max(
@@ -53,9 +60,10 @@ class NegentropyEndpoint:
             records,
             frame_limit_bytes=frame_bytes_max,
             message_bytes_max=self._limits.negentropy_body_bytes_max,
+            ranges_max=self._limits.negentropy_ranges_max,
         )
         try:
-            if len(records) < THREAD_RECORDS_MIN:
+            if len(records) < THREAD_RECORDS_MIN and len(body) < THREAD_BODY_BYTES_MIN:
                 answer = server.respond(body)
             else:
                 answer = await asyncio.to_thread(server.respond, body)
@@ -76,7 +84,7 @@ class NegentropyEndpoint:
         if records is None or known_count != elements_count:
             orders, digests = self._index.channel_elements(channel_id, OrderWindow(lower, None))
             if records is None or len(records) != len(orders):
-                self._budgets.views.spend(caller_name, len(orders))
+                self._budgets.views.spend(caller_name, VIEW_COST_MIN + len(orders))
                 records = Records.from_lamports((orders ^ _SIGN).view(np.int64), digests)
         self._remember(name, elements_count, records)
         return records

@@ -89,9 +89,10 @@ class Negentropy:
         frame_limit_bytes: int = 0,
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        ranges_max: int = sys.maxsize,
         rounds_max: int = ROUNDS_MAX,
     ) -> None:
-        """Bound the messages sent (0: no limit), the messages taken, and a client's rounds.
+        """Bound the messages sent (0: no limit), those taken and their ranges, a client's rounds.
 
         Raises LocalProtocolError for a frame limit below 4096 other than 0.
         """
@@ -100,6 +101,7 @@ class Negentropy:
         self._records = records
         self._frame_limit_bytes = frame_limit_bytes or sys.maxsize
         self._message_bytes_max = message_bytes_max
+        self._ranges_max = ranges_max
         self._rounds_left = rounds_max
 
     def initiate(self) -> bytes:
@@ -152,7 +154,7 @@ class Negentropy:
     def _answer(self, message: bytes, compare: _Compare | None) -> bytes:
         """Go through the ranges; a client compares listed IDs, a server (None) lists its own."""
         reply = _Reply(self._records, self._frame_limit_bytes)
-        ranges = read_ranges(message)
+        ranges = read_ranges(message, self._ranges_max)
         size = min(self._frame_limit_bytes // SPLIT_BYTES_MIN, BATCH_RANGES_MAX)
         while batch := list(islice(ranges, size)):
             size = min(2 * size, BATCH_RANGES_MAX)

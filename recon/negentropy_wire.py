@@ -10,6 +10,7 @@ Varints are base 128, most significant digit first, in as few digits as possible
 Source: Negentropy Protocol V1, https://github.com/hoytech/negentropy, docs/.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -80,13 +81,16 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise RemoteProtocolError("negentropy_malformed", "a varint exceeds 64 bits")
 
 
-def read_ranges(message: bytes) -> Iterator[Range]:
+def read_ranges(message: bytes, ranges_max: int = sys.maxsize) -> Iterator[Range]:
     """Read the ranges behind the version byte, one at a time: memory follows what is used.
 
-    Raises RemoteProtocolError at the first byte that is not of the format.
+    Raises RemoteProtocolError at the first byte that is not of the format, or a range too many.
     """
-    at, lower = 1, ORIGIN
+    at, lower, count = 1, ORIGIN, 0
     while at < len(message):
+        count += 1
+        if count > ranges_max:
+            raise RemoteProtocolError("negentropy_too_large", f"more than {ranges_max} ranges")
         try:
             found, at = _read_range(message, at, lower)
         except IndexError:

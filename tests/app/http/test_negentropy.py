@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import get_ident
 
 import numpy as np
 import pytest
 
+import app.negentropy_endpoint as endpoint
+from app.limits import DEFAULT_LIMITS
 from recon.negentropy import Negentropy
 from recon.negentropy_records import Records
 from sdstore.sds.codec import encode
@@ -16,6 +21,7 @@ from tests.support.server import RunningNode, running_node
 from tests.support.stores import Stores
 
 OCTETS = {"content-type": "application/octet-stream"}
+SKIP = bytes.fromhex("010000")
 HERE = [Message(f"m{n}", "n/c", lamport_timestamp=n - 5, content=b"hi") for n in range(150)]
 ONLY_THERE = [Message(f"x{n}", "n/c", lamport_timestamp=n * 7, content=b"x") for n in range(20)]
 
@@ -86,6 +92,7 @@ def test_what_is_published_meanwhile_is_found(node: RunningNode) -> None:
         ("?channel_id=c&from_lamport=9223372036854775808", b"\x61", "invalid_parameter"),
         ("?channel_id=c", b"", "empty_body"),
         ("?channel_id=c", b"\x61\xff", "invalid_negentropy_message"),
+        ("?channel_id=c", b"\x61" + SKIP * 131_073, "invalid_negentropy_message"),
         ("?channel_id=c", bytes(2_000_000), "body_too_large"),
     ],
 )
@@ -94,3 +101,34 @@ def test_wrong_requests_have_their_codes(
 ) -> None:
     answer = node.http.post(f"/v1/negentropy{query}", content=body, headers=OCTETS)
     assert answer.json()["code"] == code
+
+
+def test_a_long_message_is_read_beside_the_event_loop(
+    node: RunningNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    class Watched(Negentropy):
+        def respond(self, message: bytes) -> bytes:
+            threads.append(get_ident())
+            return super().respond(message)
+
+    monkeypatch.setattr(endpoint, "Negentropy", Watched)
+    for count in (1, 10_000):
+        answer = node.http.post(
+            "/v1/negentropy?channel_id=c", content=b"\x61" + SKIP * count, headers=OCTETS
+        )
+        assert answer.content == b"\x61"
+    short, long = threads
+    assert short != long
+
+
+def test_reading_long_messages_is_paid_from_the_budget(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=1_000_000)
+    long = b"\x61" + SKIP * 100_000
+    with running_node(tmp_path, limits) as node:
+        codes = [
+            node.http.post("/v1/negentropy?channel_id=c", content=long, headers=OCTETS).status_code
+            for _ in range(3)
+        ]
+    assert codes == [200, 429, 429]

@@ -79,3 +79,10 @@ def test_a_server_with_a_frame_limit_never_sends_more_than_a_frame_for_a_short_q
     assert len(Negentropy(RECORDS, FRAME_BYTES).respond(b"\x61\0\0\2\0")) <= FRAME_BYTES
     many_lists = b"\x61" + b"".join(b"\2\0\2\0" for _ in range(500))
     assert len(Negentropy(RECORDS, FRAME_BYTES).respond(many_lists)) <= FRAME_BYTES
+
+
+def test_a_message_has_a_bounded_number_of_ranges() -> None:
+    server = Negentropy(RECORDS, FRAME_BYTES, ranges_max=1000)
+    assert server.respond(b"\x61" + b"\1\0\0" * 1000) == b"\x61"
+    with pytest.raises(RemoteProtocolError, match="negentropy_too_large"):
+        server.respond(b"\x61" + b"\1\0\0" * 1001)
