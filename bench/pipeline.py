@@ -1,10 +1,11 @@
-"""The data pipeline, measured: `python -m bench.pipeline [--quick] [--rows N]...`.
+"""The data pipeline, measured: `python -m bench.pipeline [--quick] [--rows=N]...`.
 
 Rows per second of each verb on this machine alone, beside Spark copying the same rows from Parquet
 to Parquet, which proves nothing: the limit in sight. The session is warmed up first. Stores of
-rising size show whether time grows with the rows while memory does not. On PostgreSQL the data
-source reads beside Spark's JDBC reader, where its driver is at hand (Debian's package
-libpostgresql-jdbc-java). Results: bench/results/pipeline.csv, pipeline_postgres.csv and pipeline.png.
+rising size show whether time grows with the rows while memory does not; `--rows=4000000` takes half
+an hour and 10 GB of disk. On PostgreSQL the data source reads beside Spark's JDBC reader, where its
+driver is at hand (Debian's package libpostgresql-jdbc-java). Results: bench/results/pipeline.csv,
+pipeline_postgres.csv and pipeline.png.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import argparse
 import asyncio
 import os
 import random
-import sys
+import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,10 @@ from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from bench.postgres_server import THROW_AWAY, running_postgres
+from bench.spark_steps import Steps
 from bench.table import RESULTS, publish
 from pipeline.diff import diff
 from pipeline.export import export_snapshot
-from pipeline.manifest import Manifest
 from pipeline.restore import restore_snapshot
 from pipeline.session import spark_session
 from pipeline.snapshot import read_entries
@@ -57,7 +58,8 @@ CHANNELS = 100
 CONTENT_BYTES = 110  # frames of 300 bytes
 WRITE_ROWS = 4_096
 CHANGE = 0.01
-POSTGRES_ROWS, QUICK_POSTGRES_ROWS = 200_000, 20_000
+REPEATS = 3
+POSTGRES_ROWS_MAX = 1_000_000
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")
 JDBC_ADDRESS = "127.0.0.2"  # Java knows no Unix sockets; on 127.0.0.1 a server may be running
 POSTGRES = (*THROW_AWAY, f"listen_addresses={JDBC_ADDRESS}")
@@ -66,47 +68,13 @@ SELECT m.seq, m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect
 m.frame_hash{frames} FROM messages m JOIN channels c ON c.channel_no = m.channel_no{join}) AS entries"""
 
 
-@dataclass(slots=True)
-class Measurement:
-    """One store size: what is measured becomes rows of the table."""
-
-    rows_count: int
-    table: list[dict[str, Any]] = field(default_factory=list)
-
-    def take(self, what: str, spark: SparkSession, work: Callable[[], object]) -> None:
-        """Measure one call; of an export also which share of its bytes was written."""
-        start = time.perf_counter()
-        made = work()
-        seconds = time.perf_counter() - start
-        written = made.bytes_written / made.table_bytes if isinstance(made, Manifest) else None
-        print(f"{self.rows_count:,} rows, {what}: {seconds:.2f} s", file=sys.stderr, flush=True)
-        self.table.append(
-            {
-                "rows": self.rows_count,
-                "what": what,
-                "seconds": seconds,
-                "rows/s": round(self.rows_count / seconds),
-                "of a plain copy": 0.0,
-                "written": "" if written is None else f"{written:.1%}",
-                "driver MB": peak_mb("self"),
-                "JVM MB": peak_mb(str(jvm_pid(spark))),
-            }
-        )
-
-    def compare(self) -> None:
-        """Relate every rate to that of the plain copy."""
-        [copy] = [row["seconds"] for row in self.table if row["what"] == "plain Parquet copy"]
-        for row in self.table:
-            row["of a plain copy"] = copy / row["seconds"]
-
-
 def main() -> None:
     """Measure every size, then print and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rows", type=int, action="append")
     arguments = parser.parse_args()
-    sizes = arguments.rows or (QUICK_ROWS if arguments.quick else ROWS)
+    sizes: tuple[int, ...] = arguments.rows or (QUICK_ROWS if arguments.quick else ROWS)
     table: list[dict[str, Any]] = []
     # Before Spark starts: it takes JARs then or never.
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-class-path {JDBC_DRIVER} pyspark-shell"
@@ -118,52 +86,56 @@ def main() -> None:
                 table += measure(spark, Path(folder), rows_count)
         publish("pipeline", "Snapshots on Spark, this machine alone", table)
         draw(table)
-        rows_count = QUICK_POSTGRES_ROWS if arguments.quick else POSTGRES_ROWS
+        rows_count = min(max(sizes), POSTGRES_ROWS_MAX)
         publish("pipeline_postgres", "Reading PostgreSQL", measure_postgres(spark, rows_count))
 
 
 def measure(spark: SparkSession, folder: Path, rows_count: int) -> list[dict[str, Any]]:
     """Every verb on a store of `rows_count` entries."""
     url, copy_url = (f"sqlite:///{folder / name}" for name in ("a.db", "b.db"))
-    messages = conversation()
-    load_empty_store(folder / "a.db", islice(messages, rows_count), DEFAULT_LIMITS, refuse)
-    first, second = folder / "first", folder / "second"
-    found = Measurement(rows_count)
-
-    def copy() -> None:
-        entries = read_entries(spark, first)
-        entries.write.option("compression", "zstd").parquet(str(folder / "copied"))
+    first, second, again, copied = (
+        folder / name for name in ("first", "second", "again", "copied")
+    )
+    in_child(load, folder / "a.db", rows_count)
+    steps = Steps(spark, rows_count)
 
     def scan(frames: str) -> None:
         source = spark.read.format(FORMAT).options(url=url, frames=frames).load()
         source.write.format("noop").mode("overwrite").save()
 
-    found.take("data source, keys", spark, lambda: scan("false"))
-    found.take("data source, frames", spark, lambda: scan("true"))
-    found.take("export", spark, lambda: export_snapshot(spark, url, first))
-    found.take("plain Parquet copy", spark, copy)
-    found.take("verify", spark, lambda: verify_snapshot(spark, first))
-    restore = partial(restore_snapshot, spark, first, copy_url, is_verified=True)
-    found.take("restore", spark, restore)
-    found.take("restore again", spark, restore)
-    found.take("diff with a store", spark, lambda: diff(spark, first, copy_url))
-    asyncio.run(add(url, islice(messages, round(rows_count * CHANGE))))
-    found.take(
-        "incremental export, 1 % new",
-        spark,
-        lambda: export_snapshot(spark, url, second, parent=first),
-    )
-    found.take("diff of two snapshots", spark, lambda: diff(spark, first, second))
-    found.compare()
-    return found.table
+    def copy() -> None:
+        entries = read_entries(spark, first)
+        entries.write.option("compression", "zstd").mode("overwrite").parquet(str(copied))
+
+    def restore() -> None:
+        """What who types `restore` waits for."""
+        assert not verify_snapshot(spark, first).findings
+        restore_snapshot(spark, first, copy_url, is_verified=True)
+
+    steps.take("data source, keys", lambda: scan("false"))
+    steps.take("data source, frames", lambda: scan("true"))
+    export_snapshot(spark, url, first)
+    for _ in range(REPEATS):  # in turns, because the machine has moods
+        steps.take("export", lambda: export_snapshot(spark, url, again))
+        shutil.rmtree(again)
+        steps.take("plain Parquet copy", copy)
+    steps.take("verify", lambda: verify_snapshot(spark, first))
+    steps.take("restore, verified first", restore)
+    steps.take("restore again, verified first", restore)
+    steps.take("diff with a store", lambda: diff(spark, first, copy_url))
+    in_child(add, url, rows_count, round(rows_count * CHANGE))
+    grow = partial(export_snapshot, spark, url, second, parent=first)
+    steps.take("incremental export, 1 % new", grow, reads_all=False)
+    steps.take("diff of two snapshots", lambda: diff(spark, first, second), reads_all=False)
+    return steps.table(limit="plain Parquet copy")
 
 
 def measure_postgres(spark: SparkSession, rows_count: int) -> list[dict[str, Any]]:
     """The data source and Spark's JDBC reader on the same rows; JDBC decodes no frames."""
-    found = Measurement(rows_count)
+    steps = Steps(spark, rows_count)
     with running_postgres(POSTGRES) as server, closing(PostgresStores(server)) as stores:
         url = stores.new_url()
-        asyncio.run(add(url, islice(conversation(), rows_count)))
+        in_child(add, url, 0, rows_count)
 
         def read(reader: DataFrameReader) -> None:
             reader.load().write.format("noop").mode("overwrite").save()
@@ -177,15 +149,13 @@ def measure_postgres(spark: SparkSession, rows_count: int) -> list[dict[str, Any
             ),
         ):
             source = spark.read.format(FORMAT).options(url=url, frames=str(what == "frames"))
-            found.take(f"data source, {what}", spark, partial(read, source))
+            steps.take(f"data source, {what}", partial(read, source))
             if not JDBC_DRIVER.exists():
                 print(f"no JDBC driver at {JDBC_DRIVER}: nothing to compare with")
                 continue
             rows = JDBC_ROWS.format(frames=frames, join=join)
-            found.take(f"JDBC, {what}", spark, partial(read, jdbc(spark, url, rows, rows_count)))
-    return [
-        {each: row[each] for each in ("rows", "what", "seconds", "rows/s")} for row in found.table
-    ]
+            steps.take(f"JDBC, {what}", partial(read, jdbc(spark, url, rows, rows_count)))
+    return steps.table()
 
 
 def jdbc(spark: SparkSession, url: str, rows: str, rows_count: int) -> DataFrameReader:
@@ -205,11 +175,14 @@ def jdbc(spark: SparkSession, url: str, rows: str, rows_count: int) -> DataFrame
     )
 
 
-def conversation() -> Iterator[Item]:
-    """Messages of 300 bytes in many channels, each naming the two before it, without end."""
-    world = random.Random(1)
+def conversation(start: int) -> Iterator[Item]:
+    """Messages of 300 bytes in many channels, each naming the two before it, without end.
+
+    Clocks begin after `start`, and so do the first references.
+    """
+    world = random.Random(start)
     heads: list[list[str]] = [[] for _ in range(CHANNELS)]
-    lamport = 0
+    lamport = start
     while True:
         lamport += 1
         channel = world.randrange(CHANNELS)
@@ -231,8 +204,23 @@ def refuse(_: int, problem: Problem) -> None:
     raise problem
 
 
-async def add(url: str, messages: Iterator[Item]) -> None:
-    """Write messages into a store that may hold some."""
+def in_child(work: Callable[..., None], *arguments: object) -> None:
+    """Run `work` in a process of its own, whose memory is none of the driver's."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(work, *arguments).result()
+
+
+def load(path: Path, rows_count: int) -> None:
+    """A new store of `rows_count` messages."""
+    load_empty_store(path, islice(conversation(0), rows_count), DEFAULT_LIMITS, refuse)
+
+
+def add(url: str, start: int, rows_count: int) -> None:
+    """Write `rows_count` messages with clocks after `start` into a store that may hold some."""
+    asyncio.run(_add(url, islice(conversation(start), rows_count)))
+
+
+async def _add(url: str, messages: Iterator[Item]) -> None:
     prepared = (prepare(Publication(*each), DEFAULT_LIMITS) for each in messages)
     entries = (each for each in prepared if isinstance(each, NewEntry))
     store = await Store.open(url, DEFAULT_LIMITS)
@@ -242,19 +230,6 @@ async def add(url: str, messages: Iterator[Item]) -> None:
             store.write_group(group, ())
     finally:
         await store.close()
-
-
-def jvm_pid(spark: SparkSession) -> int:
-    """The process that runs Spark's driver and, on one machine, its tasks."""
-    pid: int = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr] # noqa: SLF001
-    return pid
-
-
-def peak_mb(process: str) -> int:
-    """The most memory that a process ever had in RAM, in MB."""
-    status = Path(f"/proc/{process}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return round(int(line.split()[1]) / 1024)
 
 
 def draw(table: list[dict[str, Any]]) -> None:
