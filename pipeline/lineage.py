@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline import manifest as manifests
 from pipeline.errors import ManifestError
 from pipeline.manifest import Manifest
-from pipeline.publish import sync_folder
+from pipeline.publish import remove_abandoned, sync_folder
 
 _PRUNED = ".pruned"
 
@@ -50,8 +50,10 @@ def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
     """Remove all but the newest `keep_count` snapshots in `folder`; those that went.
 
     Damaged ones are neither counted nor removed: somebody has to look at them. A snapshot loses its
-    name before its files, so a killed prune leaves none that is only half there.
+    name before its files, so a killed prune leaves none that is only half there. What killed prunes
+    and exports left goes as well.
     """
+    remove_abandoned(folder)
     for left_over in folder.glob(f".*{_PRUNED}"):
         shutil.rmtree(left_over)
     whole = [each.folder for each in list_snapshots(folder) if each.manifest is not None]

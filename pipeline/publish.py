@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -16,6 +16,7 @@ from pipeline.errors import PublishError
 from pipeline.manifest import FileRecord
 
 LOCK_NAME = ".lock"
+_PARTIAL = ".partial"
 """Of an empty file that a maker killed right after the rename leaves in what it published."""
 
 
@@ -24,10 +25,11 @@ def published(target: Path) -> Iterator[Path]:
     """A working folder that becomes `target` when the block ends without an error.
 
     The folder's name is fixed (".NAME.partial") and locked while its maker lives, so what a killed
-    process left is found and cleared by the next one, and two makers never mix.
+    process left is found and cleared by the next one (or by `remove_abandoned`), and two makers
+    never mix.
     """
     require_free(target)
-    partial = target.parent / f".{target.name}.partial"
+    partial = target.parent / f".{target.name}{_PARTIAL}"
     partial.mkdir(parents=True, exist_ok=True)
     with (partial / LOCK_NAME).open("w") as lock:
         _take(lock.fileno(), partial)
@@ -43,6 +45,15 @@ def published(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the working folders in `parent` whose makers were killed."""
+    for lock_path in parent.glob(f".*{_PARTIAL}/{LOCK_NAME}"):
+        # Locked, or published meanwhile: its maker lives.
+        with suppress(PublishError, FileNotFoundError), lock_path.open("r+") as lock:
+            _take(lock.fileno(), lock_path.parent)
+            shutil.rmtree(lock_path.parent)
 
 
 def require_free(target: Path) -> None:

@@ -197,6 +197,19 @@ def test_a_pruned_snapshot_has_lost_its_name_for_good_before_its_files_go(
     assert not hidden.exists()
 
 
+def test_pruning_removes_what_killed_exports_left_and_nothing_of_live_ones(tmp_path: Path) -> None:
+    left_over = tmp_path / ".killed.partial"
+    write_file(left_over, "entries/half", b"")
+    (left_over / ".lock").touch()
+    (tmp_path / ".of-somebody-else.partial").mkdir()
+    with published(tmp_path / "live") as folder:
+        write_file(folder, "data", b"")
+        prune_snapshots(tmp_path, 1)
+        assert not left_over.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".of-somebody-else.partial", "live"]
+    assert (tmp_path / "live" / "data").exists()
+
+
 @given(st.lists(st.lists(st.integers(0, 14), max_size=3), max_size=15))
 @settings(deadline=None, max_examples=200)
 def test_depth_and_width_are_those_of_a_plain_search(parents: list[list[int]]) -> None:
