@@ -102,7 +102,7 @@ def restore(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """Load a snapshot into a store; a restore that was stopped goes on where it was."""
+    """Load a snapshot into a store; a restore that was stopped is simply started again."""
     url = database_settings(database, data_dir, None).database_url
     with opened(master, folder) as spark:
         from pipeline.database import shown
