@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 
 from pipeline.columns import CLAIMS, ENTRIES, history_array
 from pipeline.findings import Fault, Finding
 from pipeline.manifest import ClaimRange, EntryRange
-from pipeline.roots import digest_array, root
 from pipeline.scan import day_start_ms
+from pipeline.tables import claim_facts, entry_facts, is_lost
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, frame_hash
 from sdstore.sds.model import Message, MessageError
@@ -31,11 +32,15 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The findings of one file, cut at `FINDINGS_PER_FILE_MAX`, and the rows that were read."""
+    """The findings of one file, cut at `FINDINGS_PER_FILE_MAX`, and the rows that were read.
 
-    path: str
-    rows_count: int
+    Of those some have no frame, because it was retired, or lost before the export.
+    """
+
     findings: tuple[Finding, ...]
+    rows_count: int = 0
+    retired_count: int = 0
+    lost_count: int = 0
 
 
 def check_file(snapshot: Path, expected: EntryRange | ClaimRange) -> FileCheck:
@@ -44,10 +49,15 @@ def check_file(snapshot: Path, expected: EntryRange | ClaimRange) -> FileCheck:
     try:
         content = (snapshot / path).read_bytes()
     except OSError as error:
-        return FileCheck(path, 0, (Finding(Fault.MISSING_FILE, path, str(error)),))
+        return FileCheck((Finding(Fault.MISSING_FILE, path, str(error)),))
     tables: list[tuple[int, pa.Table]] = []
-    findings = list(islice(_findings(content, expected, tables), FINDINGS_PER_FILE_MAX))
-    return FileCheck(path, sum(table.num_rows for _, table in tables), tuple(findings))
+    findings = tuple(islice(_findings(content, expected, tables), FINDINGS_PER_FILE_MAX))
+    rows_count = sum(table.num_rows for _, table in tables)
+    if isinstance(expected, ClaimRange):
+        return FileCheck(findings, rows_count)
+    without = sum(table["frame"].null_count for _, table in tables)
+    lost = sum(pc.sum(is_lost(table)).as_py() or 0 for _, table in tables)
+    return FileCheck(findings, rows_count, without - lost, lost)
 
 
 def _findings(
@@ -58,8 +68,7 @@ def _findings(
     if (len(content), blake3(content).hexdigest()) != (expected.file.bytes, expected.file.digest):
         yield Finding(Fault.DAMAGED_FILE, path, "the bytes are not those that were exported")
     is_entries = isinstance(expected, EntryRange)
-    schema, element = (ENTRIES, "digest") if is_entries else (CLAIMS, "claim_id")
-    yield from _read(content, path, schema, tables)
+    yield from _read(content, path, ENTRIES if is_entries else CLAIMS, tables)
     for first_row, table in tables:
         faults = _entry_faults(table) if is_entries else _claim_faults(table)
         for row, fault, detail in faults:
@@ -67,7 +76,7 @@ def _findings(
             yield Finding(fault, path, detail, first_row + row, message_id)
     if tables:
         whole = pa.concat_tables([table for _, table in tables])
-        yield from _summary_faults(whole, element, expected)
+        yield from _summary_faults(whole, expected)
 
 
 def _read(
@@ -105,6 +114,7 @@ _READ_FROM_FRAME = (
     "content_bytes",
     "frame_bytes",
 )
+_SENDER, _CONTENT_BYTES = 2, 5
 
 
 def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
@@ -113,8 +123,10 @@ def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
     columns = zip(*(table[name].to_pylist() for name in _READ_FROM_FRAME), strict=True)
     messages: list[Message | None] = []
     for row, (frame, columns_here) in enumerate(zip(frames, columns, strict=True)):
-        if frame is None:  # retired: nothing is left to hash, only the root speaks for it
+        if frame is None:  # nothing is left to hash, only the root speaks for it
             messages.append(None)
+            if (columns_here[_SENDER], columns_here[_CONTENT_BYTES]) != ("", 0):
+                yield row, Fault.COLUMN_DIFFERS, "a column says what only a frame could say"
             continue
         try:
             message, dialect = decode(frame)
@@ -149,8 +161,8 @@ def _history_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iter
     expected = history_array(messages)
     if stored.equals(expected):
         return
-    for row, message in enumerate(messages):
-        if message is not None and stored[row] != expected[row]:
+    for row in range(len(messages)):
+        if stored[row] != expected[row]:
             yield row, Fault.COLUMN_DIFFERS, "causal_history does not say what the frame says"
 
 
@@ -161,18 +173,22 @@ def _claim_faults(table: pa.Table) -> Iterator[_Fault]:
             yield row, Fault.DIGEST_DIFFERS, f"claim_id is {element.hex()}"
 
 
-def _summary_faults(
-    table: pa.Table, element: str, expected: EntryRange | ClaimRange
-) -> Iterator[Finding]:
+def _summary_faults(table: pa.Table, expected: EntryRange | ClaimRange) -> Iterator[Finding]:
     path = expected.file.path
     try:
-        found = (table.num_rows, root(digest_array(table[element])).hex())
+        facts = entry_facts(table) if isinstance(expected, EntryRange) else claim_facts(table)
     except ValueError as error:
         yield Finding(Fault.ROOT_DIFFERS, path, str(error))
         return
+    found = facts["count"], facts["root"]
     if found != (expected.count, expected.root):
         detail = f"{found[0]} rows with root {found[1]}, not {expected.count} with {expected.root}"
         yield Finding(Fault.ROOT_DIFFERS, path, detail)
+        return  # without all rows nothing else is as it was
+    for name, value in facts.items():
+        if getattr(expected, name) != value:
+            detail = f"{name} is {value!r}, not {getattr(expected, name)!r}"
+            yield Finding(Fault.SUMMARY_DIFFERS, path, detail)
     if not _is_inside(table, expected):
         yield Finding(Fault.OUTSIDE_OF_RANGE, path, "rows of another range are in the file")
 

@@ -61,6 +61,7 @@ def export(
         share = f"{human_bytes(made.bytes_written)} of {human_bytes(made.table_bytes)} written"
         _say(f"{folder}: {counted(made.entries.count, 'message', 'messages')}, {share}")
         _say(f"root {made.entries.root}")
+        _say_lost(made.lost_count)
     return Exit.DONE
 
 
@@ -82,12 +83,19 @@ def verify(
         found = verify_snapshot(spark, folder, node)
     if as_json:
         findings = [asdict(each) for each in found.findings]
-        print_json({"sound": not findings, "rows": found.rows_count, "findings": findings})
+        counts = {
+            "rows": found.rows_count,
+            "retired": found.retired_count,
+            "lost": found.lost_count,
+        }
+        print_json({"sound": not findings, **counts, "findings": findings})
     else:
         for each in found.findings:
             print_error(str(each))
         verdict = "damaged" if found.findings else "sound"
-        _say(f"{folder}: {verdict}, {counted(found.rows_count, 'row', 'rows')} checked")
+        retired = f", {found.retired_count:,} of them retired" if found.retired_count else ""
+        _say(f"{folder}: {verdict}, {counted(found.rows_count, 'row', 'rows')} checked{retired}")
+        _say_lost(found.lost_count)
     return Exit.NO if found.findings else Exit.DONE
 
 
@@ -248,7 +256,8 @@ def _side(text: str) -> Path | str:
 def _summary(manifest: Any) -> dict[str, Any]:
     document = asdict(manifest)
     names = ("snapshot_id", "created_at", "parent", "watermark", "entries", "claims")
-    return {name: document[name] for name in (*names, "bytes_written")}
+    made = {name: document[name] for name in (*names, "bytes_written")}
+    return {**made, "lost": manifest.lost_count}
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -268,3 +277,9 @@ def _print_difference(left: str, right: str, rows: dict[str, Any], ranges_count:
 
 def _say(text: str) -> None:
     stdout().print(text, markup=False)
+
+
+def _say_lost(count: int) -> None:
+    if count:
+        frames = counted(count, "message has", "messages have")
+        print_error(f"{frames} no content, because the store had lost it before the export")

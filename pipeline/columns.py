@@ -52,7 +52,7 @@ ENTRIES = pa.schema(
         ),
         _column("frame_hash", pa.binary(), "32 bytes, BLAKE3 of the frame"),
         _column("content_bytes", pa.int64(), "length of the content inside the frame"),
-        _column("frame_bytes", pa.int64(), "length of the frame"),
+        _column("frame_bytes", pa.int64(), "length of the frame, also of a lost one; 0 if retired"),
         _column("causal_history", _LIST_OF_HISTORY, "messages the author had just delivered"),
         _column(
             "frame",
@@ -108,10 +108,11 @@ def entries_batch(
     """The columns of `ENTRIES`; MessageError for a frame that is no message.
 
     `stored` are columns that the database has: sequence number, arrival in milliseconds, channel ID,
-    message ID, Lamport timestamp, dialect, digest, frame hash. A frame is None where the content is
-    retired: the entry stays, as an element without content.
+    message ID, Lamport timestamp, dialect, digest, frame hash, bytes of the frame. A frame is None where
+    there is none: retired, of 0 bytes, or lost. The entry stays, as an element without content.
     """
-    seqs, arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, frame_hashes = stored
+    seqs, arrivals_ms, channel_ids, message_ids, lamports, dialects, *rest = stored
+    digests, frame_hashes, sizes = rest
     messages = [None if frame is None else decode(frame)[0] for frame in frames]
     columns = [
         pa.array(seqs, pa.int64()),
@@ -124,7 +125,9 @@ def entries_batch(
         pa.array(digests, pa.binary()),
         pa.array(frame_hashes, pa.binary()),
         pa.array([len(message.content) if message else 0 for message in messages], pa.int64()),
-        pa.array([len(frame) if frame else 0 for frame in frames], pa.int64()),
+        pa.array(
+            [len(f) if f else size for f, size in zip(frames, sizes, strict=True)], pa.int64()
+        ),
         history_array(messages),
         pa.array(frames, pa.binary()),
     ]

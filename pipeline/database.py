@@ -34,7 +34,7 @@ _BATCH_ROWS = 4_096
 _BATCH_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
-_STORED_COLUMNS = 8  # of a row with its frame, those that stand in the table of entries
+_STORED_COLUMNS = 9  # of a row with its frame, those that stand in the table of entries
 
 
 def sqlite_path(url: str) -> Path | None:

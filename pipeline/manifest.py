@@ -55,7 +55,8 @@ class EntryRange:
     """The entries with first ≤ seq ≤ last that arrived on `day` (UTC), and their file.
 
     `frame_bytes` is the sum over the rows; it tells that content was retired, which leaves count
-    and root as they are. Channel and Lamport bounds are those of the rows: a reader may skip a file.
+    and root as they are. `lost_count` are the rows whose frame the store had lost. Channel and Lamport
+    bounds are those of the rows: a reader may skip a file.
     """
 
     day: str
@@ -64,6 +65,7 @@ class EntryRange:
     count: int
     root: str
     frame_bytes: int
+    lost_count: int
     first_channel_id: str
     last_channel_id: str
     lamport_first: int
@@ -125,6 +127,11 @@ class Manifest:
         """Bytes of the files that hold entries and claims."""
         entries = sum(each.file.bytes for each in self.entry_ranges)
         return entries + sum(each.file.bytes for each in self.claim_ranges)
+
+    @property
+    def lost_count(self) -> int:
+        """Entries whose frame the exporting store had lost."""
+        return sum(each.lost_count for each in self.entry_ranges)
 
     def files(self) -> Iterable[FileRecord]:
         """Every file of the snapshot but the manifest itself."""

@@ -11,11 +11,13 @@ What is then left is what needs a look at the store, as in any store that holds 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,7 @@ from pipeline.findings import Fault
 from pipeline.manifest import EntryRange, Manifest
 from pipeline.progress import items
 from pipeline.snapshot import read_claims, read_entries
+from pipeline.tables import is_lost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +51,13 @@ _GROUP_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore did. `refused` counts rows by the code of their refusal."""
+    """What a restore did. `refused` counts rows by the code of their refusal.
+
+    Retired rows have nothing to bring in, and are not refused.
+    """
 
     rows_count: int = 0
+    retired_count: int = 0
     written_count: int = 0
     claims_count: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -92,9 +99,9 @@ def restore_snapshot(
         try:
             writer.submit(store.begin_writing).result()
             sink = _Sink(store, writer, limits, restored)
-            for each in items("Restore", manifest.entry_ranges):
+            for stretch in items("Restore", list(stretches(manifest.entry_ranges))):
                 with open_database(url) as database:
-                    for row in _rows_to_write(snapshot, each, database, hints, restored):
+                    for row in _rows_to_write(snapshot, stretch, database, hints, restored):
                         sink.take(row)
             sink.flush()
         finally:
@@ -105,15 +112,15 @@ def restore_snapshot(
 def _fill_if_empty(path: Path, snapshot: Path, manifest: Manifest, limits: Limits) -> int:
     """Load the frames of the snapshot into a store that holds nothing; how many are new there.
 
-    Their hints are left for later, because messages with hints would come after all others. So is
-    telling what was refused.
+    Their hints are left for later, because messages with hints are not written in bulk. So is telling
+    what was refused.
     """
     prepare_file(path)
     with open_database(f"sqlite:///{path}") as database:
         if not database.is_empty():
             return 0
-    ranges = items("Fill the store", manifest.entry_ranges)
-    frames = (item for each in ranges for item in _frames(snapshot, each))
+    steps = items("Fill the store", list(stretches(manifest.entry_ranges)))
+    frames = (item for stretch in steps for item in _frames(snapshot, stretch))
     try:
         loaded = load_empty_store(path, frames, limits, lambda *_: None)
     except sqlite3.Error as error:  # the disk is full, above all
@@ -121,14 +128,33 @@ def _fill_if_empty(path: Path, snapshot: Path, manifest: Manifest, limits: Limit
     return loaded.counts[OutcomeKind.STORED]
 
 
-def _frames(snapshot: Path, each: EntryRange) -> Iterator[Item]:
-    """The frames of one file in arrival order, without those that are retired."""
-    columns = ["seq", "frame"]
-    table = pq.read_table(snapshot / each.file.path, columns=columns, partitioning=None)
+def stretches(ranges: Sequence[EntryRange]) -> Iterator[list[EntryRange]]:
+    """The ranges in arrival order, those together that overlap: a clock went back across midnight."""
+    stretch: list[EntryRange] = []
+    last = -1
+    for each in sorted(ranges, key=attrgetter("first")):
+        if stretch and each.first > last:
+            yield stretch
+            stretch = []
+        stretch.append(each)
+        last = max(last, each.last)
+    if stretch:
+        yield stretch
+
+
+def _frames(snapshot: Path, stretch: Sequence[EntryRange]) -> Iterator[Item]:
+    """The frames of a stretch in arrival order."""
+    files = [_numbered_frames(snapshot / each.file.path) for each in stretch]
+    for _, frame in heapq.merge(*files, key=itemgetter(0)):
+        if frame is not None:
+            yield frame, ()
+
+
+def _numbered_frames(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """(seq, frame) of the rows of a file in arrival order."""
+    table = pq.read_table(path, columns=["seq", "frame"], partitioning=None)
     for batch in table.sort_by("seq").to_batches(_GROUP_ROWS):
-        for frame in batch.column("frame").to_pylist():
-            if frame is not None:
-                yield frame, ()
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _hints_by_seq(spark: SparkSession, snapshot: Path) -> Iterator[tuple[int, bytes]]:
@@ -158,28 +184,42 @@ class _Hints:
 
 
 def _rows_to_write(
-    snapshot: Path, each: EntryRange, database: Database, hints: _Hints, restored: Restored
+    snapshot: Path,
+    stretch: Sequence[EntryRange],
+    database: Database,
+    hints: _Hints,
+    restored: Restored,
 ) -> Iterator[_Row]:
-    """The rows of one file that bring the store something, in arrival order."""
-    path = snapshot / each.file.path
+    """The rows of a stretch that bring the store something, in arrival order."""
+    files = [_compared_rows(snapshot, each, database, restored) for each in stretch]
+    for seq, digest, is_known, frame in heapq.merge(*files, key=itemgetter(0)):
+        row_hints = hints.of(seq)
+        if frame.is_valid and (row_hints or not is_known):
+            yield _Row(digest, frame.as_py(), row_hints)
+
+
+def _compared_rows(
+    snapshot: Path, each: EntryRange, database: Database, restored: Restored
+) -> Iterator[tuple[int, bytes, bool, pa.Scalar]]:
+    """(seq, digest, whether the store knows it, frame) of the rows of a file in arrival order.
+
+    Most frames are passed over in the end: only the others become Python's.
+    """
+    path, columns = snapshot / each.file.path, ["seq", "digest", "frame", "frame_bytes"]
     try:
-        table = pq.read_table(path, columns=["seq", "digest", "frame"], partitioning=None)
+        table = pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError):
         restored.refused[Fault.UNREADABLE_ROWS] += each.count
         return
-    restored.rows_count += table.num_rows
-    frames, digests = table["frame"], table["digest"].to_pylist()
-    if frames.null_count:
-        restored.refused["retired"] += frames.null_count
+    seqs, frames, digests = table["seq"].to_numpy(), table["frame"], table["digest"].to_pylist()
     known = database.known_digests(digests)
-    seqs = table["seq"].to_numpy()
-    # Most frames are passed over in the end: only the others become Python's.
+    lost = table.filter(is_lost(table))["digest"].to_pylist()
+    restored.rows_count += table.num_rows
+    restored.retired_count += frames.null_count - len(lost)
+    if wanted := sum(digest not in known for digest in lost):
+        restored.refused[Fault.FRAME_LOST] += wanted
     for row in np.argsort(seqs).tolist():
-        row_hints = hints.of(seqs[row])
-        if row_hints or digests[row] not in known:
-            frame = frames[row].as_py()
-            if frame is not None:
-                yield _Row(digests[row], frame, row_hints)
+        yield int(seqs[row]), digests[row], digests[row] in known, frames[row]
 
 
 class _Sink:

@@ -18,9 +18,12 @@ def root(digests: NDArray[np.uint8]) -> bytes:
 
 
 def in_order(digests: bytes) -> bytes:
-    """Digests that lie one after the other, sorted."""
+    """Digests that lie one after the other, sorted, each once."""
     # As fixed strings numpy compares them like memcmp; padding NULs cannot confuse equal lengths.
-    return np.sort(np.frombuffer(digests, f"S{DIGEST_BYTES}")).tobytes()
+    ordered = np.sort(np.frombuffer(digests, f"S{DIGEST_BYTES}"))
+    is_new = np.ones(len(ordered), bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new].tobytes()
 
 
 def digest_array(column: pa.Array | pa.ChunkedArray) -> NDArray[np.uint8]:

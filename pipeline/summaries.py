@@ -53,7 +53,7 @@ def summaries(rows: DataFrame, keys: Sequence[str], rows_count: int) -> DataFram
 
 
 def root_of(rows: DataFrame, element: str, rows_count: int) -> tuple[int, bytes]:
-    """(count, root) over the column `element` of all rows; hashed by one task."""
+    """(count, root) over the distinct values of the column `element`; hashed by one task."""
     clockless = rows.select(
         f.col(element).alias("digest"), f.lit(0).cast("bigint").alias("lamport_timestamp")
     )
@@ -147,9 +147,9 @@ def _summary(pieces: Iterator[_Piece]) -> tuple[int, bytes, int, int]:
     lamport_first, lamport_last = INT64_MAX, INT64_MIN
     for _, bucket in groupby(pieces, key=lambda piece: piece[-4]):
         _, digests, firsts, lasts = zip(*(piece[-4:] for piece in bucket), strict=True)
-        joined = b"".join(digests)
-        hasher.update(in_order(joined))
-        bytes_count += len(joined)
+        ordered = in_order(b"".join(digests))
+        hasher.update(ordered)
+        bytes_count += len(ordered)
         lamport_first = min(lamport_first, *firsts)
         lamport_last = max(lamport_last, *lasts)
     return bytes_count // DIGEST_BYTES, hasher.digest(), lamport_first, lamport_last

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,23 +55,34 @@ def _portions(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.T
 
 def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
     """One file: the rows of `table`, which all arrived on `day`."""
-    seqs = pc.min_max(table["seq"]).as_py()
+    facts = entry_facts(table)
     table = table.sort_by([(name, "ascending") for name in LOG_ORDER])
-    lamports = pc.min_max(table["lamport_timestamp"]).as_py()
-    path = entries_path(day, seqs["min"], seqs["max"])
-    return EntryRange(
-        day=day,
-        first=seqs["min"],
-        last=seqs["max"],
-        count=table.num_rows,
-        root=root(digest_array(table["digest"])).hex(),
-        frame_bytes=pc.sum(table["frame_bytes"]).as_py(),
-        first_channel_id=table["channel_id"][0].as_py(),
-        last_channel_id=table["channel_id"][-1].as_py(),
-        lamport_first=lamports["min"],
-        lamport_last=lamports["max"],
-        file=write_file(root_folder, path, parquet_bytes(table)),
+    path = entries_path(day, facts["first"], facts["last"])
+    return EntryRange(day=day, **facts, file=write_file(root_folder, path, parquet_bytes(table)))
+
+
+def entry_facts(table: pa.Table) -> dict[str, Any]:
+    """What the manifest says of rows of entries: members of `EntryRange`."""
+    seqs, channel_ids, lamports = (
+        pc.min_max(table[name]).as_py() for name in ("seq", "channel_id", "lamport_timestamp")
     )
+    return {
+        "first": seqs["min"],
+        "last": seqs["max"],
+        "count": table.num_rows,
+        "root": root(digest_array(table["digest"])).hex(),
+        "frame_bytes": pc.sum(table["frame_bytes"]).as_py(),
+        "lost_count": pc.sum(is_lost(table)).as_py(),
+        "first_channel_id": channel_ids["min"],
+        "last_channel_id": channel_ids["max"],
+        "lamport_first": lamports["min"],
+        "lamport_last": lamports["max"],
+    }
+
+
+def is_lost(table: pa.Table) -> pa.ChunkedArray:
+    """For each row whether it should have a frame and has none; retired ones have 0 bytes."""
+    return pc.and_(pc.is_null(table["frame"]), pc.greater(table["frame_bytes"], 0))
 
 
 def write_claims(
@@ -78,15 +90,20 @@ def write_claims(
 ) -> Iterator[ClaimRange]:
     """Write `batches` of claims (in the order of their numbers) as files; their ranges."""
     for table in _portions(batches, rows_max):
-        numbers = pc.min_max(table["claim_no"]).as_py()
-        path = claims_path(numbers["min"], numbers["max"])
-        yield ClaimRange(
-            first=numbers["min"],
-            last=numbers["max"],
-            count=table.num_rows,
-            root=root(digest_array(table["claim_id"])).hex(),
-            file=write_file(root_folder, path, parquet_bytes(table)),
-        )
+        facts = claim_facts(table)
+        path = claims_path(facts["first"], facts["last"])
+        yield ClaimRange(**facts, file=write_file(root_folder, path, parquet_bytes(table)))
+
+
+def claim_facts(table: pa.Table) -> dict[str, Any]:
+    """What the manifest says of rows of claims: members of `ClaimRange`."""
+    numbers = pc.min_max(table["claim_no"]).as_py()
+    return {
+        "first": numbers["min"],
+        "last": numbers["max"],
+        "count": table.num_rows,
+        "root": root(digest_array(table["claim_id"])).hex(),
+    }
 
 
 def parquet_bytes(table: pa.Table) -> memoryview:

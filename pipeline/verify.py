@@ -32,10 +32,15 @@ _CHANNEL_FINDINGS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check found; a snapshot without findings is whole."""
+    """What a check found; a snapshot without findings is as it was exported.
+
+    Of its rows some may have no frame, because it was retired, or lost before the export.
+    """
 
     manifest: Manifest
     rows_count: int
+    retired_count: int
+    lost_count: int
     findings: tuple[Finding, ...]
 
 
@@ -57,7 +62,13 @@ def verify_snapshot(
         findings += _totals(spark, snapshot, manifest)
         if node_url is not None:
             findings += compare_with_node(spark, snapshot, node_url)
-    return Verification(manifest, sum(check.rows_count for check in checks), tuple(findings))
+    return Verification(
+        manifest,
+        sum(check.rows_count for check in checks),
+        sum(check.retired_count for check in checks),
+        sum(check.lost_count for check in checks),
+        tuple(findings),
+    )
 
 
 def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:

@@ -37,13 +37,14 @@ from pipeline.publish import draft_of, keep_only, published, share_file, write_f
 from pipeline.report.graph import shape_of
 from pipeline.report.page import page
 from pipeline.report.pictures import pictures
+from pipeline.restore import stretches
 from pipeline.roots import digest_array, root
 
 
 def entry_range(first: int, count: int, day: str = "2026-01-01") -> EntryRange:
     last = first + count - 1
     file = FileRecord(entries_path(day, first, last), count * 100, "00" * 32)
-    return EntryRange(day, first, last, count, "11" * 32, count * 80, "a", "b", 1, 2, file)
+    return EntryRange(day, first, last, count, "11" * 32, count * 80, 0, "a", "b", 1, 2, file)
 
 
 MANIFEST = Manifest(
@@ -65,9 +66,17 @@ MANIFEST = Manifest(
 
 @given(st.lists(st.binary(min_size=32, max_size=32), unique=True, max_size=50))
 @settings(deadline=None)
-def test_a_root_is_blake3_over_the_sorted_digests(digests: list[bytes]) -> None:
-    column = pa.array([b"x", *digests], pa.binary())[1:]  # a slice: buffers begin elsewhere
+def test_a_root_is_blake3_over_the_sorted_digests_each_once(digests: list[bytes]) -> None:
+    twice = [b"x", *digests, *digests[:2]]
+    column = pa.array(twice, pa.binary())[1:]  # a slice: buffers begin elsewhere
     assert root(digest_array(column)) == blake3(b"".join(sorted(digests))).digest()
+
+
+def test_ranges_that_overlap_are_restored_together() -> None:
+    """Between two days a clock may go back and forth."""
+    a, b, c, d = (entry_range(first, count) for first, count in ((1, 10), (2, 3), (10, 5), (15, 1)))
+    assert list(stretches([d, c, b, a])) == [[a, b, c], [d]]
+    assert list(stretches([])) == []
 
 
 def test_digests_of_another_length_are_refused() -> None:

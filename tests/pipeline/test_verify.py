@@ -28,7 +28,7 @@ from pipeline.restore import restore_snapshot
 from pipeline.roots import digest_array, root
 from pipeline.snapshot import read_entries
 from pipeline.summaries import root_of, summaries
-from pipeline.tables import parquet_bytes
+from pipeline.tables import entry_facts, parquet_bytes
 from pipeline.verify import verify_snapshot
 from tests.support.snapshots import CHANNELS, conversation, fill_store
 
@@ -44,12 +44,9 @@ def forged(snapshot: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -
     manifest = manifests.load(copy)
     victim = manifest.entry_ranges[0]
     table = change(pq.read_table(copy / victim.file.path, partitioning=None))
-    lie = replace(
-        victim,
-        count=table.num_rows,
-        root=root(digest_array(table["digest"])).hex(),
-        file=write_file(copy, victim.file.path, parquet_bytes(table)),
-    )
+    facts = entry_facts(table) | {"first": victim.first, "last": victim.last}
+    file = write_file(copy, victim.file.path, parquet_bytes(table))
+    lie = replace(victim, **facts, file=file)
     count = manifest.entries.count + lie.count - victim.count
     total = replace(manifest.entries, count=count)
     seal(copy, replace(manifest, entries=total, entry_ranges=(lie, *manifest.entry_ranges[1:])))
@@ -111,6 +108,16 @@ def test_a_row_that_was_left_out_shows_in_the_totals(
     findings = verify_snapshot(spark, tmp_path / "forged").findings
     assert {"entries", "channels.parquet"} <= {each.where for each in findings}
     assert {each.fault for each in findings} <= {Fault.ROOT_DIFFERS, Fault.CLAIM_WITHOUT_ENTRY}
+
+
+def test_a_row_that_is_there_twice_shows_in_the_totals(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    forged(
+        snapshot, tmp_path / "forged", lambda table: pa.concat_tables([table, table.slice(5, 1)])
+    )
+    findings = verify_snapshot(spark, tmp_path / "forged").findings
+    assert [each.fault for each in findings] == [Fault.ROOT_DIFFERS]
 
 
 @pytest.mark.parametrize("rows_count", [1, 10**10])
@@ -227,7 +234,8 @@ def test_retired_content_leaves_the_next_snapshot_and_roots_stay(
     table = pq.read_table(tmp_path / "b" / after.entry_ranges[0].file.path, partitioning=None)
     retired = table.filter(pc.is_null(table["frame"]))
     assert retired["seq"].to_pylist() == [7]
-    assert verify_snapshot(spark, tmp_path / "b").findings == ()
+    verified = verify_snapshot(spark, tmp_path / "b")
+    assert (verified.findings, verified.retired_count, verified.lost_count) == ((), 1, 0)
 
 
 def test_the_digest_of_a_file_record_is_of_its_bytes(snapshot: Path) -> None:
