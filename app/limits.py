@@ -145,6 +145,11 @@ class Limits:
     recon_body_bytes_max: int = _bound(
         16 * MIB, "bytes", "one request with pushed entries; ranges alone stay below 1 MiB"
     )
+    recon_push_items_max: int = _bound(
+        4_096,
+        "items",
+        "four batches of our own initiator; an item of two bytes costs 1 us and more",
+    )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
     recon_answer_bytes_max: int = _bound(
         MIB, "bytes", "summaries and lists of one reply: at most 50 ms; the rest is asked again"

@@ -110,6 +110,8 @@ class ReconEndpoint:
         caller_name: str,
         reply_bytes_max: int,
     ) -> wire.ReconResponse:
+        if len(request.push) > (most := self._limits.recon_push_items_max):
+            raise RemoteProtocolError("too_many_items", f"at most {most} are pushed at once")
         # What was pushed is in the answer: the initiator may compare at once.
         outcomes = await take_items(self._local, request.push)
         await self._index.catch_up()

@@ -24,8 +24,8 @@ class ClientGoneError(Exception):
 
 async def read_body(
     receive: Receive, headers: Mapping[bytes, bytes], bytes_max: int, timeout_s: float
-) -> bytes:
-    """The whole body, decompressed.
+) -> tuple[bytes, int]:
+    """The whole body, decompressed, and how many bytes of it were sent.
 
     `body_too_large` as soon as `bytes_max` is passed (packed or unpacked), `request_timeout` when
     `timeout_s` is over, `unsupported_media_type` for an unknown Content-Encoding.
@@ -39,7 +39,8 @@ async def read_body(
             Code.REQUEST_TIMEOUT, f"the body took longer than {timeout_s} s", headers=_CLOSE
         ) from None
     encoding = headers.get(b"content-encoding")
-    return body if encoding is None else _unpack(body, encoding.lower(), bytes_max)
+    unpacked = body if encoding is None else _unpack(body, encoding.lower(), bytes_max)
+    return unpacked, len(body)
 
 
 def _check_declared_length(declared: bytes | None, bytes_max: int) -> None:

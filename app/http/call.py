@@ -39,7 +39,8 @@ class Call:
 
     `params` are the decoded path parameters, `headers` the headers by name in lower case (several
     lines of one name joined), `raw_headers` all lines in order, `is_head` whether nothing but the
-    answer's headers is wanted, `body` the whole body (empty where the route has none).
+    answer's headers is wanted, `body` the whole body (empty where the route has none),
+    `sent_bytes` its length as it came, perhaps compressed.
     """
 
     node: Node
@@ -50,6 +51,7 @@ class Call:
     caller: Caller
     is_head: bool
     body: bytes = field(default=b"")
+    sent_bytes: int = 0
 
     @property
     def channel_id(self) -> str | None:

@@ -81,7 +81,8 @@ def _reply_bytes_max(call: Call) -> int:
     limits = call.node.limits
     if call.caller.is_trusted:
         return limits.recon_reply_bytes_max
-    bytes_max = UNTRUSTED_REPLY_BYTES_BASE + limits.recon_untrusted_reply_factor * len(call.body)
+    # Padding that compresses to nothing buys nothing.
+    bytes_max = UNTRUSTED_REPLY_BYTES_BASE + limits.recon_untrusted_reply_factor * call.sent_bytes
     return min(limits.recon_reply_bytes_max, bytes_max)
 
 

@@ -61,7 +61,7 @@ class Shell:
             stats = match.stats
             call = self._admit(match, scope)
             if match.route.body_bytes_max:
-                call.body = await read_body(
+                call.body, call.sent_bytes = await read_body(
                     receive, call.headers, match.route.body_bytes_max, self._body_timeout_s
                 )
             if match.route.handler is not None:

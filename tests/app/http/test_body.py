@@ -38,7 +38,9 @@ class Sender:
 
 def read(sender: Sender, **headers: bytes) -> bytes:
     named = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    return asyncio.run(read_body(sender, named, MAX, timeout_s=1))
+    body, sent_bytes = asyncio.run(read_body(sender, named, MAX, timeout_s=1))
+    assert sent_bytes == sender.sent_bytes
+    return body
 
 
 def refusal(sender: Sender, **headers: bytes) -> Problem:

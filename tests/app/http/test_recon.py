@@ -297,6 +297,23 @@ def test_a_stranger_gets_replies_in_proportion_to_requests(tmp_path: Path) -> No
         response = ask(node, request)
         assert response.truncated
         assert response.ByteSize() <= 16 * request.ByteSize() + 4_096
+        # Padding that compresses to nothing buys nothing.
+        padded = request.SerializeToString() + b"\x7a\x80\x80\x40" + bytes(2**20)
+        packed = zstandard.compress(padded)
+        headers = {**PROTOBUF, "content-encoding": "zstd", "accept-encoding": "identity"}
+        answer = node.http.post("/v1/recon", content=packed, headers=headers)
+        assert answer.status_code == 200
+        assert len(answer.content) <= 16 * len(packed) + 4_096
+
+
+def test_more_pushed_items_than_any_batch_has_are_refused_unread(node: RunningNode) -> None:
+    most = DEFAULT_LIMITS.recon_push_items_max
+    header = hand_shake(node)
+    push = [wire.Item()] * most
+    assert len(ask(node, request_in(header, push=push)).push_outcomes) == most
+    request = request_in(header, push=[*push, wire.Item()])
+    answer = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
+    assert (answer.status_code, answer.json()["fault"]) == (400, "too_many_items")
 
 
 def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
