@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.bar import figures_of, sync_progress
-from app.cli.existing import is_stdout
+from app.cli.existing import is_stdout, require_one_output
 from app.cli.exits import CliError, Exit, exit_of_sync
 from app.cli.frames import format_of_name
 from app.cli.interrupts import loading
@@ -38,8 +38,7 @@ def backfill(
 
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), else length-delimited protobuf.
     """
-    if is_stdout(into) and as_json:
-        raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
+    require_one_output(into, as_json=as_json)
     with loading():
         from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
 

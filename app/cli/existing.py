@@ -20,8 +20,14 @@ _STDOUT = {STDIO, Path("/dev/stdout")}
 
 
 def is_stdout(file: Path) -> bool:
-    """Whether results that go to this file leave no room on stdout for anything else."""
+    """Whether what goes to this file leaves no room on stdout for anything else."""
     return file in _STDOUT
+
+
+def require_one_output(file: Path, *, as_json: bool) -> None:
+    """Raises CliError where a document would end up among what goes to the file."""
+    if is_stdout(file) and as_json:
+        raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
 
 
 class ExistingMessages:

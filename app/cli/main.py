@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 from app.cli.interrupts import INTERRUPTED, loading
@@ -14,6 +15,9 @@ def main() -> NoReturn:
         with loading():
             from app.cli.program import run  # noqa: PLC0415 - see above
 
+        if isinstance(sys.stdout, TextIOWrapper):
+            # Names of files may be any bytes; the escape is one of JSON too.
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -118,6 +118,9 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except TyperException as error:
         print_error(f"usage: {error.format_message()}")
         return Exit.USAGE
+    except UnicodeEncodeError as error:
+        print_error(f"invalid_parameter: {error.object} is not UTF-8")
+        return Exit.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return Exit.INTERRUPTED
 

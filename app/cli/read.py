@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.existing import is_stdout, require_one_output
 from app.cli.exits import CliError, Exit
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelId, NodeUrl
@@ -37,18 +38,19 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a message by its ID."""
+    if out is not None:
+        require_one_output(out, as_json=as_json)
+    variant = None if digest is None else hex_argument(digest, "--digest")
     with node_client(node) as client:
-        found = client.get(
-            message_id, channel, hex_argument(digest, "--digest") if digest else None
-        )
+        found = client.get(message_id, channel, variant)
     document = message_document(
         found.frame, found.digest, found.dialect, variants_count=found.variants_count
     )
     if out is not None:
         _write_frame(out, found.frame)
-    elif as_json:
+    if as_json:
         print_json(document)
-    else:
+    elif out is None:
         stdout().print(message_table(document))
 
 
@@ -156,7 +158,7 @@ def _channel_document(channel: Channel) -> dict[str, Any]:
 
 
 def _write_frame(out: Path, frame: bytes) -> None:
-    if str(out) == "-":
+    if is_stdout(out):
         sys.stdout.buffer.write(frame)
     else:
         out.write_bytes(frame)

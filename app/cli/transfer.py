@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.database import database_settings
-from app.cli.existing import is_stdout
-from app.cli.exits import CliError, Exit
+from app.cli.existing import is_stdout, require_one_output
+from app.cli.exits import Exit
 from app.cli.frames import FileFormat, format_of_name
 from app.cli.interrupts import loading
 from app.cli.options import AsJson, ChannelIds, ConfigFile, DatabaseUrl, DataDir
@@ -98,8 +98,7 @@ def export(
     with loading():
         from app.cli.exporting import export_to  # noqa: PLC0415 - half a second of imports
 
-    if is_stdout(file) and as_json:
-        raise CliError(Exit.USAGE, "invalid_parameter", "--json and - both want stdout")
+    require_one_output(file, as_json=as_json)
     if file_format in (FileFormat.AUTO, FileFormat.FRAME):
         file_format = format_of_name(file)
     settings = database_settings(database, data_dir, config)

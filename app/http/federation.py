@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from app.federation.syncs import Sync, SyncEvent
 from app.http.auth import Scope
@@ -15,6 +15,15 @@ from app.http.framework import CurrentCall, demands
 from app.http.sse import event, event_stream
 
 router = APIRouter(prefix="/v1", tags=["federation"])
+
+
+def _text(value: str) -> str:
+    """Text that is UTF-8 on the wire; JSON can write half a surrogate pair, which is none."""
+    value.encode()
+    return value
+
+
+_Text = Annotated[str, AfterValidator(_text)]
 
 
 class _Body(BaseModel):
@@ -30,7 +39,7 @@ class PeerBody(_Body):
 class SyncBody(_Body):
     """Which channels to sync (none: all), and whether only to compare."""
 
-    channels: list[str] = Field(default_factory=list, max_length=1_000)
+    channels: list[_Text] = Field(default_factory=list, max_length=1_000)
     dry_run: bool = False
 
 

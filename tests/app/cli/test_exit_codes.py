@@ -62,6 +62,13 @@ def test_a_database_that_is_not_there_is_1_and_is_not_made(tmp_path: Path) -> No
         (["hint", "zz"], "invalid_hex"),
         (["get", "x", "--digest", "zz"], "invalid_hex"),
         (["get", "x", "--node", "localhost:8000"], "invalid_parameter"),
+        (["get", "x", "--node", "http://"], "invalid_parameter"),
+        (["sync", "http://store.example", "--node", "http://[::1"], "invalid_parameter"),
+        (["tail", "x", "--node", "http://localhost:99999"], "invalid_parameter"),
+        (["backfill", "x", "--into", "-", "--node", "http://h?x"], "invalid_parameter"),
+        (["get", "x", "--out", "-", "--json"], "invalid_parameter"),
+        (["backfill", "x", "--into", "/dev/stdout", "--json"], "invalid_parameter"),
+        (["export", "-", "--json"], "invalid_parameter"),
         (["publish", "/nowhere/messages.ldp"], "cannot_read"),
         (["publish", "-", "--hint", "00"], "invalid_parameter"),
         (["serve", "--port", "99999"], "invalid_setting"),
@@ -73,6 +80,26 @@ def test_a_database_that_is_not_there_is_1_and_is_not_made(tmp_path: Path) -> No
 def test_a_wrong_command_line_is_2(arguments: list[str], code: str) -> None:
     result = cli(*arguments)
     assert (result.code, error_code(result)) == (2, code)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("get", "\udcff"),
+        ("get", "x", "--channel", "\udcff"),
+        ("gaps", "\udcff"),
+        ("tail", "\udcff", "--no-follow"),
+        ("backfill", "\udcff", "--into", "/dev/null"),
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_2(node: str, verb: tuple[str, ...]) -> None:
+    result = cli(*verb, "--node", node)
+    assert (result.code, error_code(result)) == (2, "invalid_parameter")
+
+
+def test_a_channel_to_sync_that_is_not_utf_8_is_refused_by_the_node(node: str) -> None:
+    result = cli("sync", node, "--node", node, "--channel", "\udcff")
+    assert (result.code, error_code(result)) == (4, "invalid_body")
 
 
 def test_no_verb_is_2_and_shows_the_help() -> None:

@@ -72,8 +72,9 @@ def test_get_writes_the_frame_byte_for_byte(node: str, tmp_path: Path) -> None:
     frame = encode(message(2, "json/get"), Dialect.NIM)
     cli("publish", "-", "--format", "frame", "--node", node, stdin=frame)
     wanted = ("get", "m2", "--channel", "json/get", "--node", node, "--out")
-    cli(*wanted, tmp_path / "frame")
+    document = cli(*wanted, tmp_path / "frame", "--json").json
     assert (tmp_path / "frame").read_bytes() == frame
+    assert document["message"]["message_id"] == "m2"
     assert cli(*wanted, "-").out.encode() == frame
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.cli.delimited import delimited
 from app.demo.messages import conversation
-from tests.support.cli import Result, cli, command
+from tests.support.cli import Result, cli, command, process
 
 FILE = b"".join(delimited(item.frame) for item in conversation(1_000, 4))  # no pipe holds that much
 
@@ -55,6 +55,12 @@ def test_a_stream_that_cannot_be_used_is_one_line(
     result = shell(redirection, *arguments, *folder)
     assert (result.code, result.err.count("\n")) == (code, 1 if word else 0)
     assert word in result.err
+
+
+def test_a_file_name_of_any_bytes_is_printed(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "\udcff.ldp"
+    assert process("export", file, "--data-dir", data).code == 0
+    assert process("export", file, "--data-dir", data, "--json").json["file"] == str(file)
 
 
 def test_devices_and_pipes_are_exported_to(data: Path, tmp_path: Path) -> None:
