@@ -99,10 +99,12 @@ class LiveHub:
         self._announce()
         self._stop()
 
-    def admit(self) -> None:
-        """Raise `overloaded` where too many readers are connected."""
+    async def admit(self) -> None:
+        """Raise `overloaded` where too many readers are connected, or why there is nothing to read."""
         if self._readers_count >= self._limits.live_readers_max:
             raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
+        # Once events are promised, all that a reader could be told is that they end.
+        await self._store.watermark()
 
     async def events(
         self, wanted: Wanted, after_seq: int | None

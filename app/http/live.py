@@ -35,7 +35,7 @@ async def live(
     call: CurrentCall, after: After = None, last_event_id: LastEventId = None
 ) -> Response:
     """New messages of every channel as they come, and before them those after a cursor."""
-    return _stream(call, call.caller.covers, last_event_id or after)
+    return await _stream(call, call.caller.covers, last_event_id or after)
 
 
 @router.get(
@@ -47,13 +47,13 @@ async def channel_live(
     call: CurrentCall, channel_id: str, after: After = None, last_event_id: LastEventId = None
 ) -> Response:
     """New messages of a channel as they come, and before them those after a cursor."""
-    return _stream(call, channel_id.__eq__, last_event_id or after)
+    return await _stream(call, channel_id.__eq__, last_event_id or after)
 
 
-def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
+async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.ARRIVAL, cursor)
-    call.node.live.admit()
+    await call.node.live.admit()
     after_seq = None if position is None else int(position[0])
     return event_stream(call, _chunks(call.node.live.events(wanted, after_seq), cursors))
 

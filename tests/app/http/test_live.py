@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx
+import psycopg
 import pytest
 
 from app.limits import DEFAULT_LIMITS
+from bench.postgres_server import own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
@@ -209,6 +212,48 @@ def test_a_reader_that_does_not_read_is_told_of_its_gap(tmp_path: Path) -> None:
         assert seen == [f"m{n}" for n in range(len(seen))]
         page = node.http.get("/v1/feed", params={"after": gap.data["cursor"], "limit": 1}).json()
         assert page["messages"][0]["message"]["message_id"] == f"m{len(seen)}"
+
+
+def publish_until_stored(node: RunningNode, number: int) -> None:
+    deadline = time.monotonic() + 20
+    while node.publish(message(number)).status_code != 201:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_reader_outlasts_a_restart_of_the_database_server(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, database_wait_s=1)
+    with (
+        own_postgres() as server,
+        running_node(tmp_path, limits, database_url=server.url) as node,
+        live(node) as events,
+    ):
+        node.publish(message(1))
+        assert next(events).message_id == "m1"
+        server.stop()
+        assert node.publish(message(2)).status_code == 503
+        refused = node.http.get("/v1/live")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+        server.start()
+        publish_until_stored(node, 3)
+        assert next(events).message_id == "m3"
+
+
+def test_a_reader_outlasts_statements_that_take_too_long(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    limits = replace(DEFAULT_LIMITS, database_statement_s=1)
+    url = postgres_stores.new_url()
+    with running_node(tmp_path, limits, database_url=url) as node, live(node) as events:
+        with psycopg.connect(url) as other:
+            other.execute("LOCK TABLE messages IN ACCESS EXCLUSIVE MODE")
+            for path in ("/v1/feed", "/v1/messages/m1", "/v1/live"):
+                refused = node.http.get(path)
+                assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+            assert node.publish(message(1)).status_code == 503
+            other.rollback()
+        publish_until_stored(node, 2)
+        assert next(events).message_id == "m2"
 
 
 @contextmanager
