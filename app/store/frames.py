@@ -49,6 +49,9 @@ _DEPTH_MAX = 2  # a frame, its reference, the base of that
 
 _log = logging.getLogger(__name__)
 
+DAMAGES_TOLD_MAX = 1_000
+"""Lines of the log: whoever reads damaged frames again and again fills no disk."""
+
 
 class Codec(IntEnum):
     """How the data of a frame is to be read. The numbers are stored; they never change."""
@@ -139,6 +142,7 @@ class FrameUnpacker:
         self._built_in = ZstdDecompressor(dict_data=_BUILT_IN)
         self._references: OrderedDict[int, _Dictionary] = OrderedDict()
         self._references_bytes = 0
+        self._damages_told: set[int] = set()
 
     def unpack(
         self, frames: Sequence[PackedFrame]
@@ -250,10 +254,16 @@ class FrameUnpacker:
                 if frame is not None and frame_hash(frame) == packed.frame_hash:
                     if reference_no is not None:
                         references[reference_no] = self._keep(reference_no, content)
-                    _log.error("a copy of frame %d or of its reference is damaged", packed.seq)
+                    self._tell("a copy of frame %d or of its reference is damaged", packed.seq)
                     return frame
-        _log.error("frame %d is damaged", packed.seq)
+        self._tell("frame %d is damaged", packed.seq)
         return None
+
+    def _tell(self, damage: str, seq: int) -> None:
+        """Log a damage, once for each frame; `sdstore check --deep` lists all."""
+        if seq not in self._damages_told and len(self._damages_told) < DAMAGES_TOLD_MAX:
+            self._damages_told.add(seq)
+            _log.error(damage, seq)
 
     def _contents(self, seq: int | None, depth: int) -> Generator[Ask, list[FrameRow], list[bytes]]:
         """Everything that the copies of a reference may mean."""

@@ -221,6 +221,23 @@ async def test_any_one_damaged_row_costs_at_most_its_own_message(
 
 
 @pytest.mark.anyio
+async def test_a_damaged_frame_is_logged_once_however_often_it_is_read(
+    stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.frames.DAMAGES_TOLD_MAX", 3)
+    entries = conversation(10)
+    url = await written(stores, [entries])
+    for table in ("frames", "frame_references"):
+        in_database(url, lambda c, table=table: c.execute(text(f"DELETE FROM {table}")))
+    async with reopened(url) as store:
+        for _ in range(4):
+            assert await store.by_digest([entries[0].digest]) == []
+        assert len(caplog.records) == 1
+        assert (await store.feed(0, 100, BYTES_MAX)).entries == []
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.anyio
 async def test_what_was_rolled_back_is_no_reference(stores: Stores) -> None:
     entries = conversation(40)
     url = stores.new_url()
