@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.cli.database import SQLITE_PREFIX, require_database
 from app.cli.exits import CliError, Exit
+from app.errors import Code, Problem
 
 PAGES_PER_STEP = 4_096  # 16 MiB: the bar moves, and a busy writer is not held up
 # SQLite would even read the log of the store before into the copy that takes its place.
@@ -21,7 +22,7 @@ Tell = Callable[[int, int], None]
 def back_up(database_url: str, target: Path, tell: Tell) -> int:
     """Copy the database to `target`, which appears whole or not at all; its size in bytes.
 
-    `tell` is called with the pages that are done and that there are. Raises CliError.
+    `tell` is called with the pages that are done and that there are. Raises CliError, Problem.
     """
     if not database_url.startswith(SQLITE_PREFIX):
         detail = "PostgreSQL has its own tool: pg_dump --format=custom --file FILE URL"
@@ -36,8 +37,7 @@ def back_up(database_url: str, target: Path, tell: Tell) -> int:
         size = draft.stat().st_size
         draft.replace(target)
     except sqlite3.Error as error:
-        detail = f"{source} cannot be copied to {target}: {error}"
-        raise CliError(Exit.LOCAL_FAULT, "store_unavailable", detail) from None
+        raise _problem(error) from None
     finally:
         draft.unlink(missing_ok=True)
     _sync_folder(target.parent)
@@ -71,6 +71,12 @@ def _copy(source: Path, draft: Path, tell: Tell) -> None:
             raise CliError(Exit.NO, "damaged", f"{source} is damaged: {verdict}")
     with draft.open("rb") as written:
         os.fsync(written.fileno())
+
+
+def _problem(error: sqlite3.Error) -> Problem:
+    from app.store.sqlite import problem_of  # noqa: PLC0415 - half a second of imports
+
+    return problem_of(error) or Problem(Code.STORE_UNAVAILABLE, str(error))
 
 
 def _sync_folder(folder: Path) -> None:

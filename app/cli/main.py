@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
@@ -11,6 +12,8 @@ from app.cli.interrupts import INTERRUPTED, loading
 
 def main() -> NoReturn:
     """The console script."""
+    # What a verb could not do is said once, by the verb; `serve` alone logs.
+    logging.getLogger("app").addHandler(logging.NullHandler())
     try:
         with loading():
             from app.cli.program import run  # noqa: PLC0415 - see above

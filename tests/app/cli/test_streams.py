@@ -14,6 +14,8 @@ from tests.support.cli import Result, cli, command, process
 
 FILE = b"".join(delimited(item.frame) for item in conversation(1_000, 4))  # no pipe holds that much
 
+FILE_KIB_MAX = 300  # more than an empty store, less than one of these messages
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,6 +57,23 @@ def test_a_stream_that_cannot_be_used_is_one_line(
     result = shell(redirection, *arguments, *folder)
     assert (result.code, result.err.count("\n")) == (code, 1 if word else 0)
     assert word in result.err
+
+
+def test_a_full_disk_is_one_line_and_6(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "messages.ldp"
+    file.write_bytes(FILE)
+    for code, *verb in (
+        ("disk_full", "import", file, "--data-dir", tmp_path / "new"),
+        ("disk_full", "backup", tmp_path / "copy.db", "--data-dir", data),
+        ("io_error", "export", tmp_path / "copy.ldp", "--data-dir", data),
+    ):
+        script = ("bash", "-c", f'ulimit -f {FILE_KIB_MAX}; "$@"', "bash")
+        done = subprocess.run((*script, *command(*verb)), capture_output=True, check=False)
+        assert (done.returncode, done.stderr.count(b"\n")) == (6, 1), done.stderr
+        assert code.encode() in done.stderr
+    assert not list(tmp_path.glob("copy.db*"))
+    assert cli("export", tmp_path / "copy.ldp", "--data-dir", data).code == 0
+    assert (tmp_path / "copy.ldp").read_bytes() == FILE
 
 
 def test_a_file_name_of_any_bytes_is_printed(data: Path, tmp_path: Path) -> None:
