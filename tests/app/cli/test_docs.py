@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from app.cli.exits import Exit
 from app.cli.program import MODULES
 from app.cli.reference import updated
+from app.errors import Code
 from tests.support.cli import cli
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / "docs" / "cli.md"
+SOURCES = [*(ROOT / "app/cli").glob("*.py"), *(ROOT / "sdstore/client").glob("*.py")]
 
 
 def test_the_reference_is_that_of_the_verbs() -> None:
@@ -23,6 +27,15 @@ def test_every_exit_code_is_explained() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     for code in Exit:
         assert f"\n| {code.value} | " in text
+
+
+def test_every_code_of_an_error_is_explained() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    found = re.findall(r'(?:CliError|BadItem|StoreError)\((?:\s*Exit\.\w+,)?\s*"(\w+)"', sources)
+    found += re.findall(r'print_error\(f?"(\w+): ', sources)
+    assert {"cannot_read", "malformed_file", "io_error", "insecure_bind", "timeout"} <= set(found)
+    assert [code for code in found if code not in set(Code) and f"`{code}`" not in text] == []
 
 
 @pytest.mark.parametrize("verb", MODULES)
