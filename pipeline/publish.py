@@ -15,8 +15,8 @@ from blake3 import blake3
 from pipeline.errors import PublishError
 from pipeline.manifest import FileRecord
 
-LOCK_NAME = ".lock"
 _PARTIAL = ".partial"
+LOCK_NAME = ".lock"
 """Of an empty file that a maker killed right after the rename leaves in what it published."""
 
 
