@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from app.errors import Code, Problem
 from app.limits import Limits
 
+UNTRUSTED_REPLY_BYTES_BASE = 4_096
+"""What a caller without credentials may get for the shortest request."""
+
 CALLERS_MAX = 10_000
 """Callers remembered; the one longest unseen is forgotten, and starts with a full budget."""
 
@@ -66,3 +69,22 @@ class ReconBudgets:
         """Raise `recon_budget_spent` while the caller owes anything."""
         self.views.check(caller)
         self.replies.check(caller)
+
+
+class Allowance:
+    """How long a reply may be: for callers that are known up to the limits, else by the request."""
+
+    def __init__(self, limits: Limits, untrusted_bytes: int | None = None) -> None:
+        """`untrusted_bytes`: what a caller without credentials sent; None for any other."""
+        self._factor = limits.recon_untrusted_reply_factor
+        self._untrusted_bytes = untrusted_bytes
+        self.is_strict = untrusted_bytes is not None
+        self.reply_bytes_max = limits.recon_reply_bytes_max
+        if untrusted_bytes is not None:
+            earned = UNTRUSTED_REPLY_BYTES_BASE + self._factor * untrusted_bytes
+            self.reply_bytes_max = min(self.reply_bytes_max, earned)
+
+    def request_bytes_min(self, reply_bytes: int) -> int:
+        """How long a request has to be for such a reply; at least twice as long as the last one."""
+        needed = -(-(reply_bytes - UNTRUSTED_REPLY_BYTES_BASE) // self._factor)
+        return max(needed, 2 * (self._untrusted_bytes or 0))

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from app.budget import ReconBudgets
+from app.budget import Allowance, ReconBudgets
 from app.errors import Code, Problem
-from app.federation.content import load_items, take_items
+from app.federation.content import items_size, load_items, take_items
 from app.federation.interests import KnownInterests
 from app.federation.local import LocalSide
 from app.rangeindex import NodeIndex
@@ -30,8 +30,8 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
-RESUME_BYTES = 32
-"""Where a cut reply goes on."""
+RESUME_BYTES = 48
+"""Where a cut reply goes on, and how long the next request should be."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
@@ -56,11 +56,11 @@ class ReconEndpoint:
         self._budgets = budgets
 
     async def answer(
-        self, body: bytes, caller_name: str, reply_bytes_max: int
+        self, body: bytes, caller_name: str, allowance: Allowance
     ) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
 
-        `caller_name` names the pair and its budgets; `reply_bytes_max` bounds what it may get.
+        `caller_name` names the pair and its budgets; `allowance` bounds what it may get.
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
         self._budgets.check(caller_name)
@@ -75,7 +75,7 @@ class ReconEndpoint:
             if request.idle_root:
                 return await self._compare_roots(request.idle_root, mutual)
             key = _session_key(request.session, name)
-            return await self._answer(request, key, mutual, caller_name, reply_bytes_max)
+            return await self._answer(request, key, mutual, caller_name, allowance)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -108,7 +108,7 @@ class ReconEndpoint:
         key: SessionKey,
         mutual: Interest,
         caller_name: str,
-        reply_bytes_max: int,
+        allowance: Allowance,
     ) -> wire.ReconResponse:
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"at most {most} are pushed at once")
@@ -117,10 +117,11 @@ class ReconEndpoint:
         await self._index.catch_up()
         self._budgets.views.spend(caller_name, self._index.elements_to_hash(key, mutual))
         view = self._index.view(key, mutual)
-        room = min(request.response_bytes_max or reply_bytes_max, reply_bytes_max)
+        room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
+        room = min(request.response_bytes_max or room, room)
         response = self._compare(view, request, room)
+        await self._fill(response, view, request.fetch, room, allowance)
         response.push_outcomes.extend(outcomes)
-        await self._fill(response, view, request.fetch, room)
         self._budgets.replies.spend(caller_name, response.ByteSize())
         return response
 
@@ -134,21 +135,33 @@ class ReconEndpoint:
         return respond(view, request, replace(DEFAULT_LIMITS, response_bytes_max=room))
 
     async def _fill(
-        self, response: wire.ReconResponse, view: View, fetch: wire.Fetch, bytes_max: int
+        self,
+        response: wire.ReconResponse,
+        view: View,
+        fetch: wire.Fetch,
+        bytes_max: int,
+        allowance: Allowance,
     ) -> None:
         """Append the items asked for until the reply is full; then say where to go on."""
         found = resolve(view, read_fetch(fetch))
         sent_count, resume = 0, found.resume
         while sent_count < len(found.ids):
-            room = bytes_max - response.ByteSize() - RESUME_BYTES
+            room = bytes_max - response.ByteSize()
             loaded = await load_items(
                 self._local.store,
                 [row.tobytes() for row in found.ids[sent_count : sent_count + FETCH_CHUNK]],
                 bytes_max=room,
                 hints_max=self._local.limits.hints_per_publish_max,
             )
-            # Every fetch makes progress, if only by one item that is larger than the room.
-            if response.items and sum(item.ByteSize() for item in loaded.items) > room:
+            # A fetch makes progress, if only by one item larger than the room; but nobody gets more
+            # than its allowance.
+            size = items_size(loaded.items)
+            if size > room and not response.items and allowance.is_strict:
+                response.truncated = True
+                needed = allowance.reply_bytes_max + size - room
+                response.request_bytes_min = allowance.request_bytes_min(needed)
+                return
+            if size > room and response.items:
                 head = int.from_bytes(found.ids[sent_count, :8].tobytes(), "big")
                 resume = Bound(int(found.orders[sent_count]), head)
                 break
@@ -157,6 +170,8 @@ class ReconEndpoint:
         if resume is not None:
             response.truncated = True
             response.resume = bound_bytes(resume)
+            if allowance.is_strict:
+                response.request_bytes_min = allowance.request_bytes_min(0)
 
 
 def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:

@@ -112,6 +112,13 @@ class FetchQueue:
             else:
                 self._owed_names |= set(names_of_short_ids(need.short_ids).tolist())
 
+    def put_back(self, batch: Batch) -> None:
+        """Queue again what was answered by nothing but how it has to be asked for."""
+        self._barren_left -= 1
+        if self._barren_left < 0:
+            raise RemoteProtocolError("no_progress", "truncated responses must bring something")
+        self._waiting.extendleft(reversed(batch))
+
     def settle_late(self, orders: U64, ids: U8) -> None:
         """Strike off elements that could not be told when they came."""
         for name in names_of_short_ids(short_ids(self._view, orders, ids)).tolist():

@@ -62,7 +62,7 @@ async def load_items(
         for each in open_[:fitting]:
             folded.update(claim_id(each, hint) for hint in found[each].entry.hints)
         sent = [each for each in open_[:fitting] if each not in folded]
-        room -= sum(_size(found[each]) for each in sent)
+        room -= items_size(found[each] for each in sent)
         loaded.items.extend(found[each] for each in sent)
         loaded.ids.extend(sent)
         if fitting < len(open_):
@@ -76,6 +76,11 @@ def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
     if not items_count:
         return min(max(1, room // _FRAME_BYTES_GUESSED), _FIRST_CHUNK)
     return max(1, min(room * items_count // max(items_bytes, 1) + 1, _CHUNK_MAX))
+
+
+def items_size(items: Iterable[Item]) -> int:
+    """Bytes that items take in a message, at most."""
+    return sum(map(_size, items))
 
 
 def _size(item: Item) -> int:

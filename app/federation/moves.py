@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
 MOVE_ELEMENTS_MAX = 1_024  # one group of the door, while the batches before and behind travel
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
+REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # earns a full batch where it has to be earned
 ORPHANS_MAX = 1 << 17  # 40 MB; all of 10^5 entries of one order, hints first, have fewer
 PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
 PATIENCE_STEP_S = 0.1
@@ -66,6 +68,7 @@ class Moves:
         self._fetches = FetchQueue(view)
         self._orphans: list[Item] = []
         self._retired_count = 0
+        self._request_bytes = 0
         self._refused = _RefusedNeeds(view, memory)
         self._postponed_steps = 0
 
@@ -110,13 +113,20 @@ class Moves:
         request = ReconRequest(
             version=PROTOCOL_VERSION, push=loaded.items, response_bytes_max=MOVE_BYTES_MAX
         )
+        padded_bytes = self._request_bytes
         if move.fetch:
             request.fetch.CopyFrom(pack_fetch(move.fetch))
+            request.padding = os.urandom(max(padded_bytes - request.fetch.ByteSize(), 0))
         response = await self._exchange.content_call(self._header, request)
         await self._take_outcomes(loaded.ids, loaded.items, list(response.push_outcomes))
-        await self._take_arrivals(move.fetch, response)
+        wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
+        self._request_bytes = max(self._request_bytes, wanted_bytes)
+        if response.truncated and not response.resume and wanted_bytes > padded_bytes:
+            self._fetches.put_back(move.fetch)
+        else:
+            await self._take_arrivals(move.fetch, response)
         # What is pushed costs nothing: each element of ours goes once, whatever the peer says.
-        size = request.fetch.ByteSize() + response.ByteSize()
+        size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
 
     async def settle_orphans(self) -> None:

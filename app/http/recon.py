@@ -7,6 +7,7 @@ import re
 import zstandard
 from fastapi import APIRouter, Response
 
+from app.budget import Allowance
 from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
@@ -20,9 +21,6 @@ router = APIRouter(prefix="/v1", tags=["reconciliation"])
 COMPRESS_BYTES_MIN = 1_024
 """Below it a header costs what is saved."""
 
-UNTRUSTED_REPLY_BYTES_BASE = 4_096
-"""What a caller without credentials may get for the shortest request."""
-
 INTEGER = re.compile("-?[0-9]{1,19}")
 
 # RFC 7694: a server says so which encodings it reads.
@@ -34,7 +32,7 @@ async def reconcile(call: Call) -> Reply:
     body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is a ReconRequest")
-    response = await call.node.recon.answer(call.body, call.caller.name, _reply_bytes_max(call))
+    response = await call.node.recon.answer(call.body, call.caller.name, _allowance(call))
     return _packed(call, response.SerializeToString())
 
 
@@ -63,7 +61,11 @@ async def negentropy(call: Call) -> Reply:
     if channel_id is None:
         raise Problem(Code.INVALID_PARAMETER, "?channel_id= is missing")
     answer = await call.node.negentropy.answer(
-        call.body, channel_id, _from_lamport(call), call.caller.name, _reply_bytes_max(call)
+        call.body,
+        channel_id,
+        _from_lamport(call),
+        call.caller.name,
+        _allowance(call).reply_bytes_max,
     )
     return Reply(200, [(b"content-type", Form.OCTETS.value)], answer)
 
@@ -77,13 +79,11 @@ def _from_lamport(call: Call) -> int | None:
     return int(text)
 
 
-def _reply_bytes_max(call: Call) -> int:
-    limits = call.node.limits
+def _allowance(call: Call) -> Allowance:
     if call.caller.is_trusted:
-        return limits.recon_reply_bytes_max
-    # Padding that compresses to nothing buys nothing.
-    bytes_max = UNTRUSTED_REPLY_BYTES_BASE + limits.recon_untrusted_reply_factor * call.sent_bytes
-    return min(limits.recon_reply_bytes_max, bytes_max)
+        return Allowance(call.node.limits)
+    # As sent: padding that compresses to nothing buys nothing.
+    return Allowance(call.node.limits, call.sent_bytes)
 
 
 def _packed(call: Call, body: bytes) -> Reply:

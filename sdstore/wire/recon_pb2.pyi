@@ -121,7 +121,7 @@ class Item(_message.Message):
     def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., retired: _Optional[_Union[Item.Retired, _Mapping]] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class ReconRequest(_message.Message):
     PUSH_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     IDLE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     version: int
     session: Session
     ranges: Ranges
@@ -136,7 +137,8 @@ class ReconRequest(_message.Message):
     push: _containers.RepeatedCompositeFieldContainer[Item]
     response_bytes_max: int
     idle_root: bytes
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
@@ -157,7 +159,7 @@ class Answers(_message.Message):
     def __init__(self, answered: _Optional[int] = ..., kinds: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., part_counts: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., short_ids: _Optional[bytes] = ...) -> None: ...
 
 class ReconResponse(_message.Message):
-    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root")
+    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESPONDER_NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,7 @@ class ReconResponse(_message.Message):
     PUSH_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     SAME_ROOT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_MIN_FIELD_NUMBER: _ClassVar[int]
     status: Status
     version: int
     responder_nonce: bytes
@@ -178,4 +181,5 @@ class ReconResponse(_message.Message):
     push_outcomes: _containers.RepeatedScalarFieldContainer[PushOutcome]
     retry_after_s: int
     same_root: bool
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ...) -> None: ...
+    request_bytes_min: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ...) -> None: ...

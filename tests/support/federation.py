@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.budget import Allowance
 from app.ingest.door import Door, Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
@@ -38,14 +39,20 @@ def local_of(node: Node) -> Local:
 
 
 class InProcessPeer:
-    """A transport straight into another node; `mangle` may change what it answers."""
+    """A transport straight into another node; `mangle` may change what it answers.
 
-    def __init__(self, node: Node, mangle: Mangle | None = None) -> None:
+    A stranger is answered as far as its requests are long.
+    """
+
+    def __init__(
+        self, node: Node, mangle: Mangle | None = None, *, is_stranger: bool = False
+    ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self.requests: list[ReconRequest] = []
         self._node = node
         self._mangle = mangle
+        self._is_stranger = is_stranger
 
     async def interest(self) -> bytes:
         """What the node wants."""
@@ -56,9 +63,8 @@ class InProcessPeer:
         self.bytes_up += len(request)
         parsed = ReconRequest.FromString(request)
         self.requests.append(parsed)
-        response = await self._node.recon.answer(
-            request, "test", self._node.limits.recon_reply_bytes_max
-        )
+        allowance = Allowance(self._node.limits, len(request) if self._is_stranger else None)
+        response = await self._node.recon.answer(request, "test", allowance)
         if self._mangle:
             response = self._mangle(parsed, response)
         raw = response.SerializeToString()

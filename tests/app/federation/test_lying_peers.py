@@ -133,6 +133,14 @@ def cuts_and_serves_again(request: ReconRequest, response: ReconResponse) -> Rec
     return response
 
 
+def wants_ever_longer_requests(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+    if request.HasField("fetch"):
+        del response.items[:]
+        response.truncated = True
+        response.request_bytes_min = len(request.padding) + 1
+    return response
+
+
 def resumes_nowhere(request: ReconRequest, response: ReconResponse) -> ReconResponse:
     if request.HasField("fetch"):
         response.truncated = True
@@ -220,6 +228,7 @@ LIARS: list[Mangle] = [
     claims_about_nothing,
     cuts_without_progress,
     cuts_and_serves_again,
+    wants_ever_longer_requests,
     resumes_nowhere,
     tells_no_outcomes,
     expires_for_ever,

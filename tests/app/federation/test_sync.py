@@ -17,6 +17,7 @@ from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from sdstore.sds.model import HistoryEntry
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     holdings,
@@ -234,6 +235,29 @@ def test_claims_that_answers_are_cut_among_all_arrive(tmp_path: Path, reply_byte
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert report.proved
             assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_a_stranger_earns_long_answers_by_long_requests(tmp_path: Path) -> None:
+    sizes = [10, 1_000, 300_000, 10, 1_000_000, 20, 60_000, *([3_000] * 200)]
+    sent: list[tuple[int, int]] = []
+
+    def weigh(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+        sent.append((request.ByteSize(), response.ByteSize()))
+        return response
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(two, [message(n, content=bytes(size)) for n, size in enumerate(sizes)])
+            await publish(one, [message(n) for n in range(1_000, 1_010)])
+            peer = InProcessPeer(two, weigh, is_stranger=True)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+            assert await holdings(one) == await holdings(two)
+            assert all(answer <= 16 * request + 4_096 for request, answer in sent)
+            assert report.bytes_up < report.bytes_down / 3
+            assert report.requests < 80
 
     run(scenario())
 

@@ -316,6 +316,26 @@ def test_more_pushed_items_than_any_batch_has_are_refused_unread(node: RunningNo
     assert (answer.status_code, answer.json()["fault"]) == (400, "too_many_items")
 
 
+def test_a_stranger_is_told_how_long_to_ask_for_what_is_longer_than_its_allowance(
+    tmp_path: Path,
+) -> None:
+    with running_node(tmp_path, authorizer=_Strangers()) as node:
+        node.publish(message(1, bytes(100_000)))
+        header = hand_shake(node)
+        request = request_in(header, fetch=pack_fetch([Need(WHOLE, None, 1)]))
+        refused = ask(node, request)
+        assert (refused.truncated, refused.resume, len(refused.items)) == (True, b"", 0)
+        assert 100_000 / 16 - 400 < refused.request_bytes_min < 100_000 / 16 + 400
+        request.padding = bytes(refused.request_bytes_min)
+        assert len(ask(node, request).items) == 1
+        packed = node.http.post(
+            "/v1/recon",
+            content=zstandard.compress(request.SerializeToString()),
+            headers={**PROTOBUF, "content-encoding": "zstd"},
+        )
+        assert not wire.ReconResponse.FromString(packed.content).items
+
+
 def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
     with running_node(tmp_path, channels=["b", "a"], channel_prefixes=["x/"]) as node:
         json = node.http.get("/v1/recon/interests").json()
