@@ -38,9 +38,9 @@ class Call:
     """One request after routing and authorization.
 
     `params` are the decoded path parameters, `headers` the headers by name in lower case (several
-    lines of one name joined), `raw_headers` all lines in order, `is_head` whether nothing but the
-    answer's headers is wanted, `body` the whole body (empty where the route has none),
-    `sent_bytes` its length as it came, perhaps compressed.
+    lines of one name joined), `raw_headers` all lines in order, `body` the whole body (empty where
+    the route has none), `sent_bytes` its length as it came, perhaps compressed. `is_head` tells
+    FastAPI routes that headers are all that is wanted; whole replies lose their bodies anyway.
     """
 
     node: Node
@@ -49,8 +49,8 @@ class Call:
     headers: Mapping[bytes, bytes]
     raw_headers: Headers
     caller: Caller
-    is_head: bool
     body: bytes = field(default=b"")
+    is_head: bool = False
     sent_bytes: int = 0
 
     @property

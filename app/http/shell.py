@@ -67,6 +67,7 @@ class Shell:
             if match.route.handler is not None:
                 await answer.give(await match.route.handler(call))
             else:
+                call.is_head = scope["method"] == "HEAD"
                 inner = {**_inner_scope(scope, match, call), GIVE_KEY: answer.give}
                 await self._framework(inner, _replay(call, receive), answer)
         except Problem as problem:
@@ -92,8 +93,7 @@ class Shell:
         if channel_id is None:
             channel_id = match.query.get("channel_id")
         caller.require(match.route.scope, channel_id)
-        is_head = scope["method"] == "HEAD"
-        return Call(self._node, match.params, match.query, headers, raw_headers, caller, is_head)
+        return Call(self._node, match.params, match.query, headers, raw_headers, caller)
 
 
 class _Answer:
