@@ -167,7 +167,9 @@ class Limits:
         "three views of 10^7 elements, 28 bytes each; the last one always stays",
     )
     recon_view_elements_per_minute: int = _bound(
-        60_000_000, "elements per minute and caller", "about six seconds of one core"
+        60_000_000,
+        "elements per minute and caller",
+        "six seconds of one core; a byte that asks counts as one",
     )
     recon_reply_bytes_per_minute: int = _bound(
         4_096 * MIB, "bytes per minute and caller", "68 MiB/s, more than one node can serve"

@@ -66,6 +66,10 @@ class ReconEndpoint:
         self._budgets.check(caller_name)
         try:
             request = wire.ReconRequest.FromString(body)
+            # Decoding an interest and searching ranges cost about as much as hashing, byte for
+            # element; roots and cached views are answered without any.
+            parts = (request.session, request.ranges, request.fetch)
+            self._budgets.views.spend(caller_name, sum(part.ByteSize() for part in parts))
             if refusal := self._refusal(request, caller_name.encode()):
                 return refusal
             known = self._interests.find(request.session)

@@ -22,7 +22,7 @@ from app.federation.report import Traffic
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
-from recon.limits import ID_BYTES, PROTOCOL_VERSION
+from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
 from recon.session import SessionHeader
 from recon.view import View, short_ids
 from sdstore.sds.digest import claim_id
@@ -32,6 +32,7 @@ from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 MOVE_ELEMENTS_MAX = 1_024  # one group of the door, while the batches before and behind travel
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
 REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # earns a full batch where it has to be earned
+ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
 ORPHANS_MAX = 1 << 17  # 40 MB; all of 10^5 entries of one order, hints first, have fewer
 PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
 PATIENCE_STEP_S = 0.1
@@ -170,6 +171,8 @@ class Moves:
 
     async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
         """Publish what was served."""
+        if len(response.items) > ITEMS_MAX:
+            raise Problem(Code.PEER_MISBEHAVED, f"{len(response.items)} items in one answer")
         resume = response.resume if response.truncated else None
         arrived = await read_items(self._local.store, response.items)
         asked = self._fetches.accept(batch, *columns(arrived.elements), resume)

@@ -109,6 +109,11 @@ def serves_empty_items(_: ReconRequest, response: ReconResponse) -> ReconRespons
     return response
 
 
+def serves_a_flood_of_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    response.items.extend([Item()] * 65_537)
+    return response
+
+
 def claims_about_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
     count = len(response.items)
     del response.items[:]
@@ -225,6 +230,7 @@ LIARS: list[Mangle] = [
     serves_damaged_frames,
     serves_sync_messages,
     serves_empty_items,
+    serves_a_flood_of_nothing,
     claims_about_nothing,
     cuts_without_progress,
     cuts_and_serves_again,

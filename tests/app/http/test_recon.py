@@ -19,7 +19,7 @@ from recon.fetch import FetchQueue, pack_fetch
 from recon.index import RangeIndex
 from recon.interest import Interest
 from recon.limits import PROTOCOL_VERSION
-from recon.ranges import ALL_ORDERS, WHOLE
+from recon.ranges import ALL_ORDERS, WHOLE, Bound, Range
 from recon.session import SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
@@ -281,6 +281,28 @@ def test_fresh_session_keys_or_interests_in_a_loop_are_stopped_by_the_budget(
         assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
+@pytest.mark.parametrize("asks_for_root", [False, True])
+def test_long_requests_are_paid_for_where_no_view_is_built(
+    tmp_path: Path, asks_for_root: bool
+) -> None:
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=200_000)
+    names = frozenset(f"channel-{n:05}" for n in range(10_000))  # 160 kB
+    with running_node(tmp_path, limits) as node:
+        interest = Interest.make(channels=names).encode() if asks_for_root else EVERYTHING
+        request = request_in(hand_shake(node))
+        request.session.interest_bytes = interest
+        if asks_for_root:
+            request.idle_root = bytes(32)
+        else:
+            spans = [Range(Bound(n), Bound(n + 1)) for n in range(0, 30_000, 2)]
+            wanted = np.zeros((1, 6), np.uint8)
+            request.fetch.CopyFrom(pack_fetch([Need(each, wanted, 1) for each in spans]))
+        raw = request.SerializeToString()
+        assert len(raw) > 110_000
+        codes = [node.http.post("/v1/recon", content=raw, headers=PROTOBUF) for _ in range(3)]
+    assert [answer.status_code for answer in codes] == [200, 200, 429]
+
+
 class _Strangers:
     def identify(self, _client_host: str, _headers: Mapping[bytes, bytes]) -> Caller:
         return Caller("stranger", is_trusted=False)
@@ -349,7 +371,7 @@ def test_the_interest_of_a_node_is_served_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_a_session_over_one_small_channel_is_charged_for_that_channel(tmp_path: Path) -> None:
-    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=VIEW_COST_MIN + 50)
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=VIEW_COST_MIN + 200)
     small = Interest.make(channels=frozenset({"c1"})).encode()
     with running_node(tmp_path, limits) as node:
         for n in range(120):
