@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    FromClause,
     Integer,
     LargeBinary,
     Select,
@@ -23,12 +22,26 @@ from sqlalchemy import (
 )
 
 from app.limits import Limits
+from app.store.claimstatements import (
+    claims_by_digest,
+    claims_by_element,
+    claims_by_seq,
+    history_by_hint,
+    history_hints,
+    published_by_hint,
+)
+from app.store.entryselects import (
+    FRAME_COLUMNS,
+    constant,
+    entries,
+    entries_with_frames,
+    with_id,
+)
 from app.store.schema import (
     ByteText,
     channels,
     frame_references,
     frames,
-    history_claims,
     messages,
     met_ids,
     missing_references,
@@ -37,22 +50,6 @@ from app.store.schema import (
 )
 from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
 
-# The columns of `app.store.entryrows.EntryRow`, in its order.
-_ENTRY_COLUMNS = (
-    messages.c.seq,
-    channels.c.channel_id,
-    messages.c.message_id,
-    messages.c.lamport,
-    messages.c.digest,
-    messages.c.frame_hash,
-    messages.c.dialect,
-    messages.c.received_at_ms,
-    messages.c.frame_bytes,
-)
-SMALL_FRAME_BYTES_MAX = 2 * 1024
-"""Stored bytes of frames that rows of entries bring along: a thousand make 2 MiB."""
-
-_FRAME_COLUMNS = (frames.c.codec, frames.c.reference_no, frames.c.data)
 _SERVED_FIRST = (messages.c.unverified, messages.c.seq)
 _ID_ARGUMENTS: Arguments = {"id_key": BigInteger(), "message_id": ByteText}
 _LOG_ORDER = (
@@ -61,37 +58,6 @@ _LOG_ORDER = (
     messages.c.digest_prefix,
     messages.c.digest,
 )
-
-
-_IN_CHANNELS = messages.c.channel_no == channels.c.channel_no
-_ENTRIES = messages.join(channels, _IN_CHANNELS)
-
-
-def _entries(joined: FromClause = _ENTRIES) -> Select[Any]:
-    return select(*_ENTRY_COLUMNS).select_from(joined)
-
-
-def _entries_with_frames(joined: FromClause = _ENTRIES) -> Select[Any]:
-    """Entries, each with the columns of its frame where that is small, else with None for them.
-
-    Most frames are, and asking for them by themselves would be a round trip. How many bytes a
-    statement gives is bounded all the same: the others are asked for once it is known which fit.
-    """
-    small = (frames.c.seq == messages.c.seq) & (
-        func.length(frames.c.data) <= constant(SMALL_FRAME_BYTES_MAX)
-    )
-    return select(*_ENTRY_COLUMNS, *_FRAME_COLUMNS).select_from(joined.outerjoin(frames, small))
-
-
-def with_id(key: Keyed) -> ColumnElement[bool]:
-    """Messages that bear an ID."""
-    return (messages.c.id_key == key["id_key"]) & (messages.c.message_id == key["message_id"])
-
-
-def constant(value: int) -> ColumnElement[int]:
-    """A number written into the statement."""
-    # PostgreSQL takes no argument as the LIMIT of a lateral query; a literal serves both.
-    return literal_column(str(value), Integer)
 
 
 class ReadStatements:
@@ -120,15 +86,15 @@ class ReadStatements:
         self.entries_numbered = sql.each(
             {**_ID_ARGUMENTS, "channel_no": Integer()},
             lambda key: (
-                _entries()
+                entries()
                 .where(with_id(key), messages.c.channel_no == key["channel_no"])
                 .order_by(*_SERVED_FIRST)
                 .limit(constant(self._variants_max))
             ),
         )
-        self.entries_by_seq = sql.among(messages.c.seq, lambda among: _entries().where(among))
+        self.entries_by_seq = sql.among(messages.c.seq, lambda among: entries().where(among))
         self.entries_by_digest = sql.among(
-            messages.c.digest_prefix, lambda among: _entries_with_frames().where(among)
+            messages.c.digest_prefix, lambda among: entries_with_frames().where(among)
         )
         digests = select(messages.c.digest, messages.c.seq)
         self.seqs_by_digest = sql.among(messages.c.digest_prefix, digests.where)
@@ -138,13 +104,13 @@ class ReadStatements:
 
     def _find(self, condition: ColumnElement[bool]) -> Select[Any]:
         # Two rows: the one that is served, and whether there are others to be listed.
-        served = _entries().add_columns(*_FRAME_COLUMNS).where(condition)
+        served = entries().add_columns(*FRAME_COLUMNS).where(condition)
         # An entry whose frame is gone is found all the same, and its second copy looked for.
         served = served.outerjoin(frames, frames.c.seq == messages.c.seq)
         return served.order_by(*_SERVED_FIRST).limit(constant(2))
 
     def _matches(self, condition: ColumnElement[bool]) -> Select[Any]:
-        found = _entries().with_only_columns(messages.c.seq, messages.c.digest).where(condition)
+        found = entries().with_only_columns(messages.c.seq, messages.c.digest).where(condition)
         return found.order_by(*_SERVED_FIRST).limit(constant(self._variants_max))
 
     def _compile_channels(self) -> None:
@@ -169,80 +135,24 @@ class ReadStatements:
         self.is_met = met_named(sql)
 
     def _compile_claims(self, limits: Limits) -> None:
-        sql, claims, history = self._sql, published_claims, history_claims
-        examined = constant(limits.hint_candidates_max)
-        claimed = claims.join(messages, claims.c.seq == messages.c.seq)
-        claimed = claimed.join(channels, _IN_CHANNELS)
-        hint_arguments: Arguments = {
-            "hint_key": BigInteger(),
-            "hint": LargeBinary(),
-            "rank": BigInteger(),
-            "number": BigInteger(),
-        }
-
-        def published_by_hint(entries: Select[Any]) -> ManyQuery:
-            found = entries.add_columns(claims.c.source)
-            return sql.each(
-                hint_arguments,
-                lambda key: (
-                    found.where(
-                        claims.c.hint_key == key["hint_key"],
-                        claims.c.hint == key["hint"],
-                        tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
-                    )
-                    .order_by(claims.c.source, claims.c.seq)
-                    .limit(examined)
-                ),
-            )
-
-        self.published_by_hint = published_by_hint(_entries(claimed))
-        self.published_with_frames = published_by_hint(_entries_with_frames(claimed))
-        told = select(
-            history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id
-        )
-        self.history_by_hint = sql.each(
-            {"hint_key": BigInteger(), "hint": LargeBinary(), "number": BigInteger()},
-            lambda key: (
-                told.where(
-                    history.c.hint_key == key["hint_key"],
-                    history.c.hint == key["hint"],
-                    history.c.claim_no >= key["number"],
-                )
-                .order_by(history.c.claim_no)
-                .limit(examined)
-            ),
-        )
+        sql = self._sql
+        self.published_by_hint = published_by_hint(sql, limits, entries)
+        self.published_with_frames = published_by_hint(sql, limits, entries_with_frames)
+        self.history_by_hint = history_by_hint(sql, limits)
         self.history_hints = history_hints(sql, limits)
         self.claims_by_seq = claims_by_seq(sql)
+        self.claims_by_digest = claims_by_digest(sql, limits)
+        self.claims_by_element = claims_by_element(sql)
         self.meta = sql.among(messages.c.seq, _meta().where)
-        on_digest = select(claims.c.source, claims.c.hint)
-        on_digest = on_digest.join_from(messages, claims, claims.c.seq == messages.c.seq)
-        self.claims_by_digest = sql.each(
-            {"prefix": LargeBinary(), "digest": LargeBinary()},
-            lambda key: (
-                on_digest.where(
-                    messages.c.digest_prefix == key["prefix"], messages.c.digest == key["digest"]
-                )
-                .order_by(claims.c.claim_no)
-                .limit(constant(limits.hint_claims_per_entry_max))
-            ),
-        )
-        by_element = select(claims.c.element_id, messages.c.digest, claims.c.hint)
-        self.claims_by_element = sql.among(
-            claims.c.element_prefix,
-            lambda among: by_element.join_from(
-                claims, messages, claims.c.seq == messages.c.seq
-            ).where(among),
-        )
 
     def _compile_elements(self) -> None:
         sql, limit = self._sql, bindparam("limit", type_=Integer())
         after: Any = bindparam("after", type_=BigInteger())
-        entries = select(
+        elements = select(
             messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest
         )
-        entries = entries.where(messages.c.seq > after).order_by(messages.c.seq)
-        self.entry_elements = sql.query(entries.limit(limit))
+        elements = elements.where(messages.c.seq > after).order_by(messages.c.seq)
+        self.entry_elements = sql.query(elements.limit(limit))
         claims = published_claims
         claimed = select(
             claims.c.claim_no, messages.c.channel_no, messages.c.lamport, claims.c.element_id
@@ -252,13 +162,13 @@ class ReadStatements:
         self.watermark = sql.query(
             select(highest(messages.c.seq), highest(published_claims.c.claim_no))
         )
-        feed = _entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
+        feed = entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
         self.feed = sql.query(feed.limit(limit))
 
     @cache  # noqa: B019 - instances are cached themselves
     def log_page(self, *, descending: bool, low_is_position: bool, high_is_position: bool) -> Query:
         """A page in log order; each end is a Lamport timestamp (inclusive) or a position (not)."""
-        page = _entries_with_frames().where(messages.c.channel_no == _numbered("channel_id"))
+        page = entries_with_frames().where(messages.c.channel_no == _numbered("channel_id"))
         if low_is_position:
             page = page.where(tuple_(*_LOG_ORDER) > _position("low"))
         else:
@@ -273,7 +183,7 @@ class ReadStatements:
     @cache  # noqa: B019 - instances are cached themselves
     def arrival_page(self, *, descending: bool) -> Query:
         """A page of a channel in arrival order, between two sequence numbers (exclusive)."""
-        page = _entries_with_frames().where(
+        page = entries_with_frames().where(
             messages.c.channel_no == _numbered("channel_id"),
             messages.c.seq > bindparam("low", type_=BigInteger()),
             messages.c.seq < bindparam("high", type_=BigInteger()),
@@ -295,30 +205,10 @@ def _in_channel(key: Keyed) -> ColumnElement[bool]:
     return channels.c.channel_id == key["channel_id"]
 
 
-def history_hints(sql: SqlDialect, limits: Limits) -> ManyQuery:
-    """The hints that histories give for (ID key, channel number, message ID), first told first."""
-    arguments: Arguments = {
-        "id_key": BigInteger(),
-        "channel_no": Integer(),
-        "message_id": ByteText,
-    }
-    return sql.each(
-        arguments,
-        lambda key: _history_of(key).limit(constant(limits.hint_claims_per_entry_max)),
-    )
-
-
 @cache
 def read_statements(sql: SqlDialect, limits: Limits) -> ReadStatements:
     """Compiled once for a process: it takes some 30 ms."""
     return ReadStatements(sql, limits)
-
-
-def claims_by_seq(sql: SqlDialect) -> ManyQuery:
-    """(seq, source, hint, claim number) of the published claims on entries."""
-    claims = published_claims
-    found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
-    return sql.among(claims.c.seq, found.where)
 
 
 def _meta() -> Select[Any]:
@@ -380,15 +270,6 @@ def refused_among(sql: SqlDialect) -> ManyQuery:
     """Which of many digests are refused here."""
     refused = refused_digests.c.digest
     return sql.among(refused, select(refused).where)
-
-
-def _history_of(key: Keyed) -> Select[Any]:
-    told = select(history_claims.c.hint).where(
-        history_claims.c.id_key == key["id_key"],
-        history_claims.c.channel_no == key["channel_no"],
-        history_claims.c.message_id == key["message_id"],
-    )
-    return told.order_by(history_claims.c.claim_no)
 
 
 def highest(column: ColumnElement[Any]) -> ColumnElement[int]:

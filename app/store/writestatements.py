@@ -8,6 +8,8 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Integer, bindparam, case, delete, exists, select
 
 from app.limits import Limits
+from app.store.claimstatements import claims_by_seq, history_hints
+from app.store.entryselects import constant, with_id
 from app.store.schema import (
     ByteText,
     channels,
@@ -22,14 +24,10 @@ from app.store.schema import (
 )
 from app.store.sql import SqlDialect
 from app.store.statements import (
-    claims_by_seq,
-    constant,
     highest,
-    history_hints,
     met_named,
     refused_among,
     stored_frames,
-    with_id,
 )
 
 CHANNEL_REFERENCES_MAX = 4

@@ -1,0 +1,112 @@
+"""What is asked about claims: by hint, by entry, by element; published ones and those of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import BigInteger, FromClause, Integer, LargeBinary, Select, select, tuple_
+
+from app.limits import Limits
+from app.store.entryselects import IN_CHANNELS, constant
+from app.store.schema import ByteText, channels, history_claims, messages, published_claims
+from app.store.sql import Arguments, Keyed, ManyQuery, SqlDialect
+
+
+def published_by_hint(
+    sql: SqlDialect, limits: Limits, entries: Callable[[FromClause], Select[Any]]
+) -> ManyQuery:
+    """Entries and the source of the claim, for (hint key, hint) behind (source, sequence number)."""
+    claims = published_claims
+    claimed = claims.join(messages, claims.c.seq == messages.c.seq)
+    found = entries(claimed.join(channels, IN_CHANNELS)).add_columns(claims.c.source)
+    arguments: Arguments = {
+        "hint_key": BigInteger(),
+        "hint": LargeBinary(),
+        "rank": BigInteger(),
+        "number": BigInteger(),
+    }
+    return sql.each(
+        arguments,
+        lambda key: (
+            found.where(
+                claims.c.hint_key == key["hint_key"],
+                claims.c.hint == key["hint"],
+                tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
+            )
+            .order_by(claims.c.source, claims.c.seq)
+            .limit(constant(limits.hint_candidates_max))
+        ),
+    )
+
+
+def history_by_hint(sql: SqlDialect, limits: Limits) -> ManyQuery:
+    """(claim number, channel number, ID key, message ID) for (hint key, hint) from a claim on."""
+    history = history_claims
+    told = select(history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id)
+    return sql.each(
+        {"hint_key": BigInteger(), "hint": LargeBinary(), "number": BigInteger()},
+        lambda key: (
+            told.where(
+                history.c.hint_key == key["hint_key"],
+                history.c.hint == key["hint"],
+                history.c.claim_no >= key["number"],
+            )
+            .order_by(history.c.claim_no)
+            .limit(constant(limits.hint_candidates_max))
+        ),
+    )
+
+
+def history_hints(sql: SqlDialect, limits: Limits) -> ManyQuery:
+    """The hints that histories give for (ID key, channel number, message ID), first told first."""
+    arguments: Arguments = {
+        "id_key": BigInteger(),
+        "channel_no": Integer(),
+        "message_id": ByteText,
+    }
+    return sql.each(
+        arguments,
+        lambda key: _history_of(key).limit(constant(limits.hint_claims_per_entry_max)),
+    )
+
+
+def claims_by_seq(sql: SqlDialect) -> ManyQuery:
+    """(seq, source, hint, claim number) of the published claims on entries."""
+    claims = published_claims
+    found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
+    return sql.among(claims.c.seq, found.where)
+
+
+def claims_by_digest(sql: SqlDialect, limits: Limits) -> ManyQuery:
+    """(source, hint) of the published claims on an entry, first learned first."""
+    claims = published_claims
+    found = select(claims.c.source, claims.c.hint)
+    found = found.join_from(messages, claims, claims.c.seq == messages.c.seq)
+    return sql.each(
+        {"prefix": LargeBinary(), "digest": LargeBinary()},
+        lambda key: (
+            found.where(
+                messages.c.digest_prefix == key["prefix"], messages.c.digest == key["digest"]
+            )
+            .order_by(claims.c.claim_no)
+            .limit(constant(limits.hint_claims_per_entry_max))
+        ),
+    )
+
+
+def claims_by_element(sql: SqlDialect) -> ManyQuery:
+    """(element, digest, hint) of published claims, by the first bytes of their elements."""
+    claims = published_claims
+    found = select(claims.c.element_id, messages.c.digest, claims.c.hint)
+    found = found.join_from(claims, messages, claims.c.seq == messages.c.seq)
+    return sql.among(claims.c.element_prefix, found.where)
+
+
+def _history_of(key: Keyed) -> Select[Any]:
+    told = select(history_claims.c.hint).where(
+        history_claims.c.id_key == key["id_key"],
+        history_claims.c.channel_no == key["channel_no"],
+        history_claims.c.message_id == key["message_id"],
+    )
+    return told.order_by(history_claims.c.claim_no)
