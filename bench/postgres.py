@@ -11,6 +11,7 @@ Results: bench/results/postgres.csv.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ import psycopg
 import uvloop
 from sqlalchemy import Table
 
-from app.cli.server import SWITCH_INTERVAL_S
+from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.ingest.door import Door
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
@@ -164,7 +165,9 @@ def _row(size: int, cost: Cost, bare: Cost) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
+    # As a node runs.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
     sizes = QUICK_SIZES if "--quick" in sys.argv else SIZES
     with running_postgres(SERVER) as url:
         rows = uvloop.run(measure(url, sizes))
