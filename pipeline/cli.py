@@ -25,6 +25,7 @@ _URL = re.compile(r"(sqlite:///|postgresql://)")
 _ROWS_SHOWN = 100
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the snapshot.")]
+NewFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")]
 Master = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", help="Spark cluster; default: this machine."),
@@ -163,7 +164,7 @@ def diff(
 @snapshot.command()
 def report(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")],
+    out: NewFolder,
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
@@ -183,7 +184,7 @@ def report(
 @snapshot.command()
 def logs(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to make.")],
+    out: NewFolder,
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from app.cli import interrupts
 from app.errors import Code, Problem
 from app.federation.report import SyncOutcome
 from sdstore.client.errors import StoreError
@@ -19,7 +20,7 @@ class Exit(IntEnum):
     REFUSED = 4
     PEER_FAULT = 5
     LOCAL_FAULT = 6
-    INTERRUPTED = 130
+    INTERRUPTED = interrupts.EXIT_CODE
 
 
 class CliError(Exception):

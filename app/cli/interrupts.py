@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-INTERRUPTED = 130
+EXIT_CODE = 130
+"""128 + SIGINT, as shells say it."""
 
 
 @contextmanager
@@ -40,11 +41,15 @@ def waiting() -> Iterator[None]:
 
 
 def _end(_number: int, _frame: object) -> NoReturn:
-    os._exit(INTERRUPTED)
+    os._exit(EXIT_CODE)
 
 
 @contextmanager
 def _on_ctrl_c(handler: signal._HANDLER) -> Iterator[None]:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job: Ctrl-C is meant for others.
+        yield
+        return
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield

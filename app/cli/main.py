@@ -7,7 +7,7 @@ import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
-from app.cli.interrupts import INTERRUPTED, loading
+from app.cli.interrupts import EXIT_CODE, loading
 
 
 def main() -> NoReturn:
@@ -23,7 +23,7 @@ def main() -> NoReturn:
             sys.stdout.reconfigure(errors="backslashreplace")
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = EXIT_CODE
     sys.exit(code)
 
 

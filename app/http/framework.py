@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
@@ -29,8 +29,8 @@ class SegmentConvertor(Convertor[str]):
         return unquote(value)
 
     def to_string(self, value: str) -> str:
-        """Paths are never made from values here."""
-        raise NotImplementedError
+        """The inverse."""
+        return quote(value, safe="")
 
 
 register_url_convertor("segment", SegmentConvertor())

@@ -1,8 +1,8 @@
 """Live messages as server-sent events: `message`, `relayed`, and `gap` for a reader who fell behind.
 
 Comments and stored messages carry a feed cursor as event ID, so a reader that reconnects
-(`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it finds what it missed in the feed behind the cursor
-that the event names.
+(`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it
+finds what it missed in the feed behind the cursor that the event names.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from app.store.records import HintPage, Page
 from sdstore.wire import store_pb2 as wire
 
 _Page = TypeVar("_Page", Page, HintPage)
-
-
 Described = list[tuple[Entry, Meta]]
 
 

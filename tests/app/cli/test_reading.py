@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
+
+import pytest
 
 from app.cli.delimited import delimited
 from app.demo.nodes import running_node
@@ -55,40 +58,27 @@ def test_tail_shows_older_messages_and_then_new_ones_as_they_come(node: str) -> 
         assert (message_id(relayed), relayed["meta"]) == ("sync", {"kind": "sync", "dialect": "v2"})
 
 
-def test_tail_goes_on_where_it_was_when_the_node_comes_back(tmp_path: Path) -> None:
-    with running_node(tmp_path) as node:
-        port = node.rpartition(":")[2]
-        publish(node, message(1))
-        follower = tailing("c", "--node", node)
-        documents = follower.__enter__()
-        assert message_id(next(documents)) == "m1"
-        publish(node, message(2))
-        assert message_id(next(documents)) == "m2"
-    publish_offline(tmp_path, message(3))
-    try:
-        with running_node(tmp_path, "--port", port):
-            publish(node, message(4))
-            assert [message_id(next(documents)) for _ in range(2)] == ["m3", "m4"]
-    finally:
-        follower.__exit__(None, None, None)
-
-
-def test_tail_misses_nothing_although_the_node_goes_away_before_the_first_event(
-    tmp_path: Path,
+@pytest.mark.parametrize("events_before", [0, 1])
+def test_tail_goes_on_where_it_was_when_the_node_comes_back(
+    tmp_path: Path, events_before: int
 ) -> None:
-    with running_node(tmp_path) as node:
-        port = node.rpartition(":")[2]
-        publish(node, message(1))
-        follower = tailing("c", "--node", node)
-        documents = follower.__enter__()
-        assert message_id(next(documents)) == "m1"
-    publish_offline(tmp_path, message(2))
-    try:
+    """Also where the node goes away before the first event."""
+    numbers = iter(range(1, 10))
+    with ExitStack() as stack:
+        with running_node(tmp_path) as node:
+            port = node.rpartition(":")[2]
+            publish(node, message(next(numbers)))
+            documents = stack.enter_context(tailing("c", "--node", node))
+            assert message_id(next(documents)) == "m1"
+            for number in islice(numbers, events_before):
+                publish(node, message(number))
+                assert message_id(next(documents)) == f"m{number}"
+        missed, fresh = islice(numbers, 2)
+        publish_offline(tmp_path, message(missed))
         with running_node(tmp_path, "--port", port):
-            publish(node, message(3))
-            assert [message_id(next(documents)) for _ in range(2)] == ["m2", "m3"]
-    finally:
-        follower.__exit__(None, None, None)
+            publish(node, message(fresh))
+            found = [message_id(next(documents)) for _ in range(2)]
+        assert found == [f"m{missed}", f"m{fresh}"]
 
 
 def publish_offline(data_dir: Path, *messages: Message) -> None:

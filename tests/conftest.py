@@ -1,0 +1,10 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell starts its background jobs deaf to Ctrl-C, and their children inherit that. The processes
+# that tests start, and interrupt, shall hear it however the tests themselves were started.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
