@@ -12,7 +12,6 @@ import psycopg
 import uvloop
 from sqlalchemy.engine import make_url
 
-from app.errors import Problem
 from app.ingest.bulkload import load_empty_store
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
@@ -49,10 +48,16 @@ async def open_door(url: str) -> AsyncIterator[Door]:
         await store.close()
 
 
+def load_file(path: Path, items: Iterable[Item]) -> None:
+    """Put everything into an empty SQLite store in bulk."""
+    numbered = ((seq, *item) for seq, item in enumerate(items, 1))
+    assert not load_empty_store(path, lambda _: numbered, LIMITS).refused
+
+
 def load(url: str, items: Iterable[Item]) -> None:
     """Put everything into an empty store: SQLite's bulk load, or many callers at the door."""
     if url.startswith("sqlite:"):
-        load_empty_store(Path(url.removeprefix("sqlite:///")), items, LIMITS, _refuse)
+        load_file(Path(url.removeprefix("sqlite:///")), items)
     else:
         uvloop.run(_publish(url, iter(items)))
 
@@ -64,7 +69,3 @@ async def _publish(url: str, items: Iterator[Item]) -> None:
 
     async with open_door(url) as door:
         await asyncio.gather(*(call(door) for _ in range(CALLERS)))
-
-
-def _refuse(_: int, problem: Problem) -> None:
-    raise problem

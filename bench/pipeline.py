@@ -29,12 +29,11 @@ from matplotlib.figure import Figure
 from sqlalchemy import make_url
 
 from app.entries import NewEntry
-from app.errors import Problem
-from app.ingest.bulkload import Item, load_empty_store
 from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
+from bench.loading import Item, load_file
 from bench.postgres_server import THROW_AWAY, running_postgres
 from bench.spark_steps import Steps
 from bench.table import RESULTS, publish
@@ -110,7 +109,7 @@ def measure(spark: SparkSession, folder: Path, rows_count: int) -> list[dict[str
     def restore() -> None:
         """What who types `restore` waits for."""
         assert not verify_snapshot(spark, first).findings
-        restore_snapshot(spark, first, copy_url, is_verified=True)
+        restore_snapshot(first, copy_url, is_verified=True)
 
     steps.take("data source, keys", lambda: scan("false"))
     steps.take("data source, frames", lambda: scan("true"))
@@ -199,11 +198,6 @@ def conversation(start: int) -> Iterator[Item]:
         yield encode(message), hints
 
 
-def refuse(_: int, problem: Problem) -> None:
-    """No message of a benchmark is refused."""
-    raise problem
-
-
 def in_child(work: Callable[..., None], *arguments: object) -> None:
     """Run `work` in a process of its own, whose memory is none of the driver's."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -212,7 +206,7 @@ def in_child(work: Callable[..., None], *arguments: object) -> None:
 
 def load(path: Path, rows_count: int) -> None:
     """A new store of `rows_count` messages."""
-    load_empty_store(path, islice(conversation(0), rows_count), DEFAULT_LIMITS, refuse)
+    load_file(path, islice(conversation(0), rows_count))
 
 
 def add(url: str, start: int, rows_count: int) -> None:

@@ -27,8 +27,6 @@ import uvloop
 
 from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.entries import NewEntry
-from app.errors import Problem
-from app.ingest.bulkload import load_empty_store
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.prepare import prepare
@@ -40,6 +38,7 @@ from app.store.sql import SQLITE
 from app.store.sqlite import WAL_PAGES, WRITER_CACHE_KIB
 from app.store.store import Store
 from bench.frame_workloads import filter_frames, small_frames
+from bench.loading import load_file
 from bench.table import publish
 
 BATCH = 1_000
@@ -110,12 +109,7 @@ def _cpu_s() -> float:
 
 def load(path: Path, kept: Iterable[bytes]) -> None:
     """A store with these frames."""
-    load_empty_store(path, ((frame, ()) for frame in kept), LIMITS, refuse)
-
-
-def refuse(_: int, problem: Problem) -> None:
-    """No frame of a benchmark is refused."""
-    raise problem
+    load_file(path, ((frame, ()) for frame in kept))
 
 
 def frame_data_bytes(path: Path) -> int:

@@ -1,12 +1,15 @@
-"""The channels table of a snapshot: count, root and Lamport bounds of each channel."""
+"""The channels table of a snapshot: count, root and Lamport bounds of each channel.
+
+Rows stream by, so that a store of ten million channels needs no more memory than one of ten.
+"""
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from itertools import groupby, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,48 +18,47 @@ from blake3 import blake3
 from pipeline.columns import CHANNELS
 from pipeline.layout import CHANNELS_FILE
 from pipeline.manifest import FileRecord
+from pipeline.proof import ChannelRow
 from pipeline.publish import draft_of
-from pipeline.summaries import summaries
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+_ROWS_PER_BATCH = 4_096
 
 
-def channel_summaries(entries: DataFrame, entries_count: int) -> DataFrame:
-    """The columns of `CHANNELS` for every channel in `entries`."""
-    return summaries(entries, ["channel_id"], entries_count).select(*CHANNELS.names)
-
-
-def write_channels(entries: DataFrame, entries_count: int, folder: Path) -> FileRecord:
-    """Write the channels of `entries` into the snapshot `folder`, sorted by channel ID.
-
-    One task writes the file as the rows stream by, so that a store of ten million channels needs
-    no more memory than one of ten.
-    """
-    written = (
-        channel_summaries(entries, entries_count)
-        .repartition(1)
-        .sortWithinPartitions("channel_id")
-        .mapInArrow(partial(_write, folder), "bytes bigint, digest string")
-        .collect()
-    )
-    bytes_count, digest = written[0] if written else _write_table(folder, [])
-    return FileRecord(CHANNELS_FILE, bytes_count, digest)
-
-
-def _write(folder: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    bytes_count, digest = _write_table(folder, batches)
-    yield pa.RecordBatch.from_pydict({"bytes": [bytes_count], "digest": [digest]})
-
-
-def _write_table(folder: Path, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
+def write_channels(folder: Path, rows: Iterator[ChannelRow]) -> FileRecord:
+    """Write channels, which come sorted by ID, into the snapshot `folder`."""
     target = folder / CHANNELS_FILE
     draft = draft_of(target)
     with pq.ParquetWriter(draft, CHANNELS, compression="zstd", write_page_checksum=True) as writer:
-        for batch in batches:
-            writer.write_batch(batch.cast(CHANNELS))
+        while portion := list(islice(rows, _ROWS_PER_BATCH)):
+            columns = zip(*portion, strict=True)
+            arrays = [pa.array(*each) for each in zip(columns, CHANNELS.types, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=CHANNELS))
     with draft.open("rb") as file:
         digest = blake3().update_mmap(draft).hexdigest()
         os.fsync(file.fileno())
     draft.rename(target)
-    return target.stat().st_size, digest
+    return FileRecord(CHANNELS_FILE, target.stat().st_size, digest)
+
+
+def different_channels(folder: Path, limit: int, rows: Iterator[ChannelRow]) -> list[str]:
+    """The first `limit` channels whose row in the snapshot `folder` is not that of `rows`.
+
+    Both are sorted by ID. Raises what pyarrow does where the file is no such table.
+    """
+    return list(islice(_different(rows, _stored(folder / CHANNELS_FILE)), limit))
+
+
+def _stored(path: Path) -> Iterator[ChannelRow]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_PER_BATCH):
+            columns = (column.to_pylist() for column in batch.cast(CHANNELS).columns)
+            yield from map(ChannelRow, *columns)
+
+
+def _different(computed: Iterator[ChannelRow], stored: Iterator[ChannelRow]) -> Iterator[str]:
+    sides = (zip(side, repeat(number)) for number, side in enumerate((computed, stored)))
+    both = heapq.merge(*sides, key=lambda each: each[0].channel_id)
+    for channel_id, found in groupby(both, key=lambda each: each[0].channel_id):
+        rows, numbers = zip(*found, strict=True)
+        if numbers != (0, 1) or rows[0] != rows[1]:
+            yield channel_id

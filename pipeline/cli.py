@@ -15,7 +15,7 @@ from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
 from app.cli.output import counted, human_bytes, print_error, print_json, stdout, table
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.lineage import list_snapshots, prune_snapshots
-from pipeline.opening import existing_url, opened, require_folder, require_node
+from pipeline.opening import existing_url, faults_told, opened, require_folder, require_node
 
 verbs = typer.Typer()
 snapshot = typer.Typer(help="Snapshots of a store that prove themselves: Parquet and a manifest.")
@@ -113,16 +113,17 @@ def restore(
 ) -> int:
     """Load a snapshot into a store; a restore that was stopped is simply started again."""
     url = database_settings(database, data_dir, None).database_url
-    with opened(master, folder) as spark:
+    if not unverified:
+        with opened(master, folder) as spark:
+            from pipeline.verify import verify_snapshot
+
+            if findings := verify_snapshot(spark, folder).findings:
+                raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
+    with faults_told():
         from pipeline.database import shown
         from pipeline.restore import restore_snapshot
-        from pipeline.verify import verify_snapshot
 
-        if not unverified:
-            findings = verify_snapshot(spark, folder).findings
-            if findings:
-                raise CliError(Exit.NO, "damaged_snapshot", f"nothing was restored: {findings[0]}")
-        done = restore_snapshot(spark, folder, url, is_verified=not unverified)
+        done = restore_snapshot(folder, url, is_verified=not unverified)
     if as_json:
         # Not asdict, which cannot copy a Counter.
         counts = {each.name: getattr(done, each.name) for each in fields(done)}

@@ -107,12 +107,12 @@ def entries_batch(
 ) -> pa.RecordBatch:
     """The columns of `ENTRIES`; MessageError for a frame that is no message.
 
-    `stored` are columns that the database has: sequence number, arrival in milliseconds, channel ID,
-    message ID, Lamport timestamp, dialect, digest, frame hash, bytes of the frame. A frame is None where
+    `stored` are columns that the database has: arrival in milliseconds, channel ID, message ID, Lamport
+    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None where
     there is none: retired, of 0 bytes, or lost. The entry stays, as an element without content.
     """
-    seqs, arrivals_ms, channel_ids, message_ids, lamports, dialects, *rest = stored
-    digests, frame_hashes, sizes = rest
+    arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, *rest = stored
+    seqs, sizes, frame_hashes = rest
     messages = [None if frame is None else decode(frame)[0] for frame in frames]
     columns = [
         pa.array(seqs, pa.int64()),

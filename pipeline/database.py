@@ -31,10 +31,13 @@ _SQLITE, _POSTGRES = "sqlite:///", "postgresql://"
 
 _FETCH_ROWS = 256  # rows may weigh 1 MiB each
 _BATCH_ROWS = 4_096
-_BATCH_BYTES = 16 * 1024 * 1024
+_PORTION_ROWS = 512  # with frames: small ones stay in the processor's cache until they are columns
+_PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
 _STORED_COLUMNS = 9  # of a row with its frame, those that stand in the table of entries
+_PACKED = 6  # the first column of those that make a `PackedFrame`
+_FRAME_BYTES = 7
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -142,8 +145,8 @@ class Database(ABC):
         """The entries in `scan` in arrival order, in the columns of `ENTRIES`."""
         where, parameters = self._entry_condition(scan)
         rows = self._rows(
-            "SELECT m.seq, m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect,"
-            " m.digest, m.frame_hash, m.frame_bytes, f.codec, f.reference_no, f.data"
+            "SELECT m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect, m.digest,"
+            " m.seq, m.frame_bytes, m.frame_hash, f.codec, f.reference_no, f.data"
             " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
             f" LEFT JOIN frames f ON f.seq = m.seq WHERE {where} ORDER BY m.seq",
             parameters,
@@ -153,7 +156,7 @@ class Database(ABC):
         for portion in _portions(row for fetched in rows for row in fetched):
             frames = self._unpacked(unpacker, portion)
             stored = list(zip(*portion, strict=True))[:_STORED_COLUMNS]
-            yield entries_batch(stored, [frames.get(seq) for seq in stored[0]])
+            yield entries_batch(stored, [frames.get(row[_PACKED]) for row in portion])
 
     def keys(self, scan: Scan) -> Iterator[pa.RecordBatch]:
         """The entries in `scan` in arrival order, in the columns of `ENTRY_KEYS`."""
@@ -191,6 +194,8 @@ class Database(ABC):
 
     def entry_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
         """`scan` cut into parts of about `size` entries, each with its count."""
+        if scan == Scan(seq=scan.seq):
+            return self._cut_all(scan, size)
         where, parameters = self._entry_condition(scan)
         return self._cut("m.seq", f"messages m WHERE {where}", parameters, scan, size)
 
@@ -240,7 +245,7 @@ class Database(ABC):
 
     def _unpacked(self, unpacker: FrameUnpacker, rows: Sequence[Any]) -> dict[int, bytes]:
         """Frames by sequence number; the unpacker asks for what frames are compressed against."""
-        asking = unpacker.unpack([PackedFrame(row[0], row[8], row[7], *row[9:]) for row in rows])
+        asking = unpacker.unpack([PackedFrame._make(row[_PACKED:]) for row in rows])
         try:
             ask = next(asking)
             while True:
@@ -288,6 +293,22 @@ class Database(ABC):
                 pa.array(each, type_) for each, type_ in zip(columns, schema.types, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _cut_all(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
+        """As `_cut`, where every entry counts: a walk along the index, three times as fast."""
+        parts: list[tuple[Scan, int]] = []
+        first = scan.seq.first
+        while True:
+            [[last, count]] = self._all(
+                "SELECT max(seq), count(*) FROM (SELECT seq FROM messages"
+                f" WHERE seq >= {self._mark} AND seq <= {self._mark}"
+                f" ORDER BY seq LIMIT {self._mark}) AS next",
+                [first, scan.seq.last, size],
+            )
+            if not count:
+                return parts
+            parts.append((scan.of_seq(first, last if count == size else scan.seq.last), count))
+            first = last + 1
 
     def _cut(
         self, number: str, source: str, parameters: Sequence[Any], scan: Scan, size: int
@@ -377,8 +398,8 @@ def _portions(rows: Iterator[Any]) -> Iterator[list[Any]]:
     bytes_count = 0
     for row in rows:
         held.append(row)
-        bytes_count += row[8]
-        if len(held) >= _BATCH_ROWS or bytes_count >= _BATCH_BYTES:
+        bytes_count += row[_FRAME_BYTES]
+        if len(held) >= _PORTION_ROWS or bytes_count >= _PORTION_BYTES:
             yield held
             held, bytes_count = [], 0
     if held:

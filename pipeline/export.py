@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
@@ -20,14 +21,13 @@ from pipeline.channels import write_channels
 from pipeline.database import open_database
 from pipeline.documents import write_documents
 from pipeline.errors import ParentMismatchError, PipelineError
-from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Route, export_table
+from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Part, Route, export_tables
 from pipeline.limits import RANGE_ENTRIES
-from pipeline.manifest import Manifest, Parent, Summary, Watermark
+from pipeline.manifest import ClaimRange, EntryRange, Manifest, Parent, Watermark
 from pipeline.progress import step
+from pipeline.proof import prove
 from pipeline.publish import keep_only, published, write_file
 from pipeline.scan import Interval, Scan
-from pipeline.snapshot import read_claims, read_entries
-from pipeline.summaries import root_of
 from sdstore.sds.codec import DECODER_VERSION
 
 if TYPE_CHECKING:
@@ -95,27 +95,20 @@ class _Base:
 
 def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route) -> Manifest:
     folder = route.folder
-    entries = export_table(
-        spark,
-        ENTRIES_TABLE,
-        route,
-        store.scan(store.watermark.seq),
-        () if base is None else base.manifest.entry_ranges,
-    )
-    claims = export_table(
-        spark,
-        CLAIMS_TABLE,
-        route,
-        store.scan(store.watermark.claim_no),
-        () if base is None else base.manifest.claim_ranges,
-    )
+    watermark = store.watermark
+    parts = [
+        Part(ENTRIES_TABLE, store.scan(watermark.seq), base.manifest.entry_ranges if base else ()),
+        Part(
+            CLAIMS_TABLE, store.scan(watermark.claim_no), base.manifest.claim_ranges if base else ()
+        ),
+    ]
+    entries, claims = export_tables(spark, route, parts)
+    _require_all_there(folder, [*entries.ranges, *claims.ranges])
     with step(spark, "Prove what was written"):
-        rows = read_entries(spark, folder)
-        channels = write_channels(rows, entries.count, folder)
-        entries_total = Summary.of(root_of(rows, "digest", entries.count))
-        claims_total = Summary.of(root_of(read_claims(spark, folder), "claim_id", claims.count))
-    _require_all_read("entries", entries.count, entries_total.count)
-    _require_all_read("claims", claims.count, claims_total.count)
+        write = partial(write_channels, folder)
+        proof = prove(spark, folder, entries.ranges, claims.ranges, write)
+    _require_all_read("entries", entries.count, proof.entries.count)
+    _require_all_read("claims", claims.count, proof.claims.count)
     return Manifest(
         snapshot_id=token_hex(16),
         created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -125,14 +118,20 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
         parent=None if base is None else Parent(base.manifest.snapshot_id, base.folder.name),
         channel_ids=store.channel_ids,
         watermark=store.watermark,
-        entries=entries_total,
-        claims=claims_total,
+        entries=proof.entries,
+        claims=proof.claims,
         entry_ranges=entries.ranges,
         claim_ranges=claims.ranges,
-        channels=channels,
+        channels=proof.made,
         documents=write_documents(folder),
         bytes_written=entries.bytes_written + claims.bytes_written,
     )
+
+
+def _require_all_there(folder: Path, ranges: Sequence[EntryRange | ClaimRange]) -> None:
+    for each in ranges:
+        if not (folder / each.file.path).is_file():
+            raise PipelineError(f"{each.file.path} is not there: do all workers share the folder?")
 
 
 def _require_all_read(what: str, written: int, found: int) -> None:

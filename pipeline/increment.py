@@ -1,11 +1,12 @@
-"""One table of an export: compare the parent's ranges with the store, write what is not the same."""
+"""The tables of an export: compare the parent's ranges with the store, write what is not the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, compress, islice
+from operator import not_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,18 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What is to be exported of a table.
+
+    `parent_ranges` is empty without a parent; rows above the last of them are new.
+    """
+
+    table: Table
+    scan: Scan
+    parent_ranges: Sequence[_AnyRange]
+
+
+@dataclass(frozen=True, slots=True)
 class Exported:
     """The ranges of one table, in order, and the bytes of the files that were written for them."""
 
@@ -77,59 +90,61 @@ class Exported:
         return sum(each.count for each in self.ranges)
 
 
-def export_table(
-    spark: SparkSession,
-    table: Table,
-    route: Route,
-    scan: Scan,
-    parent_ranges: Sequence[_AnyRange],
-) -> Exported:
-    """Bring the rows of `scan` into the folder, sharing with the parent whatever is the same.
+def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
+    """Bring the rows of each part into the folder, sharing with the parent whatever is the same."""
+    ranges = [(part.table, part.scan, each) for part in parts for each in part.parent_ranges]
+    states = on_cluster(spark, "Compare with the parent", partial(_is_unchanged, route), ranges)
+    is_unchanged = iter(states)
+    plans = [
+        _plan(route, part, list(islice(is_unchanged, len(part.parent_ranges)))) for part in parts
+    ]
+    for kept, _ in plans:
+        for each in kept:
+            assert route.parent is not None  # noqa: S101 - there are no ranges without one
+            share_file(route.parent, route.folder, each.file.path)
+    tasks = [
+        (part.table, task) for part, (_, tasks) in zip(parts, plans, strict=True) for task in tasks
+    ]
+    written = iter(on_cluster(spark, "Export", partial(_write, route), tasks))
+    return [_exported(kept, list(chain(*islice(written, len(tasks))))) for kept, tasks in plans]
 
-    `parent_ranges` is empty without a parent; rows above the last of them are new.
-    """
-    unchanged, changed = _compare(spark, table, route, scan, parent_ranges)
-    read_up_to = max((each.last for each in parent_ranges), default=-1)
-    with open_database(route.url) as database:
-        new = table.partitions(database, scan.of_seq(read_up_to + 1, scan.seq.last), route.rows_max)
-    # Several new ranges are full ones but the last, and what follows a full range is not merged.
-    # Nor is what lies before a range that is written again: the file would span that one.
-    last_changed = max((each.last for each in changed), default=-1)
-    end = [each for each in unchanged if each.first > last_changed]
-    tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
-    kept = unchanged[: len(unchanged) - len(tail)]
-    tasks = [[_part(scan, each)] for each in changed] + [[part] for part, _ in new]
-    if tail:
-        tasks[-1][:0] = [_part(scan, each) for each in tail]
-    for each in kept:
-        assert route.parent is not None  # noqa: S101 - there are no ranges without one
-        share_file(route.parent, route.folder, each.file.path)
-    work = partial(_write, table, route)
-    written = list(chain(*on_cluster(spark, f"Export the {table.name}", work, tasks)))
+
+def _exported(kept: Sequence[_AnyRange], written: Sequence[_AnyRange]) -> Exported:
     return Exported(
         ranges=tuple(sorted([*kept, *written], key=lambda each: (each.first, each.last))),
         bytes_written=sum(each.file.bytes for each in written),
     )
 
 
-def _compare(
-    spark: SparkSession, table: Table, route: Route, scan: Scan, ranges: Sequence[_AnyRange]
-) -> tuple[list[_AnyRange], list[_AnyRange]]:
-    """(unchanged, changed) of `ranges`."""
-    work = partial(_is_unchanged, table, route, scan)
-    states = on_cluster(spark, f"Compare the {table.name} with the parent", work, ranges)
-    unchanged: list[_AnyRange] = []
-    changed: list[_AnyRange] = []
-    for each, is_unchanged in zip(ranges, states, strict=True):
-        (unchanged if is_unchanged else changed).append(each)
-    return unchanged, changed
+def _plan(
+    route: Route, part: Part, is_unchanged: Sequence[bool]
+) -> tuple[list[_AnyRange], list[list[Scan]]]:
+    """The ranges to share with the parent, and the scans of each file to write."""
+    unchanged = list(compress(part.parent_ranges, is_unchanged))
+    changed = list(compress(part.parent_ranges, map(not_, is_unchanged)))
+    scan = part.scan
+    read_up_to = max((each.last for each in part.parent_ranges), default=-1)
+    left = scan.of_seq(read_up_to + 1, scan.seq.last)
+    with open_database(route.url) as database:
+        new = part.table.partitions(database, left, route.rows_max)
+    # Several new ranges are full ones but the last, and what follows a full range is not merged.
+    # Nor is what lies before a range that is written again: the file would span that one.
+    last_changed = max((each.last for each in changed), default=-1)
+    end = [each for each in unchanged if each.first > last_changed]
+    tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
+    kept = unchanged[: len(unchanged) - len(tail)]
+    tasks = [[_scan_of(scan, each)] for each in changed] + [[each] for each, _ in new]
+    if tail:
+        tasks[-1][:0] = [_scan_of(scan, each) for each in tail]
+    return kept, tasks
 
 
-def _is_unchanged(table: Table, route: Route, scan: Scan, each: _AnyRange) -> bool:
+def _is_unchanged(route: Route, what: tuple[Table, Scan, _AnyRange]) -> bool:
     """Whether the store still holds what the parent's file was made of, and that file is whole."""
+    table, scan, each = what
     assert route.parent is not None  # noqa: S101 - there are no ranges without one
     with open_database(route.url) as database:
-        elements, frame_bytes = table.elements(database, _part(scan, each))
+        elements, frame_bytes = table.elements(database, _scan_of(scan, each))
     state = (len(elements), root(elements).hex(), frame_bytes)
     if state != (each.count, each.root, getattr(each, "frame_bytes", 0)):
         return False
@@ -139,12 +154,13 @@ def _is_unchanged(table: Table, route: Route, scan: Scan, each: _AnyRange) -> bo
         return False
 
 
-def _part(scan: Scan, each: _AnyRange) -> Scan:
+def _scan_of(scan: Scan, each: _AnyRange) -> Scan:
     part = scan.of_seq(each.first, each.last)
     return part.of_day(each.day) if isinstance(each, EntryRange) else part
 
 
-def _write(table: Table, route: Route, scans: Sequence[Scan]) -> list[_AnyRange]:
+def _write(route: Route, what: tuple[Table, Sequence[Scan]]) -> list[_AnyRange]:
+    table, scans = what
     with open_database(route.url) as database:
         batches = chain.from_iterable(table.batches(database, scan) for scan in scans)
         return list(table.write(route.folder, batches, route.rows_max))

@@ -39,21 +39,15 @@ _PYTHON_ERROR = re.compile(r"^Traceback .*?^(\w[\w.]*: .*?)$", re.MULTILINE | re
 def opened(
     master: str | None, *sides: Path | str, target: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session, and its faults as lines and exit codes.
+    """A Spark session, and what goes wrong as `faults_told` has it.
 
     Snapshots and stores (`sides`) are opened first, and `target` must be free: nobody waits for Spark
     to be told of a slip of the pen.
     """
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
+    with faults_told():
         from pipeline.database import open_database
         from pipeline.session import spark_session
-    except ImportError as error:
-        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
-        raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
-    try:
+
         for side in sides:
             if isinstance(side, Path):
                 manifests.load(side)
@@ -65,6 +59,19 @@ def opened(
         logging.getLogger().addFilter(lambda _: False)
         with spark_session(master) as spark:
             yield spark
+
+
+@contextmanager
+def faults_told() -> Iterator[None]:
+    """The faults of snapshots, stores and Spark as lines and exit codes."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
+        raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
+    try:
+        yield
     except PipelineError as error:
         raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
     except StoreFault as error:

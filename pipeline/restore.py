@@ -2,10 +2,8 @@
 
 Every frame passes the same checks as at any other door. Rows go in the arrival order of the store
 that exported them, so the first-seen variant of an ID stays the first. What the store holds already
-is passed over, so a restore that was killed is simply started again.
-
-An empty SQLite store is first filled by the bulk loader, which makes its file anew: all or nothing.
-What is then left is what needs a look at the store, as in any store that holds something.
+is passed over, so a restore that was killed is simply started again. An empty SQLite store is filled by
+the bulk loader, which makes its file anew, and goes on where it was stopped, too. Hints come last.
 """
 
 from __future__ import annotations
@@ -14,36 +12,35 @@ import asyncio
 import heapq
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from app.entries import NewEntry, OutcomeKind
+from app.entries import Claim, NewEntry, OutcomeKind
 from app.errors import Problem
-from app.ingest.bulkload import Item, load_empty_store
-from app.ingest.prepare import prepare
+from app.ingest.bulkdraft import Item
+from app.ingest.bulkload import forget_load, load_empty_store
+from app.ingest.prepare import prepare, published_claim
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS, Limits
-from app.store.records import WriteResult
 from app.store.sqlite import prepare_file, problem_of
 from app.store.store import Store
 from pipeline import manifest as manifests
 from pipeline.database import Database, open_database, sqlite_path
 from pipeline.findings import Fault
-from pipeline.manifest import EntryRange, Manifest
+from pipeline.manifest import ClaimRange, EntryRange, Manifest
 from pipeline.progress import items
-from pipeline.snapshot import read_claims, read_entries
 from pipeline.tables import is_lost
+from sdstore.sds.digest import claim_id
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+_Work = TypeVar("_Work")
 
 _GROUP_ROWS = 4_096
 _GROUP_BYTES = 16 * 1024 * 1024
@@ -65,20 +62,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row to bring in: a frame, the digest it must have, and the hints that lead to it."""
+    """A row to bring in: a frame, and the digest it must have."""
 
     digest: bytes
     frame: bytes
-    hints: tuple[bytes, ...]
 
 
 def restore_snapshot(
-    spark: SparkSession,
-    snapshot: Path,
-    url: str,
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    is_verified: bool = False,
+    snapshot: Path, url: str, limits: Limits = DEFAULT_LIMITS, *, is_verified: bool = False
 ) -> Restored:
     """Bring the snapshot in folder `snapshot` into the store at `url`, making it if need be.
 
@@ -89,43 +80,69 @@ def restore_snapshot(
     """
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
-    path = sqlite_path(url)
     restored = Restored()
-    if is_verified and path is not None:
-        restored.written_count = _fill_if_empty(path, snapshot, manifest, limits)
-    hints = _Hints(_hints_by_seq(spark, snapshot))
+    empty_file = _empty_file(url, is_verified=is_verified)
+    if empty_file is not None:
+        _fill(empty_file, snapshot, manifest, limits, restored)
     with asyncio.Runner() as runner, ThreadPoolExecutor(1, "sdstore-writer") as writer:
         store = runner.run(Store.open(url, limits))
         try:
             writer.submit(store.begin_writing).result()
             sink = _Sink(store, writer, limits, restored)
-            for stretch in items("Restore", list(stretches(manifest.entry_ranges))):
-                with open_database(url) as database:
-                    for row in _rows_to_write(snapshot, stretch, database, hints, restored):
-                        sink.take(row)
+            if empty_file is None:
+                for stretch in items("Restore", list(stretches(manifest.entry_ranges))):
+                    with open_database(url) as database:
+                        for row in _rows_to_write(snapshot, stretch, database, restored):
+                            sink.take(row)
+            sink.flush()
+            # Not before: a claim needs its entry, and claims have an order of their own.
+            for each in items("Restore the hints", manifest.claim_ranges):
+                for claims in _claims(snapshot, each, limits, restored):
+                    sink.take_claims(claims)
             sink.flush()
         finally:
             runner.run(store.close())
     return restored
 
 
-def _fill_if_empty(path: Path, snapshot: Path, manifest: Manifest, limits: Limits) -> int:
-    """Load the frames of the snapshot into a store that holds nothing; how many are new there.
+def _empty_file(url: str, *, is_verified: bool) -> Path | None:
+    """The file of the store if it is to be filled in bulk; it is made if need be.
 
-    Their hints are left for later, because messages with hints are not written in bulk. So is telling
-    what was refused.
+    If not, what a load left that was stopped is of no use any more.
     """
+    path = sqlite_path(url)
+    if path is None:
+        return None
     prepare_file(path)
-    with open_database(f"sqlite:///{path}") as database:
-        if not database.is_empty():
-            return 0
-    steps = items("Fill the store", list(stretches(manifest.entry_ranges)))
-    frames = (item for stretch in steps for item in _frames(snapshot, stretch))
+    with open_database(url) as database:
+        if is_verified and database.is_empty():
+            return path
+    forget_load(path)
+    return None
+
+
+def _fill(
+    path: Path, snapshot: Path, manifest: Manifest, limits: Limits, restored: Restored
+) -> None:
+    """Load the frames of the snapshot into a store that holds nothing, or go on with that."""
+    in_order = list(stretches(manifest.entry_ranges))
+
+    def frames_after(seq: int) -> Iterator[Item]:
+        left = [each for each in in_order if max(part.last for part in each) > seq]
+        for stretch in items("Fill the store", left):
+            yield from _frames(snapshot, stretch, seq)
+
     try:
-        loaded = load_empty_store(path, frames, limits, lambda *_: None)
+        loaded = load_empty_store(path, frames_after, limits, name=manifest.snapshot_id)
     except sqlite3.Error as error:  # the disk is full, above all
         raise problem_of(error) or error from error
-    return loaded.counts[OutcomeKind.STORED]
+    frames_count = loaded.counts.total() + loaded.refused.total()
+    restored.rows_count = manifest.entries.count
+    restored.retired_count = manifest.entries.count - manifest.lost_count - frames_count
+    restored.written_count = loaded.counts[OutcomeKind.STORED]
+    restored.refused.update(loaded.refused)
+    if manifest.lost_count:
+        restored.refused[Fault.FRAME_LOST] += manifest.lost_count
 
 
 def stretches(ranges: Sequence[EntryRange]) -> Iterator[list[EntryRange]]:
@@ -142,12 +159,12 @@ def stretches(ranges: Sequence[EntryRange]) -> Iterator[list[EntryRange]]:
         yield stretch
 
 
-def _frames(snapshot: Path, stretch: Sequence[EntryRange]) -> Iterator[Item]:
-    """The frames of a stretch in arrival order."""
+def _frames(snapshot: Path, stretch: Sequence[EntryRange], after_seq: int) -> Iterator[Item]:
+    """The frames of a stretch that follow `after_seq`, in arrival order."""
     files = [_numbered_frames(snapshot / each.file.path) for each in stretch]
-    for _, frame in heapq.merge(*files, key=itemgetter(0)):
-        if frame is not None:
-            yield frame, ()
+    for seq, frame in heapq.merge(*files, key=itemgetter(0)):
+        if frame is not None and seq > after_seq:
+            yield seq, frame, ()
 
 
 def _numbered_frames(path: Path) -> Iterator[tuple[int, bytes | None]]:
@@ -157,69 +174,58 @@ def _numbered_frames(path: Path) -> Iterator[tuple[int, bytes | None]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _hints_by_seq(spark: SparkSession, snapshot: Path) -> Iterator[tuple[int, bytes]]:
-    """(seq, hint) of every claim, in the order of the entries they lead to."""
-    entries = read_entries(spark, snapshot, lenient=True).select("seq", "digest")
-    claims = read_claims(spark, snapshot, lenient=True).select("digest", "claim_no", "hint")
-    joined = claims.join(entries, "digest").sort("seq", "claim_no").select("seq", "hint")
-    for row in joined.toLocalIterator(prefetchPartitions=True):
-        yield row["seq"], bytes(row["hint"])
-
-
-class _Hints:
-    """The hints of entries that are asked for in ascending order; each is read once."""
-
-    def __init__(self, pairs: Iterator[tuple[int, bytes]]) -> None:
-        self._pairs = pairs
-        self._next = next(pairs, None)
-
-    def of(self, seq: int) -> tuple[bytes, ...]:
-        """The hints of entry `seq`."""
-        found = []
-        while self._next is not None and self._next[0] <= seq:
-            if self._next[0] == seq:
-                found.append(self._next[1])
-            self._next = next(self._pairs, None)
-        return tuple(found)
+def _claims(
+    snapshot: Path, each: ClaimRange, limits: Limits, restored: Restored
+) -> Iterator[list[tuple[bytes, Claim]]]:
+    """The claims of a file, each with the digest of its entry, in groups."""
+    try:
+        table = pq.read_table(snapshot / each.file.path, partitioning=None).sort_by("claim_no")
+    except (pa.ArrowException, OSError):
+        restored.refused[Fault.UNREADABLE_ROWS] += each.count
+        return
+    for batch in table.select(["digest", "hint", "claim_id"]).to_batches(_GROUP_ROWS):
+        group: list[tuple[bytes, Claim]] = []
+        for digest, hint, element in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+            if claim_id(digest, hint) != element:
+                restored.refused[Fault.DIGEST_DIFFERS] += 1
+                continue
+            try:
+                group.append((digest, published_claim(hint, limits)))
+            except Problem as problem:
+                restored.refused[problem.code] += 1
+        yield group
 
 
 def _rows_to_write(
-    snapshot: Path,
-    stretch: Sequence[EntryRange],
-    database: Database,
-    hints: _Hints,
-    restored: Restored,
+    snapshot: Path, stretch: Sequence[EntryRange], database: Database, restored: Restored
 ) -> Iterator[_Row]:
-    """The rows of a stretch that bring the store something, in arrival order."""
-    files = [_compared_rows(snapshot, each, database, restored) for each in stretch]
-    for seq, digest, is_known, frame in heapq.merge(*files, key=itemgetter(0)):
-        row_hints = hints.of(seq)
-        if frame.is_valid and (row_hints or not is_known):
-            yield _Row(digest, frame.as_py(), row_hints)
+    """The rows of a stretch that the store lacks, in arrival order."""
+    files = [_new_rows(snapshot, each, database, restored) for each in stretch]
+    for _, row in heapq.merge(*files, key=itemgetter(0)):
+        yield row
 
 
-def _compared_rows(
+def _new_rows(
     snapshot: Path, each: EntryRange, database: Database, restored: Restored
-) -> Iterator[tuple[int, bytes, bool, pa.Scalar]]:
-    """(seq, digest, whether the store knows it, frame) of the rows of a file in arrival order.
-
-    Most frames are passed over in the end: only the others become Python's.
-    """
+) -> Iterator[tuple[int, _Row]]:
+    """The rows of a file that the store lacks, with their sequence numbers, in arrival order."""
     path, columns = snapshot / each.file.path, ["seq", "digest", "frame", "frame_bytes"]
     try:
         table = pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError):
         restored.refused[Fault.UNREADABLE_ROWS] += each.count
         return
-    seqs, frames, digests = table["seq"].to_numpy(), table["frame"], table["digest"].to_pylist()
-    known = database.known_digests(digests)
-    lost = table.filter(is_lost(table))["digest"].to_pylist()
+    lost = pc.fill_null(is_lost(table), fill_value=False)
     restored.rows_count += table.num_rows
-    restored.retired_count += frames.null_count - len(lost)
-    if wanted := sum(digest not in known for digest in lost):
-        restored.refused[Fault.FRAME_LOST] += wanted
-    for row in np.argsort(seqs).tolist():
-        yield int(seqs[row]), digests[row], digests[row] in known, frames[row]
+    restored.retired_count += table["frame"].null_count - pc.sum(lost).as_py()
+    known = database.known_digests(table["digest"].to_pylist())
+    is_new = pa.array(digest not in known for digest in table["digest"].to_pylist())
+    if lost_count := pc.sum(pc.and_(is_new, lost)).as_py():
+        restored.refused[Fault.FRAME_LOST] += lost_count
+    wanted = table.filter(pc.and_(is_new, pc.is_valid(table["frame"]))).sort_by("seq")
+    for batch in wanted.select(["seq", "digest", "frame"]).to_batches(_GROUP_ROWS):
+        for seq, *row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield seq, _Row(*row)
 
 
 class _Sink:
@@ -234,48 +240,46 @@ class _Sink:
         self._restored = restored
         self._group: list[NewEntry] = []
         self._group_bytes = 0
-        self._writing: Future[list[WriteResult]] | None = None
+        self._writing: Future[None] | None = None
 
     def take(self, row: _Row) -> None:
         """Check a row; write its group once that is full."""
         try:
-            self._group += _prepared(row, self._limits)
+            entry = prepare(Publication(row.frame), self._limits)
         except Problem as problem:
             self._restored.refused[problem.code] += 1
-        except _DigestDiffersError:
+            return
+        if not isinstance(entry, NewEntry) or entry.digest != row.digest:
             self._restored.refused[Fault.DIGEST_DIFFERS] += 1
+            return
+        self._group.append(entry)
         self._group_bytes += len(row.frame)
         if len(self._group) >= _GROUP_ROWS or self._group_bytes >= _GROUP_BYTES:
-            self._write()
+            self._submit(self._write, self._group)
+            self._group, self._group_bytes = [], 0
+
+    def take_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
+        """Write claims on entries that are there."""
+        self._submit(self._write_claims, claims)
 
     def flush(self) -> None:
         """Write what is left, and wait until all is on disk."""
-        self._write()
+        self._submit(self._write, self._group)
+        self._group, self._group_bytes = [], 0
         self._finish()
 
-    def _write(self) -> None:
+    def _submit(self, work: Callable[[_Work], None], what: _Work) -> None:
         self._finish()
-        if self._group:
-            self._writing = self._writer.submit(self._store.write_group, self._group, ())
-        self._group, self._group_bytes = [], 0
+        self._writing = self._writer.submit(work, what)
 
     def _finish(self) -> None:
         if self._writing is not None:
-            results = self._writing.result()
-            self._restored.written_count += sum(result.is_new for result in results)
-            self._restored.claims_count += sum(len(result.new_claims) for result in results)
+            self._writing.result()
         self._writing = None
 
+    def _write(self, group: Sequence[NewEntry]) -> None:
+        results = self._store.write_group(group)
+        self._restored.written_count += sum(result.is_new for result in results)
 
-class _DigestDiffersError(ValueError):
-    """A frame that is not the entry its row says."""
-
-
-def _prepared(row: _Row, limits: Limits) -> Iterator[NewEntry]:
-    """The row as one publication, or as several if it has more hints than one may carry."""
-    most = limits.hints_per_publish_max
-    for start in range(0, max(len(row.hints), 1), most):
-        entry = prepare(Publication(row.frame, row.hints[start : start + most]), limits)
-        if not isinstance(entry, NewEntry) or entry.digest != row.digest:
-            raise _DigestDiffersError
-        yield entry
+    def _write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
+        self._restored.claims_count += self._store.write_claims(claims)

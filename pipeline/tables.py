@@ -56,7 +56,8 @@ def _portions(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.T
 def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
     """One file: the rows of `table`, which all arrived on `day`."""
     facts = entry_facts(table)
-    table = table.sort_by([(name, "ascending") for name in LOG_ORDER])
+    # In one piece: rows are gathered from many pieces three times as slowly.
+    table = table.combine_chunks().sort_by([(name, "ascending") for name in LOG_ORDER])
     path = entries_path(day, facts["first"], facts["last"])
     return EntryRange(day=day, **facts, file=write_file(root_folder, path, parquet_bytes(table)))
 

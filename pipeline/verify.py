@@ -8,24 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as f
-
 from pipeline import manifest as manifests
-from pipeline.channels import channel_summaries
+from pipeline.channels import different_channels
 from pipeline.check_file import FileCheck, check_file
 from pipeline.cluster import on_cluster
-from pipeline.columns import CHANNELS
 from pipeline.findings import Fault, Finding
 from pipeline.layout import CHANNELS_FILE
 from pipeline.live import compare_with_node
-from pipeline.manifest import Manifest, Summary
+from pipeline.manifest import Manifest
 from pipeline.progress import step
+from pipeline.proof import prove
 from pipeline.publish import LOCK_NAME, record_of
-from pipeline.snapshot import read_channels, read_claims, read_entries
-from pipeline.summaries import root_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _CHANNEL_FINDINGS_MAX = 1_000
 
@@ -89,27 +85,18 @@ def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
 
 def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
     """What no single file can show: totals, channels, claims that lead nowhere."""
-    entries, claims = read_entries(spark, snapshot), read_claims(spark, snapshot)
     with step(spark, "Compute the roots again"):
-        for what, table, element, expected in (
-            ("entries", entries, "digest", manifest.entries),
-            ("claims", claims, "claim_id", manifest.claims),
-        ):
-            found = Summary.of(root_of(table, element, expected.count))
-            if found != expected:
-                yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
-        computed = _keyed(channel_summaries(entries, manifest.entries.count), "computed")
-        stored = _keyed(read_channels(spark, snapshot), "stored")
-        different = computed.join(stored, "channel_id", "full_outer").where(
-            ~f.col("computed").eqNullSafe(f.col("stored"))
-        )
-        for row in different.take(_CHANNEL_FINDINGS_MAX):
-            detail = f"the row of channel {row['channel_id']!r} is not what its entries give"
-            yield Finding(Fault.ROOT_DIFFERS, CHANNELS_FILE, detail)
-        for row in claims.join(entries, "digest", "left_anti").take(_CHANNEL_FINDINGS_MAX):
-            detail = f"claim {row['claim_no']} leads to no entry of this snapshot"
-            yield Finding(Fault.CLAIM_WITHOUT_ENTRY, "claims", detail)
-
-
-def _keyed(channels: DataFrame, name: str) -> DataFrame:
-    return channels.select("channel_id", f.struct(*CHANNELS.names).alias(name))
+        compare = partial(different_channels, snapshot, _CHANNEL_FINDINGS_MAX)
+        proof = prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, compare)
+    for what, found, expected in (
+        ("entries", proof.entries, manifest.entries),
+        ("claims", proof.claims, manifest.claims),
+    ):
+        if found != expected:
+            yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
+    for channel_id in proof.made:
+        detail = f"the row of channel {channel_id!r} is not what its entries give"
+        yield Finding(Fault.ROOT_DIFFERS, CHANNELS_FILE, detail)
+    for digest in proof.orphans:
+        detail = f"a claim on {digest.hex()} leads to no entry of this snapshot"
+        yield Finding(Fault.CLAIM_WITHOUT_ENTRY, "claims", detail)

@@ -24,12 +24,12 @@ class MadeRows(NamedTuple):
     """What a worker made of a batch; positions count in the batch.
 
     `rows`: position, channel ID, ID key, Lamport timestamp, frame bytes, dialect, unverified, message ID, digest,
-    frame hash, codec, data, and (message ID, hint) of each entry of the history. `refused`: position,
-    code, detail. `unusual`: positions of what is written the usual way, with the digests of entries.
+    frame hash, codec, data, and (message ID, hint) of each entry of the history. `refused`: codes.
+    `unusual`: positions of what is written the usual way, with the digests of entries.
     """
 
     rows: list[tuple[Any, ...]]
-    refused: list[tuple[int, str, str]]
+    refused: list[str]
     unusual: list[tuple[int, bytes | None]]
 
 
@@ -49,7 +49,7 @@ class RowMaker:
             try:
                 entry = prepare(publication, self._limits)
             except Problem as problem:
-                made.refused.append((position, str(problem.code), problem.detail))
+                made.refused.append(str(problem.code))
                 continue
             if not isinstance(entry, NewEntry):
                 made.unusual.append((position, None))
@@ -96,6 +96,6 @@ def start_worker(keys: Keys, limits: Limits) -> None:
     start_here(keys, limits)
 
 
-def make_rows(items: Sequence[tuple[bytes, tuple[bytes, ...]]]) -> MadeRows:
-    """A batch of (frame, hints)."""
-    return _makers[0].make([Publication(frame, hints) for frame, hints in items])
+def make_rows(items: Sequence[tuple[int, bytes, tuple[bytes, ...]]]) -> MadeRows:
+    """A batch of (place, frame, hints)."""
+    return _makers[0].make([Publication(frame, hints) for _, frame, hints in items])

@@ -92,16 +92,20 @@ def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
         raise Problem(
             Code.TOO_MANY_HINTS, f"{len(item.hints)} hints, at most {limits.hints_per_publish_max}"
         )
-    for hint in item.hints:
-        if not 0 < len(hint) <= limits.hint_bytes_max:
-            raise Problem(
-                Code.HINT_TOO_LONG, f"{len(hint)} bytes, 1 to {limits.hint_bytes_max} are possible"
-            )
-    published = tuple([Claim(hint, ClaimSource.PUBLISHER) for hint in item.hints])
+    published = tuple([published_claim(hint, limits) for hint in item.hints])
     if item.envelope is None:
         return published
     computed = _computed_hint(item.envelope, item.frame)
     return (Claim(computed, ClaimSource.COMPUTED), *published)
+
+
+def published_claim(hint: bytes, limits: Limits) -> Claim:
+    """The claim that a published hint makes. Raises `Problem`."""
+    if not 0 < len(hint) <= limits.hint_bytes_max:
+        raise Problem(
+            Code.HINT_TOO_LONG, f"{len(hint)} bytes, 1 to {limits.hint_bytes_max} are possible"
+        )
+    return Claim(hint, ClaimSource.PUBLISHER)
 
 
 def _computed_hint(envelope: WakuEnvelope, frame: bytes) -> bytes:

@@ -6,11 +6,11 @@ which digests are here, which channels have numbers, which references are unreso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from app.entries import NewEntry
+from app.entries import Claim, NewEntry
 from app.limits import Limits
 from app.store.database import Database, Transaction
 from app.store.framewriter import FrameWriter
@@ -71,12 +71,12 @@ class GroupWriter:
         try:
             with self._database.transaction() as transaction:
                 group = self._begin(transaction)
-                self._find_known(transaction, group, entries)
+                self._find_known(transaction, group, {entry.digest for entry in entries})
                 self._number_channels(transaction, group, entries, met)
                 numbered = zip(entries, repeat(None) if seqs is None else seqs, strict=False)
                 results = [self._decide(group, *each) for each in numbered]
                 self._insert(transaction, group)
-                claims = self._write_claims(transaction, group, entries)
+                claims = self._write_claims(transaction, group, _wanted_claims(_claims(entries)))
                 settled = self._references.write(transaction, group, met)
                 self._write_refused(transaction, refused)
         except BaseException:
@@ -85,6 +85,14 @@ class GroupWriter:
         self._remember(group)
         self._references.remember(settled)
         return _with_claims(entries, results, claims)
+
+    def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
+        """Write claims on entries that are here, by digest; how many are new. Others are passed over."""
+        with self._database.transaction() as transaction:
+            group = self._begin(transaction)
+            self._find_known(transaction, group, {digest for digest, _ in claims})
+            wanted = _wanted_claims(each for each in claims if each[0] in group.known)
+            return sum(map(len, self._write_claims(transaction, group, wanted).values()))
 
     def settle(self, references: Sequence[Reference], channel_numbers: dict[str, int]) -> None:
         """Write what references of entries tell that are in the store already."""
@@ -99,10 +107,7 @@ class GroupWriter:
         )[0]
         return Group(seq, claim_no, history_no, channel_no, bool(has_missing), self._now_ms())
 
-    def _find_known(
-        self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
-    ) -> None:
-        wanted = {entry.digest for entry in entries}
+    def _find_known(self, transaction: Transaction, group: Group, wanted: set[bytes]) -> None:
         prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})
         for digest, seq, channel_no, at_ms in transaction.among(self._statements.known, prefixes):
             if digest in wanted:
@@ -162,10 +167,9 @@ class GroupWriter:
         )
 
     def _write_claims(
-        self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
+        self, transaction: Transaction, group: Group, wanted: dict[bytes, dict[bytes, int]]
     ) -> dict[bytes, list[NewClaim]]:
         """New claims by digest. A better source of a known claim replaces the old one."""
-        wanted = _wanted_claims(entries)
         if not wanted:
             return {}
         here = {group.known[digest].seq: digest for digest in wanted}
@@ -227,13 +231,16 @@ def _channel_rows(group: Group) -> list[Row]:
     ]
 
 
-def _wanted_claims(entries: Sequence[NewEntry]) -> dict[bytes, dict[bytes, int]]:
+def _claims(entries: Sequence[NewEntry]) -> Iterator[tuple[bytes, Claim]]:
+    return ((entry.digest, claim) for entry in entries for claim in entry.claims)
+
+
+def _wanted_claims(claims: Iterable[tuple[bytes, Claim]]) -> dict[bytes, dict[bytes, int]]:
     """digest -> hint -> best source, in the order they came."""
     wanted: dict[bytes, dict[bytes, int]] = {}
-    for entry in entries:
-        for claim in entry.claims:
-            hints = wanted.setdefault(entry.digest, {})
-            hints[claim.hint] = min(int(claim.source), hints.get(claim.hint, claim.source))
+    for digest, claim in claims:
+        hints = wanted.setdefault(digest, {})
+        hints[claim.hint] = min(int(claim.source), hints.get(claim.hint, claim.source))
     return wanted
 
 

@@ -123,6 +123,13 @@ class Store:
         """
         return self._writer.write(entries, met, refused)
 
+    def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
+        """Write hint claims on entries that are here, each with its entry's digest; how many are new.
+
+        One transaction. Claims on other entries are passed over.
+        """
+        return self._writer.write_claims(claims)
+
     # ---- reading: the event loop
 
     async def find(self, message_id: str, channel_id: str | None) -> Found | None:

@@ -87,7 +87,7 @@ def _message(
             frame.lamport_timestamp if frame.HasField("lamport_timestamp") else None,
             history,
             frame.bloom_filter,
-            parse_entries(frame.repair_request[:]),
+            parse_entries(repairs) if (repairs := frame.repair_request[:]) else (),
             frame.content,
         )
     )

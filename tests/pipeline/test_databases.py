@@ -67,7 +67,7 @@ def test_snapshots_taken_while_messages_arrive_are_consistent(
         assert verify_snapshot(spark, tmp_path / "last", node.url).findings == ()
 
     copy_url = stores.new_url()
-    restored = restore_snapshot(spark, tmp_path / "last", copy_url)
+    restored = restore_snapshot(tmp_path / "last", copy_url)
     assert restored.written_count == last.entries.count
     assert restored.claims_count == last.claims.count > 0
     assert diff(spark, url, copy_url).ranges == ()

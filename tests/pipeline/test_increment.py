@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import increment
 from pipeline.errors import ManifestError
-from pipeline.increment import ENTRIES_TABLE, Exported, Route, export_table
+from pipeline.increment import ENTRIES_TABLE, Exported, Part, Route, export_tables
 from pipeline.manifest import Manifest, Summary
 from pipeline.scan import Interval, Scan
 from tests.pipeline.test_parts import MANIFEST
@@ -50,7 +50,7 @@ class Chain:
         self.folders.append(self.path.with_name(f"{len(self.folders)}"))
         route = Route(self.url, self.folders[-1], parent, ROWS_MAX)
         scan = Scan(seq=Interval(0, self.count))
-        made = export_table(Mock(), ENTRIES_TABLE, route, scan, self.ranges)
+        [made] = export_tables(Mock(), route, [Part(ENTRIES_TABLE, scan, self.ranges)])
         self.ranges = made.ranges
         return made
 

@@ -95,12 +95,20 @@ def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
 
 def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Path) -> None:
     run(tmp_path, *export(url, tmp_path / "snapshot"))
-    database = tmp_path / "new.db"
-    in_bulk = ("restore", "snapshot", "--database", f"sqlite:///{database}")
+    in_bulk, database = restore_into(tmp_path / "new.db")
     process = start(tmp_path, *in_bulk)
     wait_until(database.with_name("new.db.loading").exists, process)
     kill(process)
     assert rows_in(database) == 0
+    assert run(tmp_path, *in_bulk)["written_count"] == MESSAGES
+    assert_copied(url, database)
+
+
+def test_a_restore_row_by_row_that_is_killed_is_started_again_and_ends_equal(
+    url: str, tmp_path: Path
+) -> None:
+    run(tmp_path, *export(url, tmp_path / "snapshot"))
+    in_bulk, database = restore_into(tmp_path / "new.db")
     restore = (*in_bulk, "--unverified")
     for rows in (1, MESSAGES // 2):
         process = start(tmp_path, *restore)
@@ -109,8 +117,19 @@ def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Pa
         assert rows_in(database) < MESSAGES
     held = rows_in(database)
     assert run(tmp_path, *restore)["written_count"] == MESSAGES - held
-    assert run(tmp_path, "diff", url, f"sqlite:///{database}")["equal"]
-    assert claims_in(database) == claims_in(Path(url.removeprefix("sqlite:///")))
+    assert_copied(url, database)
+
+
+def restore_into(database: Path) -> tuple[tuple[str, ...], Path]:
+    """The verb that restores "snapshot" there, and the file."""
+    return ("restore", "snapshot", "--database", f"sqlite:///{database}"), database
+
+
+def assert_copied(url: str, database: Path) -> None:
+    """The file holds what the store at `url` does, and nothing lies beside it."""
+    assert run(database.parent, "diff", url, f"sqlite:///{database}")["equal"]
+    assert claims_in(database) == claims_in(Path(url.removeprefix("sqlite:///"))) > 0
+    assert not list(database.parent.glob("*.loading*"))
 
 
 def rows_in(database: Path) -> int:
@@ -206,3 +225,17 @@ def test_an_export_survives_an_executor_that_is_killed(
     assert process.returncode == 0, err.decode()
     assert run(tmp_path, "verify", str(target))["findings"] == []
     assert manifests.load(target).entries.count == MESSAGES
+
+
+def test_a_restore_survives_an_executor_that_is_killed(
+    cluster: Cluster, url: str, tmp_path: Path
+) -> None:
+    """Executors verify what is then brought in."""
+    run(tmp_path, *export(url, tmp_path / "snapshot"))
+    restore, database = restore_into(tmp_path / "new.db")
+    process = start(tmp_path, *restore, master=cluster.url)
+    wait_until(cluster.executors_at_work, process)
+    os.kill(cluster.executors_at_work()[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, err.decode()
+    assert_copied(url, database)

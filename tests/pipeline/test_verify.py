@@ -15,19 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as f
 
-from pipeline import export, increment
+from pipeline import export, increment, proof, summaries
 from pipeline import manifest as manifests
 from pipeline.diff import diff
 from pipeline.errors import ParentMismatchError, PipelineError, PublishError
 from pipeline.export import export_snapshot
 from pipeline.findings import Fault
-from pipeline.increment import Exported
-from pipeline.manifest import FileRecord, Manifest, Summary
+from pipeline.increment import Exported, Route
+from pipeline.manifest import FileRecord, Manifest
 from pipeline.publish import write_file
 from pipeline.restore import restore_snapshot
 from pipeline.roots import digest_array, root
 from pipeline.snapshot import read_entries
-from pipeline.summaries import root_of, summaries
 from pipeline.tables import entry_facts, parquet_bytes
 from pipeline.verify import verify_snapshot
 from tests.support.snapshots import CHANNELS, conversation, fill_store
@@ -120,19 +119,36 @@ def test_a_row_that_is_there_twice_shows_in_the_totals(
     assert [each.fault for each in findings] == [Fault.ROOT_DIFFERS]
 
 
-@pytest.mark.parametrize("rows_count", [1, 10**10])
-def test_roots_are_the_same_however_finely_a_group_is_cut(
-    spark: SparkSession, snapshot: Path, rows_count: int
+@pytest.mark.parametrize("bits", [0, 3, 16])
+def test_roots_are_the_same_however_finely_a_set_is_cut(
+    spark: SparkSession, snapshot: Path, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (proof, summaries):
+        monkeypatch.setattr(module, "bucket_bits", lambda _: bits)
     manifest, entries = manifests.load(snapshot), read_entries(spark, snapshot)
-    assert Summary.of(root_of(entries, "digest", rows_count)) == manifest.entries
-    found = {
-        row["channel_id"]: (row["count"], bytes(row["root"]))
-        for row in summaries(entries, ["channel_id"], rows_count).collect()
-    }
-    for channel_id in CHANNELS:
-        digests = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()
-        assert found[channel_id] == (len(digests), root(digest_array(digests["digest"])))
+    proved = proof.prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, tuple)
+    assert (proved.entries, proved.claims) == (manifest.entries, manifest.claims)
+    assert proved.orphans == ()
+    assert [row.channel_id for row in proved.made] == sorted(CHANNELS)
+    rows = summaries.summaries(entries, ["channel_id"], manifest.entries.count).collect()
+    for found in ([tuple(row) for row in rows], proved.made):
+        roots = {channel_id: (count, bytes(root)) for channel_id, count, root, *_ in found}
+        for channel_id in CHANNELS:
+            digests = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()
+            assert roots[channel_id] == (len(digests), root(digest_array(digests["digest"])))
+
+
+def test_a_proof_names_the_entries_that_claims_miss(
+    spark: SparkSession, snapshot: Path, tmp_path: Path
+) -> None:
+    """Also those of buckets that hold no entry at all."""
+    manifest = manifests.load(snapshot)
+    proved = proof.prove(spark, snapshot, (), manifest.claim_ranges, list)
+    claims = pa.concat_tables(
+        [pq.read_table(snapshot / each.file.path) for each in manifest.claim_ranges]
+    )
+    assert proved.orphans == tuple(sorted(set(claims["digest"].to_pylist())))
+    assert (proved.entries.count, proved.made) == (0, [])
 
 
 def test_missing_and_unknown_files_are_named(
@@ -160,7 +176,7 @@ def test_a_damaged_snapshot_restores_what_is_whole_of_it(
     shutil.copytree(snapshot, tmp_path / "copy")
     lost = manifests.load(snapshot).entry_ranges[0]
     (tmp_path / "copy" / lost.file.path).write_bytes(b"PAR1")
-    restored = restore_snapshot(spark, tmp_path / "copy", f"sqlite:///{tmp_path / 'new.db'}")
+    restored = restore_snapshot(tmp_path / "copy", f"sqlite:///{tmp_path / 'new.db'}")
     assert restored.refused == {Fault.UNREADABLE_ROWS: lost.count}
     assert restored.written_count == 3_000 - lost.count
 
@@ -184,12 +200,12 @@ def test_an_export_fails_where_not_all_that_was_written_is_there(
 ) -> None:
     """As on a cluster whose workers each have a folder of that name."""
 
-    def export_elsewhere(*arguments: Any) -> Exported:
-        made = increment.export_table(*arguments)
-        shutil.rmtree(arguments[2].folder / Path(made.ranges[-1].file.path).parent)
+    def export_elsewhere(spark: SparkSession, route: Route, parts: Any) -> list[Exported]:
+        made = increment.export_tables(spark, route, parts)
+        shutil.rmtree(route.folder / Path(made[0].ranges[-1].file.path).parent)
         return made
 
-    monkeypatch.setattr(export, "export_table", export_elsewhere)
+    monkeypatch.setattr(export, "export_tables", export_elsewhere)
     with pytest.raises(PipelineError, match="do all workers share the folder"):
         export_snapshot(spark, store_url, tmp_path / "here")
     assert list(tmp_path.iterdir()) == []
@@ -201,7 +217,7 @@ def test_an_empty_store_has_a_snapshot_too(spark: SparkSession, tmp_path: Path) 
     made = export_snapshot(spark, url, tmp_path / "empty")
     assert (made.entries.count, made.entry_ranges) == (0, ())
     assert verify_snapshot(spark, tmp_path / "empty").findings == ()
-    assert restore_snapshot(spark, tmp_path / "empty", url).rows_count == 0
+    assert restore_snapshot(tmp_path / "empty", url).rows_count == 0
 
 
 def test_a_diff_names_what_each_side_lacks(

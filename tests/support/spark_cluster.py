@@ -33,6 +33,10 @@ class Cluster:
         """Process IDs of the executors that run now: the children of the workers."""
         return [pid for worker in self.workers for pid in children_of(worker)]
 
+    def executors_at_work(self) -> list[int]:
+        """Those that have started Python for a task."""
+        return [pid for pid in self.executors() if children_of(pid)]
+
 
 @contextmanager
 def spark_cluster(folder: Path, workers_count: int) -> Iterator[Cluster]:

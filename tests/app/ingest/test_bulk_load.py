@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +22,8 @@ from hypothesis import given, settings
 
 from app.entries import OutcomeKind
 from app.errors import Code, Problem
-from app.ingest.bulkload import load_empty_store
+from app.ingest.bulkdraft import CPUS, Item
+from app.ingest.bulkload import Loaded, forget_load, load_empty_store
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import StoreBusyError
@@ -31,18 +38,41 @@ pytestmark = pytest.mark.anyio
 LOAD = """
 import sys
 from pathlib import Path
-from app.ingest.bulkload import load_empty_store
-from app.limits import DEFAULT_LIMITS
-from tests.support.publications import content_frame
+from tests.app.ingest.test_bulk_load import load_many
 if __name__ == "__main__":
-    frames = ((content_frame(number), ()) for number in range(400_000))
-    print("loading", flush=True)
-    load_empty_store(Path(sys.argv[1]), frames, DEFAULT_LIMITS, print)
+    load_many(Path(sys.argv[1]))
 """
+MANY = 300_000
+CHANNELS_COUNT = 10
 
 
-def never(number: int, problem: Problem) -> None:
-    raise AssertionError((number, problem))
+def numbered(frames: Iterable[bytes]) -> Callable[[int], Iterator[Item]]:
+    """The frames as items from 1 on."""
+    return lambda after: ((n, f, ()) for n, f in enumerate(frames, 1) if n > after)
+
+
+def many_after(seq: int) -> Iterator[Item]:
+    """Small messages of a few channels, each telling of the one before and of a lost one; refused ones."""
+    for number in range(seq + 1, MANY + 1):
+        history = (
+            HistoryEntry(f"message-{number - CHANNELS_COUNT:06}"),
+            HistoryEntry(f"gone-{number % 7}"),
+        )
+        channel = f"channel-{number % CHANNELS_COUNT}"
+        frame = content_frame(number, history=history, channel_id=channel)
+        yield number, b"\xff" if number % 1_000 == 0 else frame, ()
+
+
+def load_many(path: Path, *, workers: int = CPUS) -> tuple[Loaded, list[int]]:
+    """What a load of `many_after` says, and after which numbers it asked for items."""
+    asked: list[int] = []
+
+    def items_after(seq: int) -> Iterator[Item]:
+        asked.append(seq)
+        return many_after(seq)
+
+    loaded = load_empty_store(path, items_after, DEFAULT_LIMITS, name="many", workers=workers)
+    return loaded, asked
 
 
 def names_in(folder: Path) -> list[str]:
@@ -82,12 +112,10 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
     items = [(item.frame, item.hints) for group in sent for item in group]
 
     async def scenario(folder: Path) -> None:
-        refused: list[int] = []
         loaded = load_empty_store(
             folder / "loaded.db",
-            items,
+            lambda _: ((number, *item) for number, item in enumerate(items, 1)),
             DEFAULT_LIMITS,
-            lambda number, _: refused.append(number),
             workers=0,
         )
         published = await Store.open(f"sqlite:///{folder}/published.db", DEFAULT_LIMITS)
@@ -97,8 +125,7 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
         store = await Store.open(f"sqlite:///{folder}/loaded.db", DEFAULT_LIMITS)
         assert await answers(store) == await answers(published)
         assert loaded.counts[OutcomeKind.STORED] == sum(result.is_new for result in results)
-        assert loaded.counts.total() + loaded.refused_count == len(items)
-        assert len(refused) == loaded.refused_count
+        assert loaded.counts.total() + loaded.refused.total() == len(items)
         store.begin_writing()
         again = store.write_group(entries, met)
         assert not any(result.is_new for result in again)
@@ -112,14 +139,11 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
 async def test_worker_processes_change_nothing_but_the_speed(tmp_path: Path) -> None:
     history = (HistoryEntry("message-000007"), HistoryEntry("gone", b"hint"))
     frames = [content_frame(number, history=history) for number in range(25_000)]
-    items = [(frame, ()) for frame in [*frames, b"\xff", *frames[:100]]]
-    refused: list[tuple[int, Code]] = []
+    items = numbered([*frames, b"\xff", *frames[:100]])
     path = tmp_path / "store.db"
-    loaded = load_empty_store(
-        path, items, DEFAULT_LIMITS, lambda n, p: refused.append((n, p.code)), workers=2
-    )
-    assert loaded.counts == {OutcomeKind.STORED: 25_000, OutcomeKind.DUPLICATE: 100}
-    assert refused == [(25_000, Code.MALFORMED_FRAME)]
+    loaded = load_empty_store(path, items, DEFAULT_LIMITS, workers=2)
+    assert loaded.counts == Counter({OutcomeKind.STORED: 25_000, OutcomeKind.DUPLICATE: 100})
+    assert loaded.refused == {Code.MALFORMED_FRAME: 1}
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     assert await store.watermark() == (25_000, 0)
     gaps = await store.gaps("channel", None, 10)
@@ -139,7 +163,7 @@ async def test_the_first_message_under_an_id_is_served_whichever_way_it_was_load
     mallory = content_frame(2, message_id="x", content=b"mallory")
     for name, frames in (("a", [alice, mallory, alice_again]), ("b", [mallory, alice])):
         path = tmp_path / f"{name}.db"
-        load_empty_store(path, [(f, ()) for f in frames], DEFAULT_LIMITS, never, workers=0)
+        load_empty_store(path, numbered(frames), DEFAULT_LIMITS, workers=0)
         store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
         feed = await store.feed(0, 10, BYTES_MAX)
         assert [(entry.seq, entry.frame) for entry in feed.entries] == [
@@ -158,30 +182,132 @@ async def test_only_an_empty_store_that_nobody_writes_is_loaded(tmp_path: Path) 
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     store.begin_writing()
     with pytest.raises(StoreBusyError):
-        load_empty_store(path, [], DEFAULT_LIMITS, never, workers=0)
+        load_empty_store(path, numbered([]), DEFAULT_LIMITS, workers=0)
     store.write_group(prepared([Publication(content_frame(1))])[0])
     await store.close()
     with pytest.raises(Problem, match="empty"):
-        load_empty_store(path, [], DEFAULT_LIMITS, never, workers=0)
+        load_empty_store(path, numbered([]), DEFAULT_LIMITS, workers=0)
 
 
-async def test_a_load_that_is_killed_has_not_happened(tmp_path: Path) -> None:
+async def test_a_load_that_is_killed_has_not_happened_and_goes_on_where_it_was(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "store.db"
-    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop
-        [sys.executable, "-c", LOAD, str(path)],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"loading\n"
-        draft = path.with_name("store.db.loading")
-        while not draft.exists() or draft.stat().st_size < 1_000_000:
-            time.sleep(0.01)  # noqa: ASYNC251
-        process.send_signal(signal.SIGKILL)
+    kill_while_it_loads(path, lambda: committed(path) > 0)
+    held = committed(path)
+    assert 0 < held < MANY
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     assert await store.watermark() == (0, 0)
     await store.close()
-    loaded = load_empty_store(path, [(content_frame(1), ())], DEFAULT_LIMITS, never, workers=0)
-    assert loaded.counts == {OutcomeKind.STORED: 1, OutcomeKind.DUPLICATE: 0}
-    assert not draft.exists()
+    loaded, asked = load_many(path)
+    assert asked == [held]
+    assert_whole(path, loaded)
+    load_many(tmp_path / "at_once.db")
+    assert dump(path) == dump(tmp_path / "at_once.db")
+
+
+async def test_a_load_that_is_killed_after_its_indexes_were_made_ends_all_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    kill_while_it_loads(path, lambda: progress(path, "is_indexed"))
+    loaded, asked = load_many(path)
+    assert asked == []
+    assert_whole(path, loaded)
+
+
+@pytest.mark.parametrize("name", [None, "other"])
+async def test_a_load_goes_on_with_its_own_source_only(tmp_path: Path, name: str | None) -> None:
+    path = tmp_path / "store.db"
+    interrupt(path)
+    loaded = load_empty_store(
+        path, numbered([content_frame(1)]), DEFAULT_LIMITS, name=name, workers=0
+    )
+    assert (loaded.counts.total(), loaded.refused.total()) == (1, 0)
+    assert names_in(tmp_path) == ["store.db", "store.db-writer"]
+
+
+async def test_a_draft_of_another_store_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    interrupt(path)
+    path.unlink()
+    loaded, asked = load_many(path, workers=0)
+    assert asked == [0]
+    assert_whole(path, loaded)
+
+
+async def test_without_a_name_nothing_is_left_of_a_load_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with pytest.raises(RuntimeError):
+        load_empty_store(path, failing_after, DEFAULT_LIMITS, workers=0)
+    assert names_in(tmp_path) == ["store.db", "store.db-writer"]
+
+
+async def test_a_stopped_load_can_be_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    interrupt(path)
+    forget_load(path)
+    assert names_in(tmp_path) == ["store.db", "store.db-writer"]
+
+
+def failing_after(seq: int) -> Iterator[Item]:
+    yield from islice(many_after(seq), 80_000)
+    raise RuntimeError("the source is gone")
+
+
+def interrupt(path: Path) -> None:
+    """Leave a draft in which something is committed."""
+    with pytest.raises(RuntimeError):
+        load_empty_store(path, failing_after, DEFAULT_LIMITS, name="many", workers=0)
+    assert committed(path) > 0
+
+
+def kill_while_it_loads(path: Path, is_time: Callable[[], object]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOAD, str(path)],
+        cwd=Path(__file__).parents[3],
+        start_new_session=True,
+    ) as process:
+        while not is_time():
+            assert process.poll() is None
+            time.sleep(0.01)
+        # The workers with it: they would wait for items that nobody sends.
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def progress(path: Path, column: str) -> int:
+    """What a draft says of itself from outside; 0 while there is none."""
+    try:
+        spool = path.with_name(f"{path.name}.loading-spool")
+        with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as connection:
+            [[value]] = connection.execute(f"SELECT {column} FROM progress")
+            return int(value)
+    except (sqlite3.Error, ValueError):
+        return 0
+
+
+def committed(path: Path) -> int:
+    return progress(path, "place")
+
+
+def assert_whole(path: Path, loaded: Loaded) -> None:
+    refused_count = MANY // 1_000
+    assert loaded.refused == {Code.MALFORMED_FRAME: refused_count}
+    assert loaded.counts == Counter({OutcomeKind.STORED: MANY - refused_count})
+    assert names_in(path.parent) == [path.name, f"{path.name}-writer"]
+
+
+def dump(path: Path) -> list[object]:
+    """What two loads of the same items have in common, whatever their secrets and times."""
+    with closing(sqlite3.connect(path)) as connection:
+        return [
+            connection.execute(query).fetchall()
+            for query in (
+                "SELECT seq, channel_no, lamport, message_id, digest FROM messages ORDER BY seq",
+                "SELECT * FROM channels ORDER BY channel_no",
+                "SELECT channel_no, message_id FROM missing_references ORDER BY 1, 2",
+                "SELECT seq, data FROM frames ORDER BY seq",
+                "SELECT name FROM sqlite_master ORDER BY name",
+                "PRAGMA integrity_check",
+            )
+        ]

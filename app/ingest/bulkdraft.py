@@ -1,0 +1,306 @@
+"""The file in which an empty SQLite store is loaded, until it takes that store's place.
+
+Rows go into tables without indexes. What is written afterwards waits in a spool, a second file. Both
+are committed together, now and then, with how far the load is: one that is killed goes on from its last
+commit if it has a name, and one without a name begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.errors import Code, Problem
+from app.store import schema
+from app.store.groupwriter import PREFIX_BYTES
+from app.store.keys import Keys
+from app.store.sql import SQLITE, Row
+from app.store.sqlite import insert_many
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
+from sdstore.wire.store_pb2 import PublishItem
+
+SETTLED_MAX = 262_144
+"""References and names remembered: histories mostly name what came lately."""
+
+COMMIT_ITEMS = 65_536
+"""What a killed load does again: two seconds of work. A commit waits for the disk a few times."""
+
+CACHE_KIB = 16 * 1024
+"""Rows are appended, and keys sorted in runs that are merged: more memory gains nothing."""
+
+CPUS = os.cpu_count() or 1
+
+Item = tuple[int, bytes, tuple[bytes, ...]]
+"""(place in the source, frame, retrieval hints)."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a load is: the place of the last item, how many are in; `refused` counts by code."""
+
+    place: int = 0
+    items_count: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    is_indexed: bool = False
+
+
+class Draft:
+    """The draft of the empty store at `store`, open for loading; belongs to one thread."""
+
+    def __init__(self, store: Path, name: str | None, now_ms: int) -> None:
+        self.path = draft_of(store)
+        self.spool_path = _spool_of(self.path)
+        if name is None or not self._goes_on(store, name):
+            remove_draft(store)
+            self._begin(store, name)
+        self._now_ms = now_ms
+        self._store = store
+        self._connection = sqlite3.connect(self.path, isolation_level=None)
+        self._connection.execute("ATTACH ? AS spool", [str(self.spool_path)])
+        for pragma in (
+            # Two files are committed as one with this mode only, and only if they are synchronized.
+            "main.journal_mode = DELETE",
+            "spool.journal_mode = DELETE",
+            "main.synchronous = NORMAL",
+            "spool.synchronous = NORMAL",
+            f"cache_size = -{CACHE_KIB}",
+            f"threads = {CPUS}",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._insert_messages = SQLITE.insert(schema.messages)
+        self._insert_frames = SQLITE.insert(schema.frames)
+        self._numbers: dict[str, int] = dict(
+            self._connection.execute("SELECT channel_id, channel_no FROM spool.names")
+        )
+        self._settled: dict[tuple[int, str, bytes], None] = {}
+        self.progress = self._read_progress()
+        self._committed_count = self.progress.items_count
+        self._connection.execute("BEGIN")
+
+    @property
+    def keys(self) -> Keys:
+        """The secrets of the store."""
+        [[secret]] = self._connection.execute(
+            "SELECT value FROM store_meta WHERE name = 'key_secret'"
+        )
+        return Keys(secret)
+
+    def close(self) -> None:
+        """Let go of the files; what is not committed is forgotten."""
+        self._connection.close()
+
+    # ---- filling
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Rows of the next items, as `MadeRows` has them."""
+        first_seq = self.progress.items_count + 1
+        messages: list[Row] = []
+        frames: list[Row] = []
+        told: list[Row] = []
+        for position, channel_id, id_key, lamport, size, dialect, unverified, *rest in rows:
+            message_id, digest, frame_hash, codec, data, history = rest
+            seq = first_seq + position
+            number = self._number(channel_id)
+            self._settled[number, message_id, b""] = None
+            numbers = (seq, id_key, lamport, self._now_ms, number, size, dialect, unverified)
+            messages.append((*numbers, message_id, digest[:PREFIX_BYTES], digest, frame_hash))
+            frames.append((seq, codec, None, data))
+            told += [(number, *each) for each in history if (number, *each) not in self._settled]
+            if history:
+                self._settled.update(((number, *each), None) for each in history)
+        insert_many(self._connection, self._insert_messages, messages)
+        insert_many(self._connection, self._insert_frames, frames)
+        self._connection.executemany("INSERT INTO spool.told VALUES (?, ?, ?)", told)
+        if len(self._settled) > SETTLED_MAX:
+            self._settled.clear()
+
+    def spool(self, items: Iterable[tuple[int, bytes | None, Item]]) -> None:
+        """(position, digest, item) of those of the next items that are written the usual way."""
+        first_seq = self.progress.items_count + 1
+        rows = [
+            (
+                first_seq + position,
+                digest,
+                PublishItem(frame=frame, retrieval_hints=hints).SerializeToString(),
+            )
+            for position, digest, (_, frame, hints) in items
+        ]
+        self._connection.executemany("INSERT INTO spool.items VALUES (?, ?, ?)", rows)
+
+    def advance(self, items: Sequence[Item], refused: Iterable[str]) -> None:
+        """Note that the next `items` are in, but for those refused; commits now and then."""
+        self.progress.place = items[-1][0]
+        self.progress.items_count += len(items)
+        self.progress.refused.update(refused)
+        if self.progress.items_count - self._committed_count >= COMMIT_ITEMS:
+            self._commit()
+            self._committed_count = self.progress.items_count
+            self._connection.execute("BEGIN")
+
+    def finish(self) -> None:
+        """Build the indexes, drop later copies, count channels: one commit. Does so once."""
+        connection = self._connection
+        if not self.progress.is_indexed:
+            for statement in _index_statements(self._store):
+                connection.execute(statement)
+            connection.execute(_FIND_COPIES)
+            connection.execute(_FIND_COPIES_OF_SPOOLED)
+            connection.execute("DELETE FROM frames WHERE seq IN (SELECT seq FROM copies)")
+            connection.execute("DELETE FROM messages WHERE seq IN (SELECT seq FROM copies)")
+            connection.execute(_COUNT_CHANNELS, (LAMPORT_MAX, LAMPORT_MIN))
+            self.progress.is_indexed = True
+        self._commit()
+
+    def _number(self, channel_id: str) -> int:
+        number = self._numbers.get(channel_id)
+        if number is None:
+            number = self._numbers[channel_id] = len(self._numbers) + 1
+            self._connection.execute("INSERT INTO spool.names VALUES (?, ?)", (number, channel_id))
+        return number
+
+    def _commit(self) -> None:
+        made = self.progress
+        self._connection.execute(
+            "UPDATE spool.progress SET place = ?, items_count = ?, refused = ?, is_indexed = ?",
+            (made.place, made.items_count, json.dumps(made.refused), made.is_indexed),
+        )
+        self._connection.execute("COMMIT")
+
+    def _read_progress(self) -> Progress:
+        [row] = self._connection.execute(
+            "SELECT place, items_count, refused, is_indexed FROM spool.progress"
+        )
+        place, items_count, refused, is_indexed = row
+        return Progress(place, items_count, Counter(json.loads(refused)), bool(is_indexed))
+
+    # ---- beginning
+
+    def _goes_on(self, store: Path, name: str) -> bool:
+        """Whether a load of that name was begun for this very store."""
+        if not (self.path.is_file() and self.spool_path.is_file()):
+            return False
+        try:
+            with closing(sqlite3.connect(self.spool_path)) as spool:
+                found = spool.execute("SELECT name FROM progress").fetchall()
+            return found == [(name,)] and _identity(self.path) == _identity(store)
+        except sqlite3.Error:  # killed while it began
+            return False
+
+    def _begin(self, store: Path, name: str | None) -> None:
+        with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(self.path)) as own:
+            if any(source.execute(_IS_EMPTY).fetchone()):
+                raise Problem(Code.STORE_UNAVAILABLE, "only an empty store can be loaded so")
+            source.backup(own)
+            own.execute("PRAGMA journal_mode = DELETE")
+            for each in _indexes(own):
+                own.execute(f"DROP INDEX {each}")
+        with closing(sqlite3.connect(self.spool_path)) as spool, spool:
+            for statement in _SPOOL:
+                spool.execute(statement)
+            spool.execute("INSERT INTO progress VALUES (?, 0, 0, '{}', FALSE)", [name])
+
+
+def draft_of(store: Path) -> Path:
+    """Where the store at `store` is loaded."""
+    return store.with_name(f"{store.name}.loading")
+
+
+def remove_draft(store: Path) -> None:
+    """Remove what a load left."""
+    draft = draft_of(store)
+    for each in (draft, _spool_of(draft)):
+        for suffix in ("", "-journal", "-wal", "-shm", "-writer"):
+            each.with_name(f"{each.name}{suffix}").unlink(missing_ok=True)
+
+
+def replace_store(store: Path) -> None:
+    """Let the draft take the place of its store. Raises `Problem` where somebody reads that."""
+    with closing(sqlite3.connect(store)) as connection:
+        # A log that somebody still reads would be taken for the new file's.
+        if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise Problem(Code.STORE_UNAVAILABLE, "the store is being read: try again")
+    draft = draft_of(store)
+    _sync(draft)
+    draft.replace(store)
+    _sync(store.parent)
+    remove_draft(store)
+
+
+def _spool_of(draft: Path) -> Path:
+    return draft.with_name(f"{draft.name}-spool")
+
+
+def _indexes(connection: sqlite3.Connection) -> dict[str, str]:
+    """The statements that make the indexes of the messages, by name."""
+    return dict(
+        connection.execute(
+            "SELECT name, sql FROM sqlite_master"
+            " WHERE type = 'index' AND tbl_name = 'messages' AND sql IS NOT NULL"
+        )
+    )
+
+
+def _index_statements(store: Path) -> list[str]:
+    with closing(sqlite3.connect(store)) as connection:
+        return list(_indexes(connection).values())
+
+
+def _identity(store: Path) -> list[Any]:
+    """What tells a store from others, and from itself with another schema."""
+    with closing(sqlite3.connect(store)) as connection:
+        meta = connection.execute("SELECT name, value FROM store_meta ORDER BY name").fetchall()
+        return [*meta, *connection.execute("SELECT version_num FROM alembic_version").fetchall()]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_SPOOL = (
+    "CREATE TABLE told (channel_no INTEGER, message_id TEXT, hint BLOB)",
+    "CREATE TABLE items (seq INTEGER PRIMARY KEY, digest BLOB, item BLOB)",
+    "CREATE TABLE names (channel_no INTEGER PRIMARY KEY, channel_id TEXT)",
+    "CREATE TABLE progress (name TEXT, place INTEGER, items_count INTEGER, refused TEXT, is_indexed BOOLEAN)",
+)
+
+_IS_EMPTY = """
+SELECT EXISTS (SELECT 1 FROM messages), EXISTS (SELECT 1 FROM met_ids),
+EXISTS (SELECT 1 FROM refused_digests)
+"""
+
+_FIND_COPIES = """
+CREATE TEMP TABLE copies AS
+SELECT later.seq FROM messages AS later
+JOIN (SELECT digest_prefix FROM messages GROUP BY digest_prefix HAVING count(*) > 1)
+USING (digest_prefix)
+WHERE EXISTS (
+    SELECT 1 FROM messages AS first
+    WHERE first.digest_prefix = later.digest_prefix AND first.digest = later.digest
+    AND first.seq < later.seq
+)
+"""
+
+_FIND_COPIES_OF_SPOOLED = """
+INSERT INTO copies
+SELECT later.seq FROM spool.items AS first CROSS JOIN messages AS later
+WHERE later.digest_prefix = substr(first.digest, 1, 8) AND later.digest = first.digest
+AND later.seq > first.seq
+"""
+
+# A channel may have lost its only row to an earlier copy in the spool, which sets its bounds then.
+_COUNT_CHANNELS = """
+INSERT INTO channels
+SELECT channel_no, channel_id, count(seq), coalesce(min(lamport), ?), coalesce(max(lamport), ?)
+FROM spool.names LEFT JOIN messages USING (channel_no) GROUP BY channel_no
+"""
