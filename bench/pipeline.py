@@ -2,8 +2,8 @@
 
 Rows per second of each verb on this machine alone, beside Spark copying the same rows from Parquet
 to Parquet, which proves nothing: the limit in sight. The session is warmed up first. Stores of
-rising size show whether time grows with the rows while memory does not; `--rows=4000000` takes half
-an hour and 10 GB of disk. On PostgreSQL the data source reads beside Spark's JDBC reader, where its
+rising size show whether time grows with the rows while memory does not; `--rows=4000000` takes a quarter
+of an hour and 10 GB of disk. On PostgreSQL the data source reads beside Spark's JDBC reader, where its
 driver is at hand (Debian's package libpostgresql-jdbc-java). Results: bench/results/pipeline.csv,
 pipeline_postgres.csv and pipeline.png.
 """
