@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+_Found = TypeVar("_Found")
 MESSAGES = 8_000
 FILE_ROWS = 100  # 80 tasks: there is always a middle to be killed in
 SECONDS_MAX = 600
@@ -58,12 +59,14 @@ def run(folder: Path, *arguments: str, master: str | None = None) -> dict[str, A
     return answer
 
 
-def wait_until(is_so: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+def wait_until(look: Callable[[], _Found], process: subprocess.Popen[bytes]) -> _Found:
+    """What `look` finds in the end, while the process runs."""
     deadline = time.monotonic() + SECONDS_MAX
-    while not is_so():
+    while not (found := look()):
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -234,8 +237,7 @@ def test_a_restore_survives_an_executor_that_is_killed(
     run(tmp_path, *export(url, tmp_path / "snapshot"))
     restore, database = restore_into(tmp_path / "new.db")
     process = start(tmp_path, *restore, master=cluster.url)
-    wait_until(cluster.executors_at_work, process)
-    os.kill(cluster.executors_at_work()[0], signal.SIGKILL)
+    os.kill(wait_until(cluster.executors_at_work, process)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, err.decode()
     assert_copied(url, database)

@@ -34,8 +34,8 @@ class Cluster:
         return [pid for worker in self.workers for pid in children_of(worker)]
 
     def executors_at_work(self) -> list[int]:
-        """Those that have started Python for a task."""
-        return [pid for pid in self.executors() if children_of(pid)]
+        """Those that have started Python for their tasks."""
+        return [pid for pid in self.executors() if any(map(is_daemon_of_tasks, children_of(pid)))]
 
 
 @contextmanager
@@ -90,6 +90,14 @@ def children_of(parent: int) -> list[int]:
         if int(after_name[1]) == parent:
             found.append(int(stat.parent.name))
     return found
+
+
+def is_daemon_of_tasks(pid: int) -> bool:
+    """Whether the process is the one whose children run Python for an executor."""
+    try:
+        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False
 
 
 def _wait_for(folder: Path, workers_count: int) -> None:
