@@ -7,14 +7,10 @@ its schema, and the README inside a snapshot its tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
-from sdstore.sds.codec import decode
-from sdstore.sds.model import Dialect, HistoryEntry, Message
-
-_DIALECT_LABELS = {int(dialect): dialect.label for dialect in Dialect}
+from sdstore.sds.model import HistoryEntry, Message
 
 HISTORY_TYPE = pa.struct(
     [
@@ -23,7 +19,7 @@ HISTORY_TYPE = pa.struct(
         pa.field("sender_id", pa.string(), nullable=False),
     ]
 )
-_LIST_OF_HISTORY = pa.list_(pa.field("element", HISTORY_TYPE, nullable=False))
+LIST_OF_HISTORY = pa.list_(pa.field("element", HISTORY_TYPE, nullable=False))
 
 
 def _column(name: str, type_: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
@@ -53,7 +49,7 @@ ENTRIES = pa.schema(
         _column("frame_hash", pa.binary(), "32 bytes, BLAKE3 of the frame"),
         _column("content_bytes", pa.int64(), "length of the content inside the frame"),
         _column("frame_bytes", pa.int64(), "length of the frame, also of a lost one; 0 if retired"),
-        _column("causal_history", _LIST_OF_HISTORY, "messages the author had just delivered"),
+        _column("causal_history", LIST_OF_HISTORY, "messages the author had just delivered"),
         _column(
             "frame",
             pa.binary(),
@@ -102,38 +98,6 @@ CHANNELS = pa.schema(
 )
 
 
-def entries_batch(
-    stored: Sequence[Sequence[Any]], frames: Sequence[bytes | None]
-) -> pa.RecordBatch:
-    """The columns of `ENTRIES`; MessageError for a frame that is no message.
-
-    `stored` are columns that the database has: arrival in milliseconds, channel ID, message ID, Lamport
-    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None where
-    there is none: retired, of 0 bytes, or lost. The entry stays, as an element without content.
-    """
-    arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, *rest = stored
-    seqs, sizes, frame_hashes = rest
-    messages = [None if frame is None else decode(frame)[0] for frame in frames]
-    columns = [
-        pa.array(seqs, pa.int64()),
-        pa.array(arrivals_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
-        pa.array(channel_ids, pa.string()),
-        pa.array(message_ids, pa.string()),
-        pa.array([message.sender_id if message else "" for message in messages], pa.string()),
-        pa.array(lamports, pa.int64()),
-        pa.array([_DIALECT_LABELS[dialect] for dialect in dialects], pa.string()),
-        pa.array(digests, pa.binary()),
-        pa.array(frame_hashes, pa.binary()),
-        pa.array([len(message.content) if message else 0 for message in messages], pa.int64()),
-        pa.array(
-            [len(f) if f else size for f, size in zip(frames, sizes, strict=True)], pa.int64()
-        ),
-        history_array(messages),
-        pa.array(frames, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
-
-
 def history_array(messages: Sequence[Message | None]) -> pa.ListArray:
     """The column `causal_history` of `messages`."""
     offsets = [0]
@@ -149,4 +113,4 @@ def history_array(messages: Sequence[Message | None]) -> pa.ListArray:
         ],
         fields=list(HISTORY_TYPE),
     )
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=_LIST_OF_HISTORY)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=LIST_OF_HISTORY)

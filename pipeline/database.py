@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
 from app.store.frames import FrameUnpacker, PackedFrame
-from pipeline.columns import CLAIMS, ENTRY_KEYS, entries_batch
+from pipeline.columns import CLAIMS, ENTRY_KEYS
+from pipeline.entrybatch import entries_batch
 from pipeline.errors import DatabaseError
 from pipeline.manifest import Watermark
 from pipeline.roots import DIGEST_BYTES
@@ -31,7 +32,7 @@ _SQLITE, _POSTGRES = "sqlite:///", "postgresql://"
 
 _FETCH_ROWS = 256  # rows may weigh 1 MiB each
 _BATCH_ROWS = 4_096
-_PORTION_ROWS = 512  # with frames: small ones stay in the processor's cache until they are columns
+_PORTION_ROWS = 4_096  # with frames, which are taken apart together
 _PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500

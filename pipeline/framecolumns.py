@@ -1,0 +1,192 @@
+"""What only frames tell, as columns: sender, length of the content, causal history.
+
+Most frames are written plainly: version 2, each field once, strict entries. The fields of many of those
+are found at once, with numpy: a step for each field, not for each frame. Every other frame is decoded.
+Frames must be what the store once decoded, as their hashes prove: so they are well-formed, and only need
+to be taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.columns import HISTORY_TYPE, LIST_OF_HISTORY, history_array
+from sdstore.sds.codec import decode
+from sdstore.sds.model import Dialect
+
+_Offsets = NDArray[np.int64]
+_Mask = NDArray[np.bool_]
+_Bytes = NDArray[np.uint8]
+
+_PADDING = bytes(32)  # a look at the head of a field never leaves the buffer
+_VARINT_BYTES_MAX = 10
+_BYTES, _VARINT = 2, 0  # wire types
+
+
+class Told(NamedTuple):
+    """Columns of `pipeline.columns.ENTRIES`; nothing is told where there is no frame."""
+
+    sender_id: pa.Array
+    content_bytes: pa.Array
+    causal_history: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The fields of a plain message by number: of bytes, at most once or repeated, and of integers."""
+
+    once: tuple[int, ...]
+    repeated: tuple[int, ...] = ()
+    integer: tuple[int, ...] = ()
+
+
+_SENDER, _CONTENT, _HISTORY = 1, 20, 11
+_FRAME = _Layout(once=(1, 2, 3, 12, 20), repeated=(11, 13), integer=(10,))
+_ENTRY = _Layout(once=(1, 2, 3))  # message ID, retrieval hint, sender
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the fields of n messages lie: starts and ends of those that are there once, by number, and
+    (message, start, end) of each occurrence of those that are repeated. Empty where a field is absent."""
+
+    is_plain: _Mask
+    once: dict[int, tuple[_Offsets, _Offsets]]
+    repeated: dict[int, tuple[_Offsets, _Offsets, _Offsets]]
+
+
+def told(frames: Sequence[bytes | None], dialects: Sequence[int]) -> Told:
+    """The columns of `frames`, which were decoded once and found to be of these dialects."""
+    is_plain, plain = _told_plainly(frames, dialects)
+    if is_plain.all():
+        return plain
+    others = np.flatnonzero(~is_plain)
+    decoded = _told_by_decoding([frames[row] for row in others.tolist()])
+    order = pa.array(np.argsort(np.concatenate([np.flatnonzero(is_plain), others])))
+    both = zip(plain, decoded, strict=True)
+    return Told(*(pa.concat_arrays(columns).take(order) for columns in both))
+
+
+def _told_by_decoding(frames: Sequence[bytes | None]) -> Told:
+    messages = [None if frame is None else decode(frame)[0] for frame in frames]
+    return Told(
+        pa.array([each.sender_id if each else "" for each in messages], pa.string()),
+        pa.array([len(each.content) if each else 0 for each in messages], pa.int64()),
+        history_array(messages),
+    )
+
+
+def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tuple[_Mask, Told]:
+    """Which frames are plain, and the columns of those."""
+    data = np.frombuffer(b"".join([frame or b"" for frame in frames]) + _PADDING, np.uint8)
+    lengths = np.fromiter((len(frame or b"") for frame in frames), np.int64, len(frames))
+    ends = np.cumsum(lengths)
+    found = _take_apart(data, ends - lengths, ends, _FRAME)
+    is_plain = found.is_plain & ((np.asarray(dialects) == Dialect.V2) | (lengths == 0))
+    rows, entry_starts, entry_ends = found.repeated[_HISTORY]
+    entries = _take_apart(data, entry_starts, entry_ends, _ENTRY)
+    ids = entries.once[1]
+    is_plain[rows[~entries.is_plain | (ids[0] == ids[1])]] = False
+
+    kept = is_plain[rows]
+    elements = pa.StructArray.from_arrays(
+        [
+            _slices(data, entries.once[number], kept, field.type)
+            for number, field in zip(_ENTRY.once, HISTORY_TYPE, strict=True)
+        ],
+        fields=list(HISTORY_TYPE),
+    )
+    counts = np.bincount(rows[kept], minlength=len(frames))[is_plain]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    content_starts, content_ends = found.once[_CONTENT]
+    return is_plain, Told(
+        _slices(data, found.once[_SENDER], is_plain, pa.string()),
+        pa.array((content_ends - content_starts)[is_plain]),
+        pa.ListArray.from_arrays(pa.array(offsets), elements, type=LIST_OF_HISTORY),
+    )
+
+
+def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout) -> _Found:
+    """The fields of the messages from `starts` to `ends`, in each round the next of every message.
+
+    A message is plain if it has fields of the layout only.
+    """
+    is_plain = np.ones(len(starts), bool)
+    seen = np.zeros(len(starts), np.int64)  # a bit for each field
+    once = {number: (starts.copy(), starts.copy()) for number in layout.once}
+    repeated: dict[int, list[tuple[_Offsets, ...]]] = {number: [] for number in layout.repeated}
+    rows = np.flatnonzero(starts < ends)
+    at = starts[rows]
+    while len(rows):
+        tags, at, are_tags = _varints(data, at)
+        numbers, wires = tags >> 3, tags & 7
+        values, heads, are_values = _varints(data, at)
+        is_bytes = (wires == _BYTES) & np.isin(numbers, (*layout.once, *layout.repeated))
+        is_integer = (wires == _VARINT) & np.isin(numbers, layout.integer)
+        stops = np.where(is_bytes, heads + values, heads)
+        bits = np.where(np.isin(numbers, layout.repeated), 0, 1 << np.minimum(numbers, 62))
+        is_good = (
+            (is_bytes | is_integer)
+            & are_tags
+            & are_values
+            & (heads <= stops)
+            & (stops <= ends[rows])
+            & (seen[rows] & bits == 0)
+        )
+        is_plain[rows[~is_good]] = False
+        rows, numbers, heads, stops, bits = (
+            each[is_good] for each in (rows, numbers, heads, stops, bits)
+        )
+        seen[rows] |= bits
+        for number, (firsts, lasts) in once.items():
+            its = numbers == number
+            firsts[rows[its]], lasts[rows[its]] = heads[its], stops[its]
+        for number, found in repeated.items():
+            its = numbers == number
+            found.append((rows[its], heads[its], stops[its]))
+        is_left = stops < ends[rows]
+        rows, at = rows[is_left], stops[is_left]
+    return _Found(is_plain, once, {number: _in_order(each) for number, each in repeated.items()})
+
+
+def _varints(data: _Bytes, at: _Offsets) -> tuple[_Offsets, _Offsets, _Mask]:
+    """The integers at `at`, where each ends, and whether it does; large ones may be negative."""
+    values = np.zeros(len(at), np.int64)
+    goes_on = np.ones(len(at), bool)
+    ends = at.copy()
+    for place in range(_VARINT_BYTES_MAX):
+        byte = data[ends].astype(np.int64)
+        values |= np.where(goes_on, (byte & 127) << 7 * place, 0)
+        ends += goes_on
+        goes_on &= byte >= 128
+        if not goes_on.any():
+            break
+    return values, ends, ~goes_on
+
+
+def _in_order(found: Sequence[tuple[_Offsets, ...]]) -> tuple[_Offsets, _Offsets, _Offsets]:
+    empty = np.empty(0, np.int64)
+    rows, starts, ends = (
+        np.concatenate([empty, *each]) for each in (zip(*found, strict=True) if found else [()] * 3)
+    )
+    order = np.argsort(starts, kind="stable")
+    return rows[order], starts[order], ends[order]
+
+
+def _slices(
+    data: _Bytes, bounds: tuple[_Offsets, _Offsets], wanted: _Mask, type_: pa.DataType
+) -> pa.Array:
+    """The wanted ones of slices of `data`, which follow each other, as an array."""
+    starts, ends = (each[wanted] for each in bounds)
+    # What lies between two slices is a value of its own, which is then left out.
+    offsets = np.zeros(2 * len(starts) + 1, np.int32)
+    offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:].sum()
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    both = pa.Array.from_buffers(type_, 2 * len(starts), buffers)
+    return both.take(pa.array(np.arange(0, 2 * len(starts), 2)))
