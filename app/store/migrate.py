@@ -15,8 +15,6 @@ from app.store.schema import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5D5_0002
 
-_MIGRATIONS = Path(__file__).parent / "migrations"
-
 
 def migrate(url: str) -> None:
     """Upgrade in one transaction, so that a migration that is killed has not happened.
@@ -45,13 +43,22 @@ def is_current(revision: str | None) -> bool:
     return revision == SCHEMA_REVISION
 
 
+def migrations_folder() -> Path:
+    """`migrations/` inside the installed package, or at the top of the checkout."""
+    installed = Path(__file__).parent / "migrations"
+    # Names the file: a checkout that had the folder here once can still hold its empty remains.
+    return (
+        installed if (installed / "env.py").is_file() else Path(__file__).parents[2] / "migrations"
+    )
+
+
 def _upgrade(connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415 - see above
     from alembic.config import Config  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
     config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("script_location", str(migrations_folder()))
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")

@@ -1,5 +1,6 @@
 """A wheel, built and installed as a stranger would, serves."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from app.store.schema import SCHEMA_REVISION
 
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 30
@@ -59,6 +62,22 @@ def test_the_installed_command_serves(environment: Path, tmp_path: Path) -> None
         finally:
             node.terminate()
     assert node.returncode in (0, 130, 143)
+
+
+def test_the_installed_command_upgrades_a_database_of_the_first_schema(
+    environment: Path, tmp_path: Path
+) -> None:
+    shutil.copyfile(ROOT / "tests/fixtures/schemas/0001/store.db", tmp_path / "store.db")
+    told = subprocess.run(
+        [environment / "bin" / "sdstore", "migrate", "--database", "sqlite:///store.db", "--json"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    report = json.loads(told)
+    assert (report["before"], report["after"]) == ("0001", SCHEMA_REVISION)
 
 
 def test_the_library_imports_without_the_server_packages(environment: Path, tmp_path: Path) -> None:

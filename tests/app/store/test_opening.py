@@ -128,6 +128,5 @@ def test_the_migrations_make_the_tables_that_the_code_describes(tmp_path: Path) 
 
 def test_the_code_expects_the_last_migration() -> None:
     config = Config()
-    folder = Path(app.store.migrate.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(folder))
+    config.set_main_option("script_location", str(app.store.migrate.migrations_folder()))
     assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
