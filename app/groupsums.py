@@ -22,12 +22,12 @@ class GroupSums:
 
     def count(self, groups: frozenset[int] | None) -> int:
         """Elements in some groups; None: in all."""
-        self._follow()
+        self.follow()
         return int(self._counts[self._places(groups)].sum())
 
     def sums(self, groups: frozenset[int] | None) -> NDArray[np.uint64]:
         """The IDs of some groups (None: of all) added up, each 64-bit word for itself: u64[4]."""
-        self._follow()
+        self.follow()
         sums: NDArray[np.uint64] = self._sums[:, self._places(groups)].sum(axis=1)
         return sums
 
@@ -37,7 +37,8 @@ class GroupSums:
         places = np.fromiter(groups, np.int64, len(groups))
         return places[places < len(self._counts)]
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Take in the rows that came since the last call."""
         snapshot = self._index.state.snapshot
         while self._seen_count < snapshot.size:
             stop = min(self._seen_count + _ROWS_AT_ONCE, snapshot.size)

@@ -67,6 +67,7 @@ class NodeIndex:
             self._saved_count = len(self.elements)
             await self._learn_channels()
         await self.catch_up()
+        self._sums.follow()  # now, while nobody waits: the first session would pay for all rows
 
     def _caches(self) -> tuple[ViewCache, GroupSums]:
         limits = self._limits
@@ -127,15 +128,12 @@ class NodeIndex:
             raise Problem(Code.NOT_FOUND, "no such channel")
         counted = self._roots.get(number, (-1, b""))
         if counted[0] != entries_count:
-            ids = await asyncio.to_thread(self._digests, number)
-            counted = len(ids), await asyncio.to_thread(root_of, ids)
+            # The rows are chosen here, where they are inserted too; a thread reads and hashes them.
+            snapshot, rows = self.elements.rows_of((2 * number,))
+            root = await asyncio.to_thread(lambda: root_of(snapshot.ids_of(rows)))
+            counted = len(rows), root
             self._remember_root(number, *counted)
         return counted
-
-    def _digests(self, channel_number: int) -> NDArray[np.uint8]:
-        groups = frozenset((2 * channel_number,))
-        view = self.elements.view(_PLAIN_KEY, groups, ALL_ORDERS)
-        return view.elements(WHOLE)[1]
 
     def _remember_root(self, channel_number: int, entries_count: int, root: bytes) -> None:
         self._roots[channel_number] = (entries_count, root)
@@ -150,6 +148,7 @@ class NodeIndex:
         if int(columns.groups.max()) // 2 > self._last_channel_number:
             await self._learn_channels()
         self.elements.insert(columns.orders, columns.ids, columns.groups)
+        self._sums.follow()
         self._position = Position(*columns.next)
         return True
 

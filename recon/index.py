@@ -3,9 +3,10 @@
 The base holds columns and an order, no sums: summaries belong to a session's view. Small inserts
 wait in a set until there are enough for a run, so that a single insert costs microseconds.
 
-Thread rule: one thread inserts; one other thread may call `len` and make, refresh and use views.
-Everything a reader sees hangs on one reference (`state`), replaced at the end of an insert, so a
-batch becomes visible as a whole.
+Thread rule: one thread inserts; any thread may call `len`, look up rows, and make views. A view
+belongs to the thread that uses it. Reading changes nothing here: everything a reader sees hangs on
+one reference (`state`, and the segments of `postings`), replaced as a whole by the inserting thread,
+so a batch becomes visible as a whole.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class RangeIndex:
         self._pending: set[tuple[int, bytes]] = set()
         self.postings = Postings()
         self.state = IndexState(self._store.snapshot, runs, self._store.snapshot.size)
+        self.postings.extend(self._store.snapshot)
 
     @classmethod
     def from_sorted(cls, orders: U64, ids: U8, groups: U32) -> RangeIndex:
@@ -73,6 +75,14 @@ class RangeIndex:
         """The elements of `groups` (None: all) in `window`, hashed under `key`; grows with the set."""
         return View(self, key, None if groups is None else frozenset(groups), window)
 
+    def rows_of(self, groups: Collection[int]) -> tuple[Snapshot, U32]:
+        """The rows of some groups as of now, in no order, and the snapshot that holds them.
+
+        Both stay as they are: another thread may read the columns of the rows.
+        """
+        snapshot = self.state.snapshot
+        return snapshot, self.postings.rows_of(snapshot, groups, snapshot.size)
+
     def insert(self, orders: U64, ids: U8, groups: U32) -> int:
         """Add elements: orders u64[n], ids u8[n, 32], groups u32[n]. Returns how many were new.
 
@@ -80,9 +90,12 @@ class RangeIndex:
         """
         _check_columns(orders, ids, groups)
         if len(orders) + len(self._pending) <= PENDING_MAX:
-            return self._insert_few(orders, ids, groups)
-        self._sort_pending()
-        return self._insert_many(orders, np.ascontiguousarray(ids), groups)
+            count = self._insert_few(orders, ids, groups)
+        else:
+            self._sort_pending()
+            count = self._insert_many(orders, np.ascontiguousarray(ids), groups)
+        self.postings.extend(self._store.snapshot)
+        return count
 
     def _insert_few(self, orders: U64, ids: U8, groups: U32) -> int:
         new = []

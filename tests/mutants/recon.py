@@ -80,6 +80,8 @@ FAULTS = [
     _fault("views of groups do not grow", "view", "mine &= np.isin(news.groups, self._wanted)", "mine &= False", _INDEX),
     _fault("the tail is forgotten in the total", "view", "low, high = self._tail_sums\n        for run", "low, high = 0, 0\n        for run", _INDEX),
     _fault("the cache grows for ever", "cache", "total > self._bytes_max", "False", _INDEX),
+    _fault("segments of rows are seen half merged", "postings", "            new, segments = _merged(segments[-1], new), segments[:-1]\n", "            new, segments = _merged(segments[-1], new), segments[:-1]\n            self._segments = (*self._segments, new)\n", (_T.format("index"),)),
+    _fault("rows that came later are in an older snapshot", "postings", "return rows[rows < stop] if covered > stop else rows", "return rows", (_T.format("index"),)),
     # Fetching
     _fault("anything that arrives is accepted", "fetch", "at = at if inside and (some is None or name in some) else _NOWHERE", "pass", (_T.format("fetch"),)),
     _fault("short ids are not compared", "fetch", "at = at if inside and (some is None or name in some) else _NOWHERE", "at = at if inside else _NOWHERE", (_T.format("fetch"),)),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +16,7 @@ from recon.cache import ViewCache
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
 from recon.limits import VIEW_BYTES, VIEW_ELEMENT_BYTES
+from recon.postings import SCAN_ROWS_MAX
 from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
 from recon.runs import NO_SUMS, Run
 from recon.session import SessionKey
@@ -142,3 +148,65 @@ def test_the_cache_of_views_is_bounded_and_keeps_what_was_used_last() -> None:
     assert not cache.holds(keys[0], None, ALL_ORDERS)
     insert(index, crowd(2, 30, 100))
     assert len(cache.get(keys[3], None, ALL_ORDERS)) == 130
+
+
+@pytest.fixture
+def threads_in_turns() -> Iterator[ThreadPoolExecutor]:
+    """Threads that take turns as often as the interpreter lets them."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            yield threads
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_rows_and_views_of_groups_are_right_in_every_thread_while_the_set_grows(
+    threads_in_turns: ThreadPoolExecutor,
+) -> None:
+    rng, groups_count, batch = np.random.default_rng(1), 40, 10_000
+    for _ in range(3):
+        index = RangeIndex()
+
+        def is_whole(group: int, index: RangeIndex = index) -> bool:
+            snapshot, rows = index.rows_of((group,))
+            view = index.view(KEY, (group,), ALL_ORDERS)
+            found = view.elements(WHOLE)[0]
+            expected = np.arange(group, snapshot.size, groups_count)
+            are_all = np.array_equal(np.sort(rows), expected)
+            # What came since is in the view, each element once, and the batch as a whole.
+            return (
+                are_all
+                and len(found) * groups_count % batch == 0
+                and np.array_equal(found, np.arange(len(found)) * groups_count + group)
+            )
+
+        for start in range(0, 12 * batch, batch):
+            orders = np.arange(start, start + batch, dtype=np.uint64)
+            ids = rng.integers(0, 256, (batch, 32), dtype=np.uint8)
+            asked = [threads_in_turns.submit(is_whole, group) for group in range(groups_count)]
+            index.insert(orders, ids, (orders % groups_count).astype(np.uint32))
+            assert all(each.result() for each in asked)
+
+
+def test_elements_that_wait_unsorted_are_in_a_view_once_also_where_a_segment_covers_them() -> None:
+    index, ids = RangeIndex(), np.random.default_rng(1).integers(0, 256, (SCAN_ROWS_MAX + 9, 32))
+    ids, orders = ids.astype(np.uint8), np.arange(SCAN_ROWS_MAX + 9, dtype=np.uint64)
+    groups = (orders % 40).astype(np.uint32)
+    for part in (slice(SCAN_ROWS_MAX - 9), slice(SCAN_ROWS_MAX - 9, None)):
+        index.insert(orders[part], ids[part], groups[part])
+    found = index.view(KEY, (20,), ALL_ORDERS).elements(WHOLE)[0]
+    assert found.tolist() == orders[groups == 20].tolist()
+
+
+def test_choosing_the_rows_of_a_group_costs_what_the_group_holds() -> None:
+    count, groups_count = 1_000_000, 1_000
+    ids = np.random.default_rng(1).integers(0, 256, (count, 32), dtype=np.uint8)
+    groups = np.arange(count, dtype=np.uint32) % groups_count
+    index = RangeIndex.from_sorted(np.arange(count, dtype=np.uint64), ids, groups)
+    start_s = time.process_time()
+    for group in range(groups_count):
+        assert len(index.rows_of((group,))[1]) == count // groups_count
+    # A scan takes a millisecond each; the rows of a thousand groups are found in some 50 ms.
+    assert time.process_time() - start_s < 0.4
