@@ -65,7 +65,7 @@ class Code(StrEnum):
     NOT_READY = "not_ready"
     DISK_FULL = "disk_full"
     STORE_UNAVAILABLE = "store_unavailable"
-    FRAME_DAMAGED = "frame_damaged"
+    CONTENT_LOST = "content_lost"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -115,7 +115,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.NOT_READY: (503, "The node is not ready"),
     Code.DISK_FULL: (507, "The store has no room left"),
     Code.STORE_UNAVAILABLE: (503, "The database cannot be reached"),
-    Code.FRAME_DAMAGED: (500, "The stored frame is damaged"),
+    Code.CONTENT_LOST: (503, "The content of this message is lost here"),
     Code.INTERNAL_ERROR: (500, "An internal error"),
 }
 

@@ -18,18 +18,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.ingest.records import Committed
 from app.limits import Limits
-from app.store.records import MetId, WriteResult
+from app.store.records import MetId, Rechecked, WriteResult
 from app.store.store import Store
 
 Listener = Callable[[list[Committed]], None]
 Written = WriteResult | Problem
-Answer = list[Written] | Problem
-"""To one job: a result for each entry, or the fault that all of its group share."""
+Answer = list[Written] | Rechecked | Problem
+"""To one job: a result for each entry, what became of frames that were read again, or the fault that
+all of its group share."""
 
 RETRY_AFTER_S = 1
 """What an overloaded writer asks its callers to wait: it empties its queue in about two seconds."""
@@ -56,17 +58,18 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What one caller wants written, and the future that waits for it."""
+    """What one caller wants written or read again, and the future that waits for it."""
 
     entries: Sequence[NewEntry]
     met: Sequence[MetId]
     refused: Sequence[bytes]
-    future: asyncio.Future[list[Written]]
+    doubted: Sequence[int]
+    future: asyncio.Future[Any]
     bytes: int
 
     @property
     def items(self) -> int:
-        return len(self.entries) + len(self.met) + len(self.refused)
+        return len(self.entries) + len(self.met) + len(self.refused) + len(self.doubted)
 
 
 class GroupCommitter:
@@ -95,6 +98,7 @@ class GroupCommitter:
             target=self._run, args=(self._loop,), name="sdstore-writer", daemon=True
         )
         self._thread.start()
+        self._store.recheck_with(self.recheck)
 
     async def close(self) -> None:
         """Write what waits, then stop."""
@@ -115,10 +119,23 @@ class GroupCommitter:
         Raises `Problem`: OVERLOADED where the queue has no room for all of it, DISK_FULL and
         STORE_UNAVAILABLE where the whole group could not be written.
         """
+        size = sum(len(entry.frame) for entry in entries)
+        written: list[Written] = await self._done(
+            _Job(entries, met, refused, (), self._new_future(), size)
+        )
+        return written
+
+    async def recheck(self, seqs: Sequence[int]) -> Rechecked:
+        """Have the writer read frames again, and mark or unmark each as lost. Raises as `submit`."""
+        rechecked: Rechecked = await self._done(_Job((), (), (), seqs, self._new_future(), 0))
+        return rechecked
+
+    def _new_future(self) -> asyncio.Future[Any]:
         if self._loop is None or self._closing:
             raise Problem(Code.NOT_READY, "the writer is not running")
-        size = sum(len(entry.frame) for entry in entries)
-        job = _Job(entries, met, refused, self._loop.create_future(), size)
+        return self._loop.create_future()
+
+    async def _done(self, job: _Job) -> Any:
         self._admit(job)
         # A caller that goes away does not take back what was handed over.
         return await asyncio.shield(job.future)
@@ -145,7 +162,12 @@ class GroupCommitter:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while group := self._next_group():
-            loop.call_soon_threadsafe(self._finish, group, self._write_or_retry(group))
+            writing = [job for job in group if not job.doubted]
+            reading = [job for job in group if job.doubted]
+            if writing:
+                loop.call_soon_threadsafe(self._finish, writing, self._write_or_retry(writing))
+            for job in reading:
+                loop.call_soon_threadsafe(self._finish, [job], [self._recheck(job)])
 
     def _next_group(self) -> list[_Job]:
         """Everything that waits, up to the bounds of a group; nothing at the end."""
@@ -205,6 +227,15 @@ class GroupCommitter:
         counters.bytes += sum(job.bytes for job in group)
         counters.largest_group = max(counters.largest_group, len(entries))
         return [[next(results) for _ in job.entries] for job in group]
+
+    def _recheck(self, job: _Job) -> Answer:
+        try:
+            return self._store.recheck(job.doubted)
+        except Problem as problem:
+            return problem
+        except Exception:  # noqa: BLE001 - whatever it is, the caller gets an answer
+            _log.exception("frames could not be read again")
+            return Problem(Code.INTERNAL_ERROR, "the frames could not be read again")
 
     def _write_rows(self, job: _Job) -> list[Written]:
         self._attempt((), job.met, job.refused)

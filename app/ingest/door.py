@@ -108,6 +108,7 @@ def _met(relayed: Relayed) -> list[MetId]:
 def _stored(entry: NewEntry, written: Written) -> Outcome | Problem:
     if isinstance(written, Problem):
         return written
-    kind = OutcomeKind.STORED if written.is_new else OutcomeKind.DUPLICATE
+    is_stored = written.is_new or written.is_mended
+    kind = OutcomeKind.STORED if is_stored else OutcomeKind.DUPLICATE
     message = entry.message
     return Outcome(kind, message.message_id, message.channel_id, entry.digest)

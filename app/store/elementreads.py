@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.store.database import Database
-from app.store.records import ElementColumns
+from app.store.groupwriter import PREFIX_BYTES
+from app.store.records import ContentState, ElementColumns, LostElement
 from app.store.sql import Row
 from app.store.statements import ReadStatements
 from sdstore.sds.digest import order_value
@@ -51,6 +52,26 @@ class ElementReads:
         """Which of these digests a local policy refused lately."""
         rows = await self._database.among(self._statements.refused, digests)
         return {row[0] for row in rows}
+
+    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, ContentState]:
+        """Entries that are here and cannot be served, by digest."""
+        prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
+        rows = await self._database.among(self._statements.lost_by_digest, prefixes)
+        lost = {row[0] for row in rows}
+        return {digest: ContentState.LOST for digest in digests if digest in lost}
+
+    async def lost(self, limit: int, after: int) -> list[LostElement]:
+        """Lost entries with sequence numbers above `after`, in their order."""
+        rows = await self._database.rows(self._statements.lost_elements, after=after, limit=limit)
+        return [
+            LostElement(order_value(lamport), digest, channel_no, seq)
+            for seq, channel_no, lamport, digest in rows
+        ]
+
+    async def lost_count(self) -> int:
+        """How many entries are marked as lost."""
+        ((count,),) = await self._database.rows(self._statements.lost_count)
+        return int(count)
 
 
 def _columns(

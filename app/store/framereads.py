@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.store.database import Database
 from app.store.entryrows import ENTRY_WIDTH, entry_of
 from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.records import Rechecked
 from app.store.sql import Row
 from app.store.statements import ReadStatements
 
+Recheck = Callable[[Sequence[int]], Awaitable[Rechecked]]
+
+_log = logging.getLogger(__name__)
 _MISSING = (None, None, None)
+
+MARKS_REMEMBERED_MAX = 65_536
+"""Lost entries that a reader remembers: 6 MiB. The verification reads the others again."""
 
 
 class FrameReads:
-    """The frames of one open store."""
+    """The frames of one open store.
+
+    `recheck` is given the sequence numbers of frames that could not be read, or could although they
+    are marked as lost: the writer reads them again and marks or unmarks them. The store's user sets
+    it; None where nobody writes. `lost` are those that are known to be marked, for a reader's own use:
+    the table says which are.
+    """
 
     def __init__(self, database: Database, statements: ReadStatements) -> None:
+        self.recheck: Recheck | None = None
+        self.lost: set[int] = set()
         self._database = database
         self._statements = statements
         self._unpacker = FrameUnpacker()
 
     async def entry(self, row: Row) -> Entry:
-        """The entry of a row that goes on with the columns of its frame; FRAME_DAMAGED."""
-        packed = _packed(row, row[ENTRY_WIDTH:])
-        frame = self._unpacker.unpack_at_hand(packed)
-        if frame is None:
-            frame = (await self._unpack([packed])).get(packed.seq)
-        if frame is None:
-            raise damaged(row[4])
-        return entry_of(row, frame)
+        """The entry of a row that goes on with the columns of its frame; CONTENT_LOST."""
+        frame = self._unpacker.unpack_at_hand(_packed(row, row[ENTRY_WIDTH:]))
+        if frame is not None and not self.lost:
+            return entry_of(row, frame)
+        entries = await self.entries([row])
+        if not entries:
+            raise content_lost(row[4])
+        return entries[0]
 
     async def entries(self, rows: Sequence[Row]) -> list[Entry]:
-        """The entries of these rows, in their order; those with a damaged frame are left out.
+        """The entries of these rows, in their order; those whose frames cannot be read are left out.
 
         Frames that the rows do not bring along are asked for.
         """
@@ -44,7 +60,24 @@ class FrameReads:
         frames = await self._unpack(
             [_packed(row, columns.get(row[0]) or row[ENTRY_WIDTH:] or _MISSING) for row in rows]
         )
+        if len(frames) < len(rows) or self.lost:
+            await self._settle([row[0] for row in rows], frames)
         return [entry_of(row, frames[row[0]]) for row in rows if row[0] in frames]
+
+    async def _settle(self, seqs: Sequence[int], frames: Mapping[int, bytes]) -> None:
+        """Have marks brought up to date where they are not what was just read."""
+        doubted = [seq for seq in dict.fromkeys(seqs) if (seq in frames) == (seq in self.lost)]
+        if not doubted or self.recheck is None:
+            return
+        try:
+            found = await self.recheck(doubted)
+        except Problem as problem:
+            # Nothing is known of it then; whoever reads it next asks again.
+            _log.warning("frames that cannot be read were not marked: %s", problem)
+            return
+        self.lost -= found.whole
+        if len(self.lost) < MARKS_REMEMBERED_MAX:
+            self.lost |= found.lost
 
     async def references_in_doubt(self, limit: int) -> list[int]:
         """Sequence numbers of references of whose two copies one is damaged or gone. Reads all."""
@@ -64,11 +97,12 @@ class FrameReads:
             return frames
 
 
-def damaged(digest: bytes) -> Problem:
+def content_lost(digest: bytes) -> Problem:
     """The refusal to serve a frame that no copy gives back."""
     return Problem(
-        Code.FRAME_DAMAGED,
-        f"the frame of entry {digest.hex()} is damaged here; `sdstore check --deep` lists all such",
+        Code.CONTENT_LOST,
+        f"the stored frame of entry {digest.hex()} cannot be read; publish it again or sync with a "
+        f"node that has it (`sdstore check --deep` lists all such)",
     )
 
 

@@ -46,6 +46,7 @@ _SMALL_LEVEL = 1  # 0.3 % larger than level 3 for frames of 300 bytes, in 60 % o
 _REFERENCE_LEVEL = 1  # the same size as higher levels where nearly all is one long match
 _DECOMPRESSOR_BYTES = 160 * 1024  # zstd's own state
 _DEPTH_MAX = 2  # a frame, its reference, the base of that
+_RECOVERY_DEPTH_MAX = 4  # a mended frame that had dependents may itself need two others
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +158,11 @@ class FrameUnpacker:
         """One frame if nothing needs to be asked for: the hot path of reading."""
         return self._proved(packed, self._references)
 
+    def forget_references(self) -> None:
+        """Read every reference from the database again: those in memory prove nothing about it."""
+        self._references.clear()
+        self._references_bytes = 0
+
     # ---- as long as everything is well
 
     def _unpack_step(
@@ -247,7 +253,7 @@ class FrameUnpacker:
             return frame
         rows = yield from self._copies(packed.seq)
         for _, codec, reference_no, data in rows:
-            contents = yield from self._contents(reference_no, _DEPTH_MAX)
+            contents = yield from self.contents(reference_no, _RECOVERY_DEPTH_MAX)
             for content in contents or [b""]:
                 dictionary = _Dictionary(content)
                 frame = self._decoded(codec, dictionary, data, packed.frame_bytes)
@@ -265,13 +271,15 @@ class FrameUnpacker:
             self._damages_told.add(seq)
             _log.error(damage, seq)
 
-    def _contents(self, seq: int | None, depth: int) -> Generator[Ask, list[FrameRow], list[bytes]]:
-        """Everything that the copies of a reference may mean."""
+    def contents(
+        self, seq: int | None, depth: int = _RECOVERY_DEPTH_MAX
+    ) -> Generator[Ask, list[FrameRow], list[bytes]]:
+        """Everything that the copies of a reference may mean, proved or not."""
         if seq is None or not depth:
             return []
         found: dict[bytes, None] = {}
         for _, codec, reference_no, data in (yield from self._copies(seq)):
-            bases = yield from self._contents(reference_no, depth - 1)
+            bases = yield from self.contents(reference_no, depth - 1)
             for base in bases or [b""]:
                 content = self._decoded(codec, _Dictionary(base), data, REFERENCE_BYTES_MAX)
                 if content is not None:

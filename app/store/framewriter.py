@@ -9,14 +9,17 @@ rise. Nothing here is remembered that was not committed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from app.entries import NewEntry
 from app.store.database import Transaction
 from app.store.frames import (
+    Ask,
     FramePacker,
+    FrameRow,
     FrameUnpacker,
     PackedFrame,
     Reference,
@@ -24,17 +27,38 @@ from app.store.frames import (
     is_referable,
 )
 from app.store.records import WriteResult
+from app.store.schema import FORMER_REFERENCE
 from app.store.sql import Row
 from app.store.writestatements import CHANNEL_REFERENCES_MAX, WriteStatements
+from sdstore.sds.digest import frame_hash
 
 CHANNELS_BYTES_MAX = 64 * 1024 * 1024
 """References ready for writing: some 50 conversations at once; another one is read again."""
 
 _REFERENCE_BYTES = 256 * 1024  # zstd's own state
 
+LOST_NEAR_MAX = 8_192
+"""Lost frames around a mended one that are looked at: a reference and most of what needs it came
+in one group or soon after it. The verification reads the others."""
+
 _SEQ, _REFERENCE_NO = 2, 6  # columns of `latest_references`
 
+T = TypeVar("T")
 Written = tuple[NewEntry, WriteResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A frame for an entry whose own cannot be read; `is_same` if it is that frame, byte for byte.
+
+    `is_reference`: others are known to be compressed against the one that cannot be read.
+    """
+
+    seq: int
+    channel_no: int
+    frame: bytes
+    is_same: bool
+    is_reference: bool = False
 
 
 @dataclass(slots=True)
@@ -129,8 +153,75 @@ class FrameWriter:
         transaction.many(self._statements.insert_copies, copies)
 
     def forget(self) -> None:
-        """Called when a group was rolled back: its references are not there."""
+        """Called when a group was rolled back or a frame is lost: references may not be there."""
         self._channels.clear()
+
+    def remembered(self, lost: Mapping[int, PackedFrame]) -> list[Lost]:
+        """Those lost frames that are references in memory, which nothing happened to."""
+        found = {}
+        for channel_no, channel in self._channels.items():
+            for known in channel.known:
+                for each in (known, known.base):
+                    if each is not None and (packed := lost.get(each.frames.seq)) is not None:
+                        frame = each.frames.frame
+                        if frame_hash(frame) == packed.frame_hash:
+                            found[packed.seq] = Lost(packed.seq, channel_no, frame, True, True)
+        return list(found.values())
+
+    # ---- lost frames that came again
+
+    def mend(self, transaction: Transaction, lost: Sequence[Lost]) -> set[int]:
+        """Remove the rows of lost frames and restore those that others are compressed against.
+
+        Such a frame is stored by itself, in both copies; one that differs from the lost one is no
+        reference: what is left of the lost one stays the second copy, for dependents that can still
+        be read. Returns the sequence numbers of the others, to be written as new ones are.
+        """
+        self.forget()
+        statements, seqs = self._statements, [each.seq for each in lost]
+        first = {row[0] for row in transaction.among(statements.frames, seqs)}
+        second = {row[0] for row in transaction.among(statements.references, seqs)}
+        former = {row[0] for row in transaction.among(statements.former_here, seqs)}
+        channels = sorted({each.channel_no for each in lost})
+        needed = {row[0] for row in transaction.among(statements.bases, channels)}
+        needed |= self._references_of_lost(transaction, min(seqs))
+        rows: list[Row] = []
+        copies: list[Row] = []
+        others: set[int] = set()
+        for each in lost:
+            is_reference = (
+                each.is_reference
+                or each.seq in second
+                or each.seq in needed
+                # whether it was one, nothing tells
+                or (each.seq not in first and is_referable(each.frame))
+            )
+            if not is_reference:
+                others.add(each.seq)
+                continue
+            stored = self._packer.pack(each.frame)
+            rows.append((each.seq, *stored))
+            if each.seq in former:
+                continue
+            if each.is_same:
+                copies.append((each.seq, each.channel_no, *stored))
+            elif contents := _answered(transaction, statements, FrameUnpacker().contents(each.seq)):
+                copies.append((each.seq, FORMER_REFERENCE, *self._packer.pack(contents[0])))
+        transaction.many(statements.delete_frames, [(seq,) for seq in seqs])
+        transaction.many(statements.delete_copies, [(seq,) for seq in seqs if seq not in former])
+        transaction.many(statements.insert_frames, rows)
+        transaction.many(statements.insert_copies, copies)
+        return others
+
+    def _references_of_lost(self, transaction: Transaction, first_seq: int) -> set[int]:
+        """What lost frames were compressed against, as far as they came with `first_seq` or later."""
+        near = transaction.rows(
+            self._statements.lost_elements,
+            after=first_seq - LOST_NEAR_MAX,
+            limit=LOST_NEAR_MAX,
+        )
+        rows = transaction.among(self._statements.frames, [row[0] for row in near])
+        return {row[2] for row in rows if row[2] is not None}
 
     def _trim(self) -> None:
         size = sum(channel.bytes for channel in self._channels.values())
@@ -210,7 +301,7 @@ class FrameWriter:
         missing = {row[_REFERENCE_NO] for row in latest} - {row[_SEQ] for row in latest} - {None}
         rows = [*transaction.among(statements.references_named, sorted(missing)), *latest]
         packed = [PackedFrame(*row[_SEQ:]) for row in rows]
-        frames = self._unpacked(transaction, packed)
+        frames = _answered(transaction, statements, FrameUnpacker().unpack(packed))
         known: dict[int, Known] = {}
         for channel_no, lamport, seq, _, _, _, base_no, data in rows:
             if seq not in frames or (base_no is not None and base_no not in known):
@@ -231,19 +322,33 @@ class FrameWriter:
             if not channel.seqs <= here:
                 del self._channels[number]
 
-    def _unpacked(
-        self, transaction: Transaction, packed: Sequence[PackedFrame]
-    ) -> dict[int, bytes]:
-        unpacking = FrameUnpacker().unpack(packed)
-        statements = self._statements
-        try:
-            ask = next(unpacking)
-            while True:
-                query = statements.references if ask.of_references else statements.frames
-                ask = unpacking.send(transaction.among(query, ask.seqs))
-        except StopIteration as end:
-            frames: dict[int, bytes] = end.value
-            return frames
+
+def read_frames(
+    transaction: Transaction,
+    statements: WriteStatements,
+    unpacker: FrameUnpacker,
+    seqs: Sequence[int],
+) -> tuple[dict[int, bytes], dict[int, PackedFrame]]:
+    """The frames of entries as a transaction finds them, and the rows of those it cannot read."""
+    packed = [PackedFrame(*row) for row in transaction.among(statements.held, seqs)]
+    found = _answered(transaction, statements, unpacker.unpack(packed))
+    return found, {each.seq: each for each in packed if each.seq not in found}
+
+
+def _answered(
+    transaction: Transaction,
+    statements: WriteStatements,
+    asking: Generator[Ask, list[FrameRow], T],
+) -> T:
+    """What an unpacker finds that is given the rows it asks for."""
+    try:
+        ask = next(asking)
+        while True:
+            query = statements.references if ask.of_references else statements.frames
+            ask = asking.send(transaction.among(query, ask.seqs))
+    except StopIteration as end:
+        found: T = end.value
+        return found
 
 
 def _in_log_order(written: Written) -> tuple[int, int, int]:

@@ -12,10 +12,11 @@ from itertools import repeat
 
 from app.entries import Claim, NewEntry
 from app.limits import Limits
-from app.store.database import Database, Transaction
-from app.store.framewriter import FrameWriter
+from app.store.database import Database, Transaction, chunks
+from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.framewriter import LOST_NEAR_MAX, FrameWriter, Lost, Written, read_frames
 from app.store.keys import Keys
-from app.store.records import MetId, NewClaim, WriteResult
+from app.store.records import MetId, NewClaim, Rechecked, WriteResult
 from app.store.references import Reference, ReferenceWriter
 from app.store.sql import Row
 from app.store.writestatements import write_statements
@@ -23,6 +24,9 @@ from sdstore.sds.digest import claim_id
 
 CHANNEL_NUMBERS_MAX = 65_536
 """Channels whose numbers the writer remembers; another one costs a query."""
+
+FRAMES_PER_READ = 256
+"""Stored frames that are read at a time to see whether they are whole."""
 
 PREFIX_BYTES = 8
 
@@ -36,10 +40,12 @@ class Group:
     last_history_no: int
     last_channel_no: int
     has_missing: bool
+    has_lost: bool
     received_at_ms: int
     known: dict[bytes, WriteResult] = field(default_factory=dict)
     channel_numbers: dict[str, int] = field(default_factory=dict)
     written: list[tuple[NewEntry, WriteResult]] = field(default_factory=list)
+    mended: set[int] = field(default_factory=set)
 
 
 class GroupWriter:
@@ -54,6 +60,7 @@ class GroupWriter:
         self._now_ms = now_ms
         self._statements = write_statements(database.sql, limits)
         self._frames = FrameWriter(self._statements)
+        self._unpacker = FrameUnpacker()
         self._references = ReferenceWriter(self._statements, keys, limits)
         self._channel_numbers: dict[str, int] = {}
 
@@ -75,7 +82,10 @@ class GroupWriter:
                 self._number_channels(transaction, group, entries, met)
                 numbered = zip(entries, repeat(None) if seqs is None else seqs, strict=False)
                 results = [self._decide(group, *each) for each in numbered]
-                self._insert(transaction, group)
+                mended = self._mend(transaction, group, entries)
+                self._insert(transaction, group, mended)
+                if group.mended:
+                    self._retry_near(transaction, group.mended)
                 claims = self._write_claims(transaction, group, _wanted_claims(_claims(entries)))
                 settled = self._references.write(transaction, group, met)
                 self._write_refused(transaction, refused)
@@ -84,7 +94,31 @@ class GroupWriter:
             raise
         self._remember(group)
         self._references.remember(settled)
+        for position, result in enumerate(results) if group.mended else ():
+            # As of a new entry, the first copy of a group is stored and the others are duplicates.
+            if result.seq in group.mended:
+                group.mended.discard(result.seq)
+                results[position] = result._replace(is_mended=True)
         return _with_claims(entries, results, claims)
+
+    def recheck(self, seqs: Sequence[int]) -> Rechecked:
+        """Read frames again that were read with a wrong hash: mark those that are lost, unmark others.
+
+        One transaction, in which nobody else writes: a fault of the database marks nothing.
+        """
+        with self._database.transaction() as transaction:
+            unreadable = self._unreadable(transaction, seqs)
+            if remembered := self._frames.remembered(unreadable):
+                self._frames.mend(transaction, remembered)
+                unreadable = self._unreadable(transaction, list(unreadable))
+            if unreadable:
+                self._frames.forget()
+            marked = {row[0] for row in transaction.among(self._statements.lost_here, seqs)}
+            found_at_ms = self._now_ms()
+            new = [(seq, found_at_ms) for seq in sorted(unreadable.keys() - marked)]
+            transaction.many(self._statements.insert_lost, new)
+            self._unmark(transaction, marked - unreadable.keys())
+        return Rechecked(frozenset(unreadable), frozenset(seqs) - unreadable.keys())
 
     def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
         """Write claims on entries that are here, by digest; how many are new. Others are passed over."""
@@ -102,10 +136,12 @@ class GroupWriter:
             self._references.settle(transaction, group, dict.fromkeys(references))
 
     def _begin(self, transaction: Transaction) -> Group:
-        seq, claim_no, history_no, channel_no, has_missing = transaction.rows(
+        seq, claim_no, history_no, channel_no, has_missing, has_lost = transaction.rows(
             self._statements.numbers
         )[0]
-        return Group(seq, claim_no, history_no, channel_no, bool(has_missing), self._now_ms())
+        return Group(
+            seq, claim_no, history_no, channel_no, bool(has_missing), bool(has_lost), self._now_ms()
+        )
 
     def _find_known(self, transaction: Transaction, group: Group, wanted: set[bytes]) -> None:
         prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})
@@ -143,10 +179,67 @@ class GroupWriter:
         group.known[entry.digest] = result
         return result
 
-    def _insert(self, transaction: Transaction, group: Group) -> None:
+    # ---- frames that cannot be read
+
+    def _unreadable(
+        self, transaction: Transaction, seqs: Sequence[int]
+    ) -> dict[int, PackedFrame]:
+        """Those of these entries whose frames were read twice, with a wrong outcome each time."""
+        unreadable: dict[int, PackedFrame] = {}
+        for part in chunks(seqs, FRAMES_PER_READ):
+            self._unpacker.forget_references()
+            _, doubted = read_frames(transaction, self._statements, self._unpacker, part)
+            if doubted:
+                again = FrameUnpacker()
+                unreadable |= read_frames(transaction, self._statements, again, list(doubted))[1]
+        return unreadable
+
+    def _mend(
+        self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
+    ) -> list[Written]:
+        """Make room for frames whose entries are here and cannot be read; returns those to be written."""
+        held: dict[int, tuple[NewEntry, WriteResult]] = {}
+        for entry in entries:
+            known = group.known[entry.digest]
+            if not known.is_new:
+                held.setdefault(known.seq, (entry, known))
+        if not held:
+            return []
+        unreadable = self._unreadable(transaction, list(held))
+        if group.has_lost:
+            # Those that are whole are not lost, whatever was found earlier.
+            self._unmark(transaction, held.keys())
+        if not unreadable:
+            return []
+        group.mended.update(unreadable)
+        lost: list[Lost] = []
+        hashes: list[Row] = []
+        for seq, packed in unreadable.items():
+            entry, known = held[seq]
+            is_same = entry.frame_hash == packed.frame_hash
+            lost.append(Lost(seq, known.channel_no, entry.frame, is_same))
+            if not is_same:
+                hashes.append((len(entry.frame), int(entry.dialect), entry.frame_hash, seq))
+        transaction.many(self._statements.replace_hash, hashes)
+        return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
+
+    def _retry_near(self, transaction: Transaction, mended: set[int]) -> None:
+        """Lost frames may have been compressed against one that is here again: unmark those."""
+        near = transaction.rows(
+            self._statements.lost_elements, after=min(mended) - LOST_NEAR_MAX, limit=LOST_NEAR_MAX
+        )
+        seqs = [row[0] for row in near]
+        self._unmark(transaction, set(seqs) - self._unreadable(transaction, seqs).keys())
+
+    def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
+        transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])
+
+    def _insert(
+        self, transaction: Transaction, group: Group, mended: Sequence[Written]
+    ) -> None:
         rows = [self._message_row(entry, result) for entry, result in group.written]
         transaction.many(self._statements.insert_messages, rows)
-        self._frames.write(transaction, group.written)
+        self._frames.write(transaction, [*group.written, *mended])
         transaction.many(self._statements.count_channels, _channel_rows(group))
 
     def _message_row(self, entry: NewEntry, result: WriteResult) -> Row:

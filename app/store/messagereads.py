@@ -9,7 +9,7 @@ from app.entries import Entry
 from app.limits import Limits
 from app.store.database import Database, chunks
 from app.store.entryrows import ENTRY_WIDTH
-from app.store.framereads import FrameReads, damaged
+from app.store.framereads import FrameReads, content_lost
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.hintreads import HintReads
 from app.store.keys import Keys
@@ -49,7 +49,7 @@ class MessageReads:
         self._limits = limits
 
     async def find(self, message_id: str, channel_id: str | None) -> Found | None:
-        """The entry served under an ID, and the digests of all that bear it; FRAME_DAMAGED."""
+        """The entry served under an ID, and the digests of all that bear it; CONTENT_LOST."""
         key = self._keys.of_text(message_id)
         if channel_id is None:
             rows = await self._database.single(self._statements.find, (key, message_id))
@@ -65,11 +65,11 @@ class MessageReads:
         return Found(entry, tuple(digest for _, _, digest in matches))
 
     async def entry(self, digest: bytes) -> Entry | None:
-        """The entry with a digest; FRAME_DAMAGED."""
+        """The entry with a digest; CONTENT_LOST."""
         rows = await self._rows([digest])
         entries = await self._frames.entries(rows)
         if rows and not entries:
-            raise damaged(digest)
+            raise content_lost(digest)
         return entries[0] if entries else None
 
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -33,14 +34,41 @@ class NewClaim:
     element_id: bytes
 
 
+class ContentState(Enum):
+    """Why the content of an entry that is here cannot be served."""
+
+    LOST = "lost"
+    """Its frame was read twice and was wrong each time, or is gone."""
+
+
+class LostElement(NamedTuple):
+    """An entry whose content is lost, as reconciliation knows it: its order value and digest."""
+
+    order: int
+    digest: bytes
+    channel_no: int
+    seq: int
+
+
+class Rechecked(NamedTuple):
+    """Sequence numbers of frames that were read again: those that are lost, and those that are not."""
+
+    lost: frozenset[int]
+    whole: frozenset[int]
+
+
 class WriteResult(NamedTuple):
-    """What became of one entry of a group. `received_at_ms` is that of the first copy."""
+    """What became of one entry of a group. `received_at_ms` is that of the first copy.
+
+    `is_mended`: the entry was here, its content was lost, and is here again.
+    """
 
     seq: int
     channel_no: int
     received_at_ms: int
     is_new: bool
     new_claims: tuple[NewClaim, ...] = ()
+    is_mended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

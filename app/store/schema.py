@@ -19,7 +19,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0003"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -94,6 +94,9 @@ frames = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+FORMER_REFERENCE = -1
+"""The channel of a reference that no new frame is compressed against (docs/decisions/0010)."""
+
 # The second copy of every frame that others are compressed against (docs/decisions/0003).
 frame_references = Table(
     "frame_references",
@@ -105,6 +108,15 @@ frame_references = Table(
     Column("data", LargeBinary, nullable=False),
 )
 index_ending_in_key("frame_references_by_channel", frame_references, "channel_no")
+
+# Messages whose frames were read twice and were wrong each time (docs/decisions/0010). Empty on a
+# healthy store.
+lost_content = Table(
+    "lost_content",
+    metadata,
+    Column("seq", Number, primary_key=True, autoincrement=False),
+    Column("found_at_ms", Number, nullable=False),
+)
 
 published_claims = Table(
     "published_claims",

@@ -129,8 +129,8 @@ class SqlDialect(ABC):
         """Rows that equal each of many tuples in these columns."""
 
     @abstractmethod
-    def update_each(self, table: Table, key: str, changed: str) -> ManyQuery:
-        """Tuples of (changed, key)."""
+    def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
+        """Tuples of (changed …, key)."""
 
 
 class SqliteSql(SqlDialect):
@@ -178,9 +178,11 @@ class SqliteSql(SqlDialect):
         wanted = [table.c[name] == bindparam(f"is_{name}") for name in columns]
         return self._many(delete(table).where(*wanted), [f"is_{name}" for name in columns])
 
-    def update_each(self, table: Table, key: str, changed: str) -> ManyQuery:
-        statement = update(table).values({changed: bindparam("to")})
-        return self._many(statement.where(table.c[key] == bindparam("at")), ["to", "at"])
+    def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
+        # SQLAlchemy sets columns in the order of the table.
+        statement = update(table).ordered_values(*[(name, bindparam(f"to_{name}")) for name in changed])
+        names = [*(f"to_{name}" for name in changed), "at"]
+        return self._many(statement.where(table.c[key] == bindparam("at")), names)
 
 
 class PostgresSql(SqlDialect):
@@ -223,10 +225,10 @@ class PostgresSql(SqlDialect):
             statement = statement.where(table.c[name] == rows.c[name])
         return self._arrays(statement, types)
 
-    def update_each(self, table: Table, key: str, changed: str) -> ManyQuery:
-        types = {changed: table.c[changed].type, key: table.c[key].type}
+    def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
+        types = {name: table.c[name].type for name in (*changed, key)}
         rows = self._unnested(types)
-        statement: Update = update(table).values({changed: rows.c[changed]})
+        statement: Update = update(table).values({name: rows.c[name] for name in changed})
         return self._arrays(statement.where(table.c[key] == rows.c[key]), types)
 
     def _arrays(self, statement: Executable, types: Arguments) -> ManyQuery:

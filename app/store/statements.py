@@ -38,10 +38,12 @@ from app.store.entryselects import (
     with_id,
 )
 from app.store.schema import (
+    FORMER_REFERENCE,
     ByteText,
     channels,
     frame_references,
     frames,
+    lost_content,
     messages,
     met_ids,
     missing_references,
@@ -70,6 +72,7 @@ class ReadStatements:
         self._compile_channels()
         self._compile_claims(limits)
         self._compile_elements()
+        self._compile_lost()
         self.refused = refused_among(sql)
 
     def _compile_entries(self) -> None:
@@ -165,6 +168,14 @@ class ReadStatements:
         feed = entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
         self.feed = sql.query(feed.limit(limit))
 
+    def _compile_lost(self) -> None:
+        sql, lost = self._sql, lost_content.c.seq
+        self.lost_count = sql.query(select(func.count()).select_from(lost_content))
+        known = select(messages.c.digest, lost)
+        known = known.join_from(messages, lost_content, lost == messages.c.seq)
+        self.lost_by_digest = sql.among(messages.c.digest_prefix, known.where)
+        self.lost_elements = lost_elements(sql)
+
     @cache  # noqa: B019 - instances are cached themselves
     def log_page(self, *, descending: bool, low_is_position: bool, high_is_position: bool) -> Query:
         """A page in log order; each end is a Lamport timestamp (inclusive) or a position (not)."""
@@ -233,8 +244,27 @@ def stored_frames(sql: SqlDialect, table: Table) -> ManyQuery:
     )
 
 
+def lost_elements(sql: SqlDialect) -> Query:
+    """(seq, channel number, Lamport timestamp, digest) of lost entries after a sequence number."""
+    lost = lost_content.c.seq
+    elements = select(lost, messages.c.channel_no, messages.c.lamport, messages.c.digest)
+    elements = elements.join_from(lost_content, messages, lost == messages.c.seq)
+    elements = elements.where(lost > bindparam("after", type_=BigInteger())).order_by(lost)
+    return sql.query(elements.limit(bindparam("limit", type_=Integer())))
+
+
+def held_frames(sql: SqlDialect) -> ManyQuery:
+    """The columns of `app.store.frames.PackedFrame` of entries, of their first copies."""
+    held = select(messages.c.seq, messages.c.frame_bytes, messages.c.frame_hash, *FRAME_COLUMNS)
+    held = held.select_from(messages.outerjoin(frames, frames.c.seq == messages.c.seq))
+    return sql.among(messages.c.seq, held.where)
+
+
 def _references_in_doubt() -> Select[Any]:
-    """Numbers of references that do not lie in both tables in the same form."""
+    """Numbers of references that do not lie in both tables in the same form.
+
+    Former references do not: their first copies are other frames.
+    """
     columns, copies = frames.c, frame_references.c
     # Either copy can be the one that is gone.
     named = select(columns.reference_no.label("seq")).where(columns.reference_no.is_not(None))
@@ -245,7 +275,7 @@ def _references_in_doubt() -> Select[Any]:
         (columns.data == copies.data)
         & (columns.codec == copies.codec)
         & columns.reference_no.is_not_distinct_from(copies.reference_no)
-    )
+    ) | (copies.channel_no == FORMER_REFERENCE)
     doubtful = select(used.c.seq).select_from(joined).where(is_same.is_not(true()))
     return doubtful.order_by(used.c.seq).limit(bindparam("limit", type_=Integer()))
 

@@ -16,7 +16,7 @@ from app.store.ancestors import AncestorReads
 from app.store.database import Database
 from app.store.elementreads import ElementReads
 from app.store.faults import UnsupportedDatabaseError
-from app.store.framereads import FrameReads
+from app.store.framereads import FrameReads, Recheck
 from app.store.gapreads import GapReads
 from app.store.groupwriter import GroupWriter
 from app.store.hintreads import HintReads
@@ -27,14 +27,17 @@ from app.store.pagereads import PageReads, window
 from app.store.records import (
     AncestorPage,
     ChannelInfo,
+    ContentState,
     ElementColumns,
     Found,
     GapPage,
     HintPage,
     LookupResult,
+    LostElement,
     MetId,
     Page,
     Position,
+    Rechecked,
     WriteResult,
 )
 from app.store.schema import store_meta
@@ -130,17 +133,29 @@ class Store:
         """
         return self._writer.write_claims(claims)
 
+    def recheck(self, seqs: Sequence[int]) -> Rechecked:
+        """Read the frames of entries again, and mark or unmark each as lost.
+
+        One transaction, which makes it the second reading of what a reader could not read. Raises
+        as `write_group`; nothing is marked then.
+        """
+        return self._writer.recheck(seqs)
+
+    def recheck_with(self, recheck: Recheck | None) -> None:
+        """Let readers have frames rechecked that they cannot read; None: they mark nothing."""
+        self._frames.recheck = recheck
+
     # ---- reading: the event loop
 
     async def find(self, message_id: str, channel_id: str | None) -> Found | None:
         """What is served under an ID: one whose ID verifies first, then the first seen.
 
-        Raises `Problem` FRAME_DAMAGED.
+        Raises `Problem` CONTENT_LOST.
         """
         return await self._messages.find(message_id, channel_id)
 
     async def entry(self, digest: bytes) -> Entry | None:
-        """One entry. Raises `Problem` FRAME_DAMAGED."""
+        """One entry. Raises `Problem` CONTENT_LOST."""
         return await self._messages.entry(digest)
 
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
@@ -255,6 +270,21 @@ class Store:
         """Sequence numbers of entries whose frames others are compressed against, and of whose two
         copies one is damaged or gone. Reads every frame's row."""
         return await self._frames.references_in_doubt(limit)
+
+    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, ContentState]:
+        """Those of these digests that are here and cannot be served, each with the reason.
+
+        To be asked after `by_digest`, which leaves them out.
+        """
+        return await self._elements.content_states(digests)
+
+    async def lost_elements(self, limit: int, after: int = 0) -> list[LostElement]:
+        """Entries whose content is lost, in order of their sequence numbers, from `after` on."""
+        return await self._elements.lost(limit, after)
+
+    async def lost_count(self) -> int:
+        """How many entries have lost content."""
+        return await self._elements.lost_count()
 
     async def watermark(self) -> tuple[int, int]:
         """Sequence and claim numbers up to which everything is committed."""

@@ -11,11 +11,13 @@ from app.limits import Limits
 from app.store.claimstatements import claims_by_seq, history_hints
 from app.store.entryselects import constant, with_id
 from app.store.schema import (
+    FORMER_REFERENCE,
     ByteText,
     channels,
     frame_references,
     frames,
     history_claims,
+    lost_content,
     messages,
     met_ids,
     missing_references,
@@ -24,7 +26,9 @@ from app.store.schema import (
 )
 from app.store.sql import SqlDialect
 from app.store.statements import (
+    held_frames,
     highest,
+    lost_elements,
     met_named,
     refused_among,
     stored_frames,
@@ -49,6 +53,7 @@ class WriteStatements:
                 highest(history_claims.c.claim_no),
                 highest(channels.c.channel_no),
                 exists(select(missing_references.c.channel_no)),
+                exists(select(lost_content.c.seq)),
             )
         )
         self.channel_numbers = sql.among(
@@ -61,14 +66,20 @@ class WriteStatements:
         self.count_channels = sql.upsert(channels, "channel_no", _merge_channel)
         self._compile_claims(sql, limits)
         self._compile_references(sql)
+        self._compile_lost(sql)
 
     def _compile_frames(self, sql: SqlDialect) -> None:
         copies = frame_references
         self.insert_copies = sql.insert(copies)
         self.frames = stored_frames(sql, frames)
         self.references = stored_frames(sql, copies)
-        self.references_here = sql.among(copies.c.seq, select(copies.c.seq).where)
-        self.frames_here = sql.among(frames.c.seq, select(frames.c.seq).where)
+        usable = select(copies.c.seq).where(
+            copies.c.channel_no != constant(FORMER_REFERENCE), ~_is_lost(copies.c.seq)
+        )
+        self.references_here = sql.among(copies.c.seq, usable.where)
+        self.frames_here = sql.among(
+            frames.c.seq, select(frames.c.seq).where(~_is_lost(frames.c.seq)).where
+        )
         named = select(
             copies.c.channel_no,
             messages.c.lamport,
@@ -88,6 +99,31 @@ class WriteStatements:
                 .limit(constant(CHANNEL_REFERENCES_MAX))
             ),
         )
+
+    def _compile_lost(self, sql: SqlDialect) -> None:
+        lost, copies = lost_content.c.seq, frame_references.c
+        self.held = held_frames(sql)
+        self.lost_here = sql.among(lost, select(lost).where)
+        self.insert_lost = sql.insert(lost_content, or_ignore=True)
+        self.delete_lost = sql.delete_each(lost_content, "seq")
+        self.delete_frames = sql.delete_each(frames, "seq")
+        self.delete_copies = sql.delete_each(frame_references, "seq")
+        self.replace_hash = sql.update_each(
+            messages, "seq", "frame_bytes", "dialect", "frame_hash"
+        )
+        self.former_here = sql.among(
+            copies.seq,
+            select(copies.seq).where(copies.channel_no == constant(FORMER_REFERENCE)).where,
+        )
+        self.bases = sql.among(
+            copies.channel_no,
+            lambda among: (
+                select(copies.reference_no)
+                .where(among, copies.reference_no.is_not(None))
+                .distinct()
+            ),
+        )
+        self.lost_elements = lost_elements(sql)
 
     def _compile_claims(self, sql: SqlDialect, limits: Limits) -> None:
         self.insert_published = sql.insert(published_claims)
@@ -127,6 +163,10 @@ class WriteStatements:
 def write_statements(sql: SqlDialect, limits: Limits) -> WriteStatements:
     """Compiled once for a process."""
     return WriteStatements(sql, limits)
+
+
+def _is_lost(seq: ColumnElement[int]) -> ColumnElement[bool]:
+    return exists().where(lost_content.c.seq == seq)
 
 
 def _merge_channel(new: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ async def lost(store: Store, entries: Sequence[NewEntry]) -> list[int]:
         try:
             found = await store.entry(entry.digest)
         except Problem as problem:
-            if problem.code is not Code.FRAME_DAMAGED:
+            if problem.code is not Code.CONTENT_LOST:
                 raise
             gone.append(position)
         else:

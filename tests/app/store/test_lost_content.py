@@ -1,0 +1,194 @@
+"""Content that cannot be read is marked, mended by any publication, and never stored twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection, select, text
+
+from app.entries import NewEntry
+from app.errors import Code, Problem
+from app.store.records import ContentState
+from app.store.schema import FORMER_REFERENCE, frame_references, frames, lost_content, messages
+from app.store.store import Store
+from sdstore.sds.digest import frame_hash, order_value
+from tests.app.store.test_frames import (
+    BYTES_MAX,
+    CHANNEL,
+    apply,
+    conversation,
+    cut,
+    delete,
+    flip,
+    in_database,
+    lost,
+    reopened,
+    written,
+)
+from tests.support.stores import Stores, entry_of
+
+pytestmark = pytest.mark.anyio
+
+BOTH = ("frames", "frame_references")
+
+
+def refiltered(entry: NewEntry) -> NewEntry:
+    """The same message with another filter: the same digest, another frame."""
+    message = replace(entry.message, bloom_filter=bytes(6_000))
+    from sdstore.sds.codec import encode
+
+    other = entry_of(encode(message, entry.dialect))
+    assert other.digest == entry.digest
+    assert other.frame_hash != entry.frame_hash
+    return other
+
+
+def references_of(url: str) -> list[int]:
+    return in_database(url, lambda c: list(c.scalars(select(frame_references.c.seq))))
+
+
+def marked(url: str) -> list[int]:
+    return in_database(url, lambda c: sorted(c.scalars(select(lost_content.c.seq))))
+
+
+def rows_of(url: str, table: str) -> int:
+    return in_database(url, lambda c: c.scalar(text(f"SELECT count(*) FROM {table}")))
+
+
+def ruin(url: str, seq: int, *, harm=cut, tables=BOTH) -> None:
+    def act(connection: Connection) -> None:
+        for table in tables:
+            if connection.scalar(text(f"SELECT 1 FROM {table} WHERE seq = {seq}")):
+                harm(connection, table, seq)
+
+    in_database(url, act)
+
+
+async def recheck_all(store: Store, count: int) -> None:
+    store.recheck(range(1, count + 1))
+
+
+@pytest.mark.parametrize("harm", [flip, cut, delete])
+async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_it(
+    stores: Stores, harm
+) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    (reference, *_), last = references_of(url), 30
+    ruin(url, last, harm=harm)
+    assert last not in references_of(url)
+    async with reopened(url) as store:
+        store.begin_writing()
+        assert await lost(store, entries) == [last - 1]
+        assert store.recheck([last, 1]).lost == {last}
+        digest = entries[last - 1].digest
+        assert await store.content_states([digest, bytes(32), entries[0].digest]) == {
+            digest: ContentState.LOST
+        }
+        order = order_value(entries[last - 1].message.lamport_timestamp or 0)
+        assert [each[:2] for each in await store.lost_elements(10)] == [(order, digest)]
+        assert await store.lost_elements(10, last) == []
+        assert await store.lost_count() == 1
+        first, second = store.write_group([entries[last - 1]] * 2)
+        assert (first.seq, first.is_new, first.is_mended) == (last, False, True)
+        assert (second.is_new, second.is_mended) == (False, False)
+        assert await store.lost_count() == 0
+        assert await lost(store, entries) == []
+    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
+
+
+async def test_a_publication_mends_what_nobody_found_yet(stores: Stores) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    ruin(url, 30)
+    async with reopened(url) as store:
+        store.begin_writing()
+        results = store.write_group(entries)
+        assert [r.seq for r in results if r.is_mended] == [30]
+        assert await lost(store, entries) == []
+
+
+async def test_the_same_frame_restores_both_copies_of_a_reference_and_its_dependents(
+    stores: Stores,
+) -> None:
+    entries = conversation(60, known=500)
+    url = await written(stores, [entries])
+    reference = references_of(url)[0]
+    ruin(url, reference)
+    async with reopened(url) as store:
+        store.begin_writing()
+        store.recheck(range(1, 61))
+        gone = marked(url)
+        assert reference in gone
+        assert len(gone) > 10
+        assert store.write_group([entries[reference - 1]])[0].is_mended
+        assert marked(url) == []
+        assert await store.references_in_doubt(10) == []
+        assert await lost(store, entries) == []
+    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
+
+
+async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_against(
+    stores: Stores,
+) -> None:
+    entries = conversation(60, known=500)
+    url = await written(stores, [entries])
+    reference = references_of(url)[0]
+    ruin(url, reference, harm=flip)
+    async with reopened(url) as store:
+        store.begin_writing()
+        store.recheck(range(1, 61))
+        gone = marked(url)
+        assert reference in gone
+        other = refiltered(entries[reference - 1])
+        assert store.write_group([other])[0].is_mended
+        # What could be read through the damaged copy can be read still, and nothing else changed.
+        assert marked(url) == [seq for seq in gone if seq != reference]
+        found = await store.entry(other.digest)
+        assert found is not None
+        assert (found.frame, found.frame_hash) == (other.frame, frame_hash(other.frame))
+        assert await store.references_in_doubt(10) == []
+        store.recheck(range(1, 61))
+        assert marked(url) == [seq for seq in gone if seq != reference]
+        # Nothing new is compressed against it, and each dependent is mended by itself.
+        more = conversation(90, known=500)
+        assert sum(r.is_mended for r in store.write_group(more)) == len(gone) - 1
+        everything = [*more]
+        everything[reference - 1] = other
+        assert await lost(store, everything) == []
+    users = in_database(
+        url, lambda c: list(c.scalars(select(frames.c.seq).where(frames.c.reference_no == reference)))
+    )
+    assert max(users, default=0) <= 60
+    async with reopened(url) as store:
+        assert await lost(store, everything) == []
+    assert rows_of(url, "messages") == rows_of(url, "frames") == len(more)
+
+
+async def test_a_repaired_row_unmarks_its_message(stores: Stores) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    ruin(url, 30, harm=flip)
+    async with reopened(url) as store:
+        store.begin_writing()
+        assert store.recheck([30]).lost == {30}
+        ruin(url, 30, harm=flip)
+        assert store.recheck([30]) == (frozenset(), {30})
+    assert marked(url) == []
+
+
+async def test_a_reference_in_the_writers_memory_mends_its_rows(stores: Stores) -> None:
+    entries = conversation(60, known=500)
+    url = stores.new_url()
+    async with reopened(url) as store:
+        store.begin_writing()
+        store.write_group(entries[:50])
+        reference = references_of(url)[0]
+        ruin(url, reference)
+        store.write_group(entries[50:])
+        assert store.recheck(range(1, 61)).lost == frozenset()
+    async with reopened(url) as store:
+        assert await lost(store, entries) == []
+    assert marked(url) == []
