@@ -181,9 +181,7 @@ class GroupWriter:
 
     # ---- frames that cannot be read
 
-    def _unreadable(
-        self, transaction: Transaction, seqs: Sequence[int]
-    ) -> dict[int, PackedFrame]:
+    def _unreadable(self, transaction: Transaction, seqs: Sequence[int]) -> dict[int, PackedFrame]:
         """Those of these entries whose frames were read twice, with a wrong outcome each time."""
         unreadable: dict[int, PackedFrame] = {}
         for part in chunks(seqs, FRAMES_PER_READ):
@@ -234,9 +232,7 @@ class GroupWriter:
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
         transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])
 
-    def _insert(
-        self, transaction: Transaction, group: Group, mended: Sequence[Written]
-    ) -> None:
+    def _insert(self, transaction: Transaction, group: Group, mended: Sequence[Written]) -> None:
         rows = [self._message_row(entry, result) for entry, result in group.written]
         transaction.many(self._statements.insert_messages, rows)
         self._frames.write(transaction, [*group.written, *mended])

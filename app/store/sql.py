@@ -180,7 +180,9 @@ class SqliteSql(SqlDialect):
 
     def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
         # SQLAlchemy sets columns in the order of the table.
-        statement = update(table).ordered_values(*[(name, bindparam(f"to_{name}")) for name in changed])
+        statement = update(table).ordered_values(
+            *[(name, bindparam(f"to_{name}")) for name in changed]
+        )
         names = [*(f"to_{name}" for name in changed), "at"]
         return self._many(statement.where(table.c[key] == bindparam("at")), names)
 

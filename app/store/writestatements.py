@@ -108,9 +108,7 @@ class WriteStatements:
         self.delete_lost = sql.delete_each(lost_content, "seq")
         self.delete_frames = sql.delete_each(frames, "seq")
         self.delete_copies = sql.delete_each(frame_references, "seq")
-        self.replace_hash = sql.update_each(
-            messages, "seq", "frame_bytes", "dialect", "frame_hash"
-        )
+        self.replace_hash = sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash")
         self.former_here = sql.among(
             copies.seq,
             select(copies.seq).where(copies.channel_no == constant(FORMER_REFERENCE)).where,

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from sqlalchemy import Connection, select, text
 
 from app.entries import NewEntry
-from app.errors import Code, Problem
 from app.store.records import ContentState
-from app.store.schema import FORMER_REFERENCE, frame_references, frames, lost_content, messages
-from app.store.store import Store
+from app.store.schema import frame_references, frames, lost_content
+from sdstore.sds.codec import encode
 from sdstore.sds.digest import frame_hash, order_value
 from tests.app.store.test_frames import (
-    BYTES_MAX,
-    CHANNEL,
-    apply,
+    Harm,
     conversation,
     cut,
     delete,
@@ -37,8 +33,6 @@ BOTH = ("frames", "frame_references")
 def refiltered(entry: NewEntry) -> NewEntry:
     """The same message with another filter: the same digest, another frame."""
     message = replace(entry.message, bloom_filter=bytes(6_000))
-    from sdstore.sds.codec import encode
-
     other = entry_of(encode(message, entry.dialect))
     assert other.digest == entry.digest
     assert other.frame_hash != entry.frame_hash
@@ -46,37 +40,35 @@ def refiltered(entry: NewEntry) -> NewEntry:
 
 
 def references_of(url: str) -> list[int]:
-    return in_database(url, lambda c: list(c.scalars(select(frame_references.c.seq))))
+    seqs: list[int] = in_database(url, lambda c: list(c.scalars(select(frame_references.c.seq))))
+    return seqs
 
 
 def marked(url: str) -> list[int]:
-    return in_database(url, lambda c: sorted(c.scalars(select(lost_content.c.seq))))
+    seqs: list[int] = in_database(url, lambda c: sorted(c.scalars(select(lost_content.c.seq))))
+    return seqs
 
 
 def rows_of(url: str, table: str) -> int:
-    return in_database(url, lambda c: c.scalar(text(f"SELECT count(*) FROM {table}")))
+    return int(in_database(url, lambda c: c.scalar(text(f"SELECT count(*) FROM {table}"))))
 
 
-def ruin(url: str, seq: int, *, harm=cut, tables=BOTH) -> None:
+def ruin(url: str, seq: int, *, harm: Harm = cut) -> None:
     def act(connection: Connection) -> None:
-        for table in tables:
+        for table in BOTH:
             if connection.scalar(text(f"SELECT 1 FROM {table} WHERE seq = {seq}")):
                 harm(connection, table, seq)
 
     in_database(url, act)
 
 
-async def recheck_all(store: Store, count: int) -> None:
-    store.recheck(range(1, count + 1))
-
-
 @pytest.mark.parametrize("harm", [flip, cut, delete])
 async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_it(
-    stores: Stores, harm
+    stores: Stores, harm: Harm
 ) -> None:
     entries = conversation(30)
     url = await written(stores, [entries])
-    (reference, *_), last = references_of(url), 30
+    last = 30
     ruin(url, last, harm=harm)
     assert last not in references_of(url)
     async with reopened(url) as store:
@@ -159,7 +151,8 @@ async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_aga
         everything[reference - 1] = other
         assert await lost(store, everything) == []
     users = in_database(
-        url, lambda c: list(c.scalars(select(frames.c.seq).where(frames.c.reference_no == reference)))
+        url,
+        lambda c: list(c.scalars(select(frames.c.seq).where(frames.c.reference_no == reference))),
     )
     assert max(users, default=0) <= 60
     async with reopened(url) as store:
