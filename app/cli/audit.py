@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ import numpy as np
 from app.entries import Entry
 from app.limits import DEFAULT_LIMITS
 from app.rangeindex import NodeIndex, root_of
+from app.settings import Settings
+from app.store.integrity import check_structure
 from app.store.records import ChannelInfo, Page
 from app.store.store import Store
 from recon.ranges import ALL_ORDERS, WHOLE
@@ -25,11 +28,13 @@ _ANY_KEY = SessionKey(bytes(16))
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked at, and what is wrong with it."""
+    """What was looked at, what is wrong with it, what to do about that, and what was not looked at."""
 
     channels: int = 0
     entries: int = 0
     damages: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
         """Note a damage."""
@@ -37,12 +42,32 @@ class Findings:
             self.damages.append(text)
 
 
-async def audit(store: Store, *, deep: bool, tick: Callable[[int], None]) -> Findings:
+async def audit_structure(settings: Settings, findings: Findings) -> bool:
+    """Have the database check itself; whether its tables and indexes can be read and trusted."""
+    structure = await check_structure(settings.database_url)
+    findings.unchecked += structure.unchecked
+    for damage in structure.damages:
+        findings.add(str(damage))
+    if structure.damages:
+        database = settings.shown_database_url
+        reindex = f"stop the node, then run: sdstore reindex --database {shlex.quote(database)}"
+        findings.advice.append(reindex)
+        if not structure.is_mended_by_reindex:
+            findings.advice.append(
+                "if that is refused, restore a backup or a snapshot, or let an empty store fetch "
+                "everything from a peer: serve --data-dir NEW --peer URL"
+            )
+        findings.unchecked.append("messages were not read, because indexes or tables are damaged")
+    return not structure.damages
+
+
+async def audit(
+    store: Store, findings: Findings, *, deep: bool, tick: Callable[[int], None]
+) -> None:
     """Compare channels with the index; deep: read and hash every message too.
 
     `tick` is called with the number of entries that were done since the last call.
     """
-    findings = Findings()
     index = NodeIndex(store, DEFAULT_LIMITS)
     await index.catch_up()
     async for channel in channels_of(store):
@@ -56,7 +81,6 @@ async def audit(store: Store, *, deep: bool, tick: Callable[[int], None]) -> Fin
     if deep:
         for seq in await store.references_in_doubt(FINDINGS_MAX):
             findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
-    return findings
 
 
 async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:

@@ -42,6 +42,7 @@ MODULES = {
     "backup": "app.cli.store",
     "migrate": "app.cli.store",
     "check": "app.cli.store",
+    "reindex": "app.cli.store",
     "demo": "app.cli.demo",
     "openapi": "app.cli.openapi",
     "version": "app.cli.about",

@@ -22,7 +22,7 @@ from app.store import schema
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.keys import Keys
 from app.store.sql import SQLITE, Row
-from app.store.sqlite import insert_many
+from app.store.sqlite import insert_many, replace_file
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 from sdstore.wire.store_pb2 import PublishItem
 
@@ -222,14 +222,7 @@ def remove_draft(store: Path) -> None:
 
 def replace_store(store: Path) -> None:
     """Let the draft take the place of its store. Raises `Problem` where somebody reads that."""
-    with closing(sqlite3.connect(store)) as connection:
-        # A log that somebody still reads would be taken for the new file's.
-        if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-            raise Problem(Code.STORE_UNAVAILABLE, "the store is being read: try again")
-    draft = draft_of(store)
-    _sync(draft)
-    draft.replace(store)
-    _sync(store.parent)
+    replace_file(store, draft_of(store))
     remove_draft(store)
 
 
@@ -257,14 +250,6 @@ def _identity(store: Path) -> list[Any]:
     with closing(sqlite3.connect(store)) as connection:
         meta = connection.execute("SELECT name, value FROM store_meta ORDER BY name").fetchall()
         return [*meta, *connection.execute("SELECT version_num FROM alembic_version").fetchall()]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _SPOOL = (

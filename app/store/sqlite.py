@@ -7,6 +7,7 @@ the event loop; write-ahead logging keeps them from ever waiting for the writer.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -311,6 +312,32 @@ def _writer_lock(path: Path) -> sqlite3.Connection:
                 raise
             raise StoreBusyError(f"another process writes to {path}: stop it first") from error
     return lock
+
+
+def replace_file(path: Path, draft: Path, kept: Path | None = None) -> None:
+    """Let the database `draft`, one file without a log, take the place of the one at `path`.
+
+    Writer's lock held. The old file stays under the name `kept`, if there is one. Raises `Problem`
+    STORE_UNAVAILABLE where somebody reads the old one.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        # A log that somebody still reads would be taken for the new file's.
+        if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise Problem(Code.STORE_UNAVAILABLE, "the store is being read: try again")
+    _sync(draft)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+        kept.hardlink_to(path)
+    draft.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -112,7 +112,15 @@ def test_sync_prints_the_session(node: str, other_node: str) -> None:
 def test_check_prints_what_it_looked_at(node: str, node_folder: Path) -> None:
     cli("publish", "-", "--format", "frame", "--node", node, stdin=encode(message(1, "json/check")))
     report = cli("check", "--deep", "--json", "--data-dir", node_folder).json
-    assert report.keys() == {"sound", "deep", "channels", "entries", "damages"}
+    assert report.keys() == {
+        "sound",
+        "deep",
+        "channels",
+        "entries",
+        "damages",
+        "advice",
+        "unchecked",
+    }
     assert (report["sound"], report["deep"], report["damages"]) == (True, True, [])
     assert report["entries"] >= 1
 

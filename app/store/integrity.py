@@ -1,0 +1,341 @@
+"""The database's own check of its structure, and building its indexes anew.
+
+`sdstore check` compares what the tables say; it cannot see that a look-up through an index misses a
+row, because it reads through indexes itself. The database can: SQLite by `integrity_check`, PostgreSQL
+by the extension `amcheck`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from app.store.faults import UnusableFileError
+from app.store.schema import metadata
+from app.store.sqlite import replace_file, writing_alone
+
+_Made = TypeVar("_Made")
+
+REPORTS_MAX = 1_000
+"""Lines that are asked of a database's own check: enough to name every part that is damaged."""
+
+ROWS_PER_COPY = 4_096
+"""Rows that one statement copies; where they hold an unreadable page they are copied in halves."""
+
+DAMAGED_SUFFIX = ".damaged"
+"""Of the file that a store was, where not all of its rows could be copied."""
+
+_FRAMES = ("frames", "frame_references")
+_DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_INDEX_NAMED = re.compile(r"\bindex (\w+)$")
+_COLUMN_NAMED = re.compile(r"\bvalue in (\w+)\.\w+$")
+_TREE_NAMED = re.compile(r"^Tree (\d+) ")
+_PAGE_NAMED = re.compile(r"\b[Pp]age (\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A part of the database that its own check finds damaged.
+
+    `kind` is "index", "table" or "file" (what belongs to neither, or cannot be told). `report` is the
+    first thing that the database says of it, `reports_count` how many it says.
+    """
+
+    kind: str
+    name: str
+    report: str
+    reports_count: int = 1
+
+    def __str__(self) -> str:
+        more = self.reports_count - 1
+        return f"{self.kind} {self.name}: {self.report}" + (f" (and {more} more)" if more else "")
+
+
+@dataclass(slots=True)
+class Structure:
+    """What a database's own check found; `unchecked` says what was not checked, and why."""
+
+    damages: list[Damage] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    @property
+    def is_mended_by_reindex(self) -> bool:
+        """Whether new indexes are all that is needed."""
+        return all(each.kind == "index" for each in self.damages)
+
+
+async def check_structure(database_url: str) -> Structure:
+    """Run the own check of the database at this URL; the node may be running.
+
+    Raises UnusableFileError for a SQLite file that cannot be read at all, DatabaseUnreachableError.
+    """
+    if database_url.startswith("sqlite:"):
+        return await _interruptible(_read_only(_path_of(database_url)), _sqlite_structure)
+    return await asyncio.to_thread(_postgres_structure, database_url)
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether a database refused a read because its pages are damaged."""
+    while error is not None:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF in _DAMAGED_CODES:
+            return True
+        # XX001 data_corrupted, XX002 index_corrupted
+        if getattr(error, "sqlstate", None) in ("XX001", "XX002"):
+            return True
+        error = error.__cause__
+    return False
+
+
+# ---- SQLite
+
+
+def _path_of(database_url: str) -> Path:
+    return Path(database_url.removeprefix("sqlite:///"))
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    url = f"{path.resolve().as_uri()}?mode=ro"
+    try:
+        connection = sqlite3.connect(url, uri=True, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise UnusableFileError(f"{path} cannot be opened: {error}") from error
+    # What a damaged page says of itself need not be text.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    return connection
+
+
+async def _interruptible(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _Made]
+) -> _Made:
+    """`work` in a thread; whoever cancels it does not wait for the end of a long statement."""
+    with closing(connection):
+        working = asyncio.ensure_future(asyncio.to_thread(work, connection))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            connection.interrupt()
+            await asyncio.wait([working])
+            raise
+
+
+def _sqlite_structure(connection: sqlite3.Connection) -> Structure:
+    try:
+        reports = _reports(connection)
+    except sqlite3.DatabaseError as error:
+        if is_damage(error):
+            return Structure([Damage("file", "store", str(error))])
+        raise UnusableFileError(f"the database cannot be read: {error}") from error
+    parts = _Parts(connection) if reports else None
+    first: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for report in reports:
+        assert parts is not None  # noqa: S101 - there are reports
+        part = parts.of(report)
+        first.setdefault(part, report)
+        counts[part] += 1
+    return Structure([Damage(*part, report, counts[part]) for part, report in first.items()])
+
+
+def _reports(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite finds, a line each; nothing where it finds nothing."""
+    try:
+        rows = connection.execute(f"PRAGMA integrity_check({REPORTS_MAX})").fetchall()
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        # It gave up at a page that it could not read. The pages themselves it checks first.
+        first = "SELECT * FROM pragma_integrity_check(?) LIMIT 1"
+        rows = [*connection.execute(first, [REPORTS_MAX]).fetchall(), (str(error),)]
+    lines = [line for row in rows for line in row[0].splitlines()]
+    return [line for line in lines if line != "ok" and not line.startswith("*** in database")]
+
+
+class _Parts:
+    """Which index or table a report of SQLite is about."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._kinds: dict[str, str] = {}
+        self._names_of_roots: dict[int, str] = {}
+        self._names_of_pages: dict[int, str] = {}
+        schema = "SELECT type, name, rootpage FROM sqlite_schema WHERE rootpage > 0"
+        for kind, name, root in _rows_up_to_a_fault(connection, schema):
+            self._kinds[name] = kind
+            self._names_of_roots[root] = name
+        # Older versions of SQLite name the page alone; this table is not part of every SQLite.
+        for name, page in _rows_up_to_a_fault(connection, "SELECT name, pageno FROM dbstat"):
+            self._names_of_pages[page] = name
+
+    def of(self, report: str) -> tuple[str, str]:
+        """(kind, name) of the part that is damaged."""
+        name = None
+        if found := _INDEX_NAMED.search(report) or _COLUMN_NAMED.search(report):
+            name = found[1]
+        elif found := _TREE_NAMED.search(report):
+            name = self._names_of_roots.get(int(found[1]))
+        elif found := _PAGE_NAMED.search(report):
+            name = self._names_of_pages.get(int(found[1]))
+        return ("file", "store") if name is None else (self._kinds.get(name, "table"), name)
+
+
+def _rows_up_to_a_fault(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
+    try:
+        yield from connection.execute(query)
+    except sqlite3.DatabaseError:
+        return
+
+
+def rebuild_sqlite(path: Path) -> Counter[str]:
+    """Copy the rows of every table into a new file, build the indexes there, let it take the place
+    of the old one; how many rows of which table could not be read and were left out.
+
+    Only frames are ever left out: a message without its frame is one whose content is lost, which the
+    next sync with a peer mends. The old file then stays beside the new one (`DAMAGED_SUFFIX`).
+    Raises UnusableFileError, and leaves the store alone, where rows of another table cannot be read;
+    StoreBusyError where a node writes to it; `Problem` where somebody reads it.
+    """
+    draft = path.with_name(f"{path.name}.rebuilding")
+    with writing_alone(path):
+        draft.unlink(missing_ok=True)
+        try:
+            left_out = _copy_store(path, draft)
+            kept = path.with_name(f"{path.name}{DAMAGED_SUFFIX}") if left_out else None
+            replace_file(path, draft, kept)
+        finally:
+            draft.unlink(missing_ok=True)
+    return left_out
+
+
+def _copy_store(path: Path, draft: Path) -> Counter[str]:
+    left_out: Counter[str] = Counter()
+    what = "its schema"
+    with closing(sqlite3.connect(draft, isolation_level=None, uri=True)) as connection:
+        try:
+            # Nothing is lost with the draft; it is on disk before it gets the store's name.
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("ATTACH ? AS old", [f"{path.resolve().as_uri()}?mode=ro"])
+            parts = connection.execute(
+                "SELECT type, name, sql FROM old.sqlite_schema WHERE sql IS NOT NULL"
+                " AND name NOT LIKE 'sqlite_%' ORDER BY type <> 'table'"
+            ).fetchall()
+            for kind, name, statement in parts:
+                what = f"{kind} {name}"
+                connection.execute(statement)
+                if kind == "table" and name in _FRAMES:
+                    left_out += _copy_frames(connection, name)
+                elif kind == "table":
+                    # The condition keeps SQLite from copying the pages of indexes as they are.
+                    connection.execute(
+                        f"INSERT INTO main.{name} SELECT * FROM old.{name} NOT INDEXED WHERE true"  # noqa: S608 - of this schema
+                    )
+            what = "the copy"
+            verdict = connection.execute("PRAGMA main.integrity_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            raise UnusableFileError(f"{path}: {what} cannot be built anew: {error}") from error
+    if verdict != "ok":
+        raise UnusableFileError(f"{path}: the copy is not sound: {verdict}")
+    return left_out
+
+
+def _copy_frames(connection: sqlite3.Connection, table: str) -> Counter[str]:
+    """Copy what can be read of a table of frames; how many rows of messages have none now."""
+    [[first, last]] = connection.execute("SELECT min(seq), max(seq) FROM old.messages NOT INDEXED")
+    starts = range(first, last + 1, ROWS_PER_COPY) if first is not None else range(0)
+    ranges = [(start, min(start + ROWS_PER_COPY - 1, last)) for start in reversed(starts)]
+    left_out: Counter[str] = Counter()
+    while ranges:
+        low, high = ranges.pop()
+        try:
+            connection.execute(
+                f"INSERT OR IGNORE INTO main.{table} SELECT * FROM old.{table}"  # noqa: S608
+                " WHERE seq BETWEEN ? AND ?",
+                (low, high),
+            )
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            if low == high:
+                left_out[table] += 1
+            else:
+                middle = (low + high) // 2
+                ranges += [(middle + 1, high), (low, middle)]
+    return left_out
+
+
+# ---- PostgreSQL
+
+_AMCHECK_SCHEMA = """
+SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace
+WHERE extname = 'amcheck'
+"""
+_OUR_TABLES = """
+SELECT c.oid, c.relname FROM pg_class c
+WHERE c.relname = ANY(%s) AND c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace
+ORDER BY c.relname
+"""
+_OUR_INDEXES = """
+SELECT c.oid, c.relname FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid
+JOIN pg_am a ON a.oid = c.relam
+WHERE t.relname = ANY(%s) AND t.relnamespace = current_schema()::regnamespace
+AND a.amname = 'btree' ORDER BY c.relname
+"""
+_NO_AMCHECK = (
+    "the structure of indexes and tables was not checked: the extension amcheck is not installed in "
+    "this database; a superuser can: CREATE EXTENSION amcheck"
+)
+
+
+def _postgres_structure(database_url: str) -> Structure:
+    import psycopg  # noqa: PLC0415 - an extra
+
+    from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
+
+    structure = Structure()
+    tables = list(metadata.tables)
+    try:
+        with psycopg.connect(**parameters_of(database_url)) as connection:
+            found = connection.execute(_AMCHECK_SCHEMA).fetchone()
+            if found is None:
+                return Structure(unchecked=[_NO_AMCHECK])
+            checks = [
+                ("table", _OUR_TABLES, f"SELECT msg FROM {found[0]}.verify_heapam(%s::oid)"),  # noqa: S608
+                ("index", _OUR_INDEXES, f"SELECT {found[0]}.bt_index_check(%s::oid, true)::text"),
+            ]
+            for kind, listing, check in checks:
+                for oid, name in connection.execute(listing, [tables]).fetchall():
+                    try:
+                        rows = connection.execute(check, [oid]).fetchall()
+                    except psycopg.errors.InsufficientPrivilege as error:
+                        structure.unchecked.append(f"{kind} {name} was not checked: {error}")
+                        continue
+                    except psycopg.InternalError as error:
+                        rows = [(str(error).strip(),)]
+                    reports = [row[0] for row in rows if row[0]]
+                    if reports:
+                        structure.damages.append(Damage(kind, name, reports[0], len(reports)))
+    except psycopg.OperationalError as error:
+        raise unreachable(error) from error
+    return structure
+
+
+def rebuild_postgres(database_url: str) -> None:
+    """Build every index of the store anew; nodes may go on. Raises DatabaseUnreachableError."""
+    import psycopg  # noqa: PLC0415 - an extra
+
+    from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
+
+    try:
+        with psycopg.connect(**parameters_of(database_url)) as connection:
+            for _, name in connection.execute(_OUR_TABLES, [list(metadata.tables)]).fetchall():
+                connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")
+    except psycopg.OperationalError as error:
+        raise unreachable(error) from error
