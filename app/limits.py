@@ -122,6 +122,12 @@ class Limits:
     database_statement_s: int = _bound(
         60, "seconds", "one statement, or another writer's turn; all take milliseconds"
     )
+    database_probe_interval_s: int = _bound(
+        1, "seconds", "between two questions whether the database is there; each takes 0.1 ms"
+    )
+    database_answer_age_s_max: int = _bound(
+        3, "seconds", "since the database last answered a node that calls itself ready"
+    )
     lookups_shared_max: int = _bound(
         256, "look-ups", "in one query: 5 ms of the server, and memory of one reply"
     )

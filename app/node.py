@@ -25,8 +25,10 @@ from app.live import LiveHub
 from app.negentropy_endpoint import NegentropyEndpoint
 from app.node_metrics import register_node_metrics
 from app.rangeindex import NodeIndex
+from app.readiness import Readiness
 from app.recon_endpoint import ReconEndpoint
 from app.settings import Settings
+from app.siblings import Siblings
 from app.store.store import Store
 from recon.interest import Interest
 
@@ -44,6 +46,7 @@ class Node:
     limits: Limits
     store: Store
     committer: GroupCommitter
+    readiness: Readiness
     door: Door
     index: NodeIndex
     interest: Interest
@@ -53,27 +56,26 @@ class Node:
     syncs: Syncs
     peers: Peers
     metrics: CollectorRegistry
+    siblings: Siblings | None = None
 
     @property
     def node_id(self) -> str:
         """Names the store behind this node, for as long as its database lives."""
         return self.store.database_id
 
-    @property
-    def unready_reason(self) -> str | None:
-        """Why the node should get no traffic now; None where it should."""
-        fault = self.committer.fault
-        return None if fault is None else fault.detail
-
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, limits: Limits = DEFAULT_LIMITS, *, is_first: bool = True
+        cls,
+        settings: Settings,
+        limits: Limits = DEFAULT_LIMITS,
+        siblings: Siblings | None = None,
     ) -> AsyncIterator[Node]:
         """An open node; raises `app.store.faults.StoreError` where the database cannot be used.
 
-        Of several workers, the first keeps the index file and talks to the peers of the settings.
+        Of several workers, the first keeps the index file and talks to the peers.
         """
+        is_first = siblings is None or siblings.is_first
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as closing:
             store = await Store.open(settings.database_url, limits)
@@ -82,6 +84,8 @@ class Node:
             await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
+            node.siblings = siblings
+            await closing.enter_async_context(_watched(node.readiness))
             await node.index.start(settings.data_dir / INDEX_FILE)
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
@@ -91,6 +95,17 @@ class Node:
                 await node.peers.start()
             closing.push_async_callback(node.peers.close)
             yield node
+
+
+@asynccontextmanager
+async def _watched(readiness: Readiness) -> AsyncIterator[None]:
+    watching = asyncio.create_task(readiness.watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await readiness.close()
 
 
 @asynccontextmanager
@@ -149,6 +164,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         limits=limits,
         store=store,
         committer=committer,
+        readiness=Readiness(store, committer, limits),
         door=door,
         index=index,
         interest=interest,

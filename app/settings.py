@@ -72,6 +72,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe message that is logged"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="form of each line of the log: for people, or one JSON object"
+    )
     cors_origins: CommaList = Field(
         [],
         description="web origins whose pages may read, publish and reconcile here; * is every page, "

@@ -45,6 +45,9 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error.")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", help="text or json: form of the log's lines.")
+    ] = None,
     until_eof: Annotated[
         bool,
         typer.Option("--until-eof", help="Stop when stdin ends, with the program that writes it."),
@@ -69,6 +72,7 @@ def serve(
         "workers": workers,
         "insecure": insecure or None,
         "log_level": log_level,
+        "log_format": log_format,
     }
     settings, provenance = load_settings(config, flags)
     if show_limits:

@@ -8,24 +8,34 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 
+import uvicorn
 import uvloop
 
 from app.cli.exits import CliError, Exit
+from app.cli.logs import start_logging
+from app.errors import Problem
 from app.http.application import create_app
 from app.http.server import NodeServer
+from app.http.side import serving, waiting_server
+from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.settings import Settings
+from app.siblings import Siblings
+from app.store.faults import DatabaseUnreachableError
 from app.store.faults import StoreError as DatabaseError
 
 BACKLOG = 2_048
 # The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
 # would wait that long behind a commit.
 SWITCH_INTERVAL_S = 0.0005
-# Libraries that tell each step and each request at the level "info".
-TALKATIVE = ("alembic", "httpx", "httpcore")
 GC_THRESHOLDS = (50_000, 20, 20)  # requests make few cycles; collecting costs a reader's p99
+TRY_AGAIN_S = 1.0  # between two attempts to reach a database that is away
+
+_log = logging.getLogger(__name__)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -58,53 +68,91 @@ def serve_node(
     listener: socket.socket,
     ready: Callable[[Node], None],
     *,
-    is_first: bool = True,
+    siblings: Siblings | None = None,
+    waits: bool = False,
 ) -> list[int]:
-    """Serve until a signal; the signals that came. Raises `app.store.faults.StoreError`."""
+    """Serve until a signal; the signals that came. Raises `app.store.faults.StoreError`.
+
+    `waits`: while the database is away, answer that it is and try again.
+    """
     start_logging(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, listener, ready, is_first=is_first))
-
-
-def start_logging(settings: Settings) -> None:
-    """Log to stderr, as talkative as the settings say."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
+        return runner.run(_serve(settings, listener, ready, siblings, waits=waits))
 
 
 async def _serve(
-    settings: Settings, listener: socket.socket, ready: Callable[[Node], None], *, is_first: bool
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[Node], None],
+    siblings: Siblings | None,
+    *,
+    waits: bool,
 ) -> list[int]:
-    async with Node.open(settings, is_first=is_first) as node:
+    signals = Signals()
+    async with AsyncExitStack() as closing:
+
+        async def opened() -> Node:
+            try:
+                return await closing.enter_async_context(Node.open(settings, siblings=siblings))
+            except Problem as problem:  # the database was there, and went away meanwhile
+                raise DatabaseUnreachableError(problem.detail) from problem
+
+        node = await (_opened_patiently(opened, listener, signals) if waits else opened())
+        if node is None:
+            return signals.caught
         server = NodeServer(create_app(node), node)
-        signals = _stopping(server)
+        signals.let_stop(server)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         # The socket listens already: what connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])
-        return signals
+        return signals.caught
 
 
-def _stopping(server: NodeServer) -> list[int]:
-    """Let signals stop the server from now on; the list will name those that came.
+async def _opened_patiently(
+    opened: Callable[[], Awaitable[Node]], listener: socket.socket, signals: Signals
+) -> Node | None:
+    """The node, as soon as its database is there; None where a signal comes first."""
+    try:
+        return await opened()
+    except DatabaseUnreachableError as error:
+        reason = " ".join(str(error).split())
+    since_s = time.monotonic()
+    _log.warning("not ready: %s", reason)
+    server = waiting_server(reason, DEFAULT_LIMITS)
+    signals.let_stop(server)
+    async with serving(server, listener):
+        while not signals.caught:
+            await asyncio.sleep(TRY_AGAIN_S)
+            with suppress(DatabaseUnreachableError):
+                node = await opened()
+                _log.info("ready again after %.1f s", time.monotonic() - since_s)
+                return node
+    return None
+
+
+class Signals:
+    """The signals that came, and the server that they stop.
 
     uvicorn handles them while it serves, and raises them again when it is done: the node has still
     to be closed then, so they must end nothing more.
     """
-    caught: list[int] = []
 
-    def stop(number: int, _frame: object) -> None:
-        caught.append(number)
-        server.should_exit = True
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+        self._server: uvicorn.Server | None = None
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    return caught
+    def let_stop(self, server: uvicorn.Server) -> None:
+        """From now on a signal stops this server; one that came already does."""
+        self._server = server
+        server.should_exit = bool(self.caught)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.caught.append(number)
+        if self._server is not None:
+            self._server.should_exit = True

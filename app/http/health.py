@@ -21,7 +21,7 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz", openapi_extra=demands(Scope.OPEN))
 async def readyz(call: CurrentCall) -> dict[str, str]:
     """The node takes and serves messages; `not_ready` with the reason otherwise."""
-    reason = call.node.unready_reason
+    reason = await call.node.readiness.check()
     if reason is not None:
         raise Problem(Code.NOT_READY, reason)
     return {"status": "ready"}

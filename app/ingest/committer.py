@@ -209,7 +209,8 @@ class GroupCommitter:
         except Exception as error:  # noqa: BLE001 - whatever it is, every caller gets an answer
             self.counters.failed_groups += 1
             if isinstance(error, Problem) and error.code in _SHARED_FAULTS:
-                _log.warning("a group could not be written: %s", error)
+                if self.fault is None:
+                    _log.warning("a group could not be written: %s", " ".join(str(error).split()))
                 self.fault = error
                 return [error] * len(group)
             _log.warning("a group failed, retrying row by row", exc_info=error)

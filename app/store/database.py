@@ -54,6 +54,10 @@ class Database(ABC):
         """One look-up of an `each` query, without the number: the hot path of reading."""
 
     @abstractmethod
+    async def ping(self) -> None:
+        """Return once the database has answered. Raises `Problem` STORE_UNAVAILABLE."""
+
+    @abstractmethod
     def begin_writing(self) -> None:
         """Become the writer; `StoreBusyError` where another process is it already."""
 

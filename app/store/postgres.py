@@ -19,6 +19,7 @@ import psycopg
 from psycopg import errors
 from psycopg_pool import AsyncConnectionPool
 
+from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.arrays import array_of
 from app.store.database import Database, Transaction
@@ -61,6 +62,7 @@ class PostgresDatabase(Database):
             open=False,
         )
         self._writer: psycopg.Connection[Row] | None = None
+        self._probe: psycopg.AsyncConnection[Any] | None = None
         self._shared: dict[str, SharedLookups] = {}
 
     @classmethod
@@ -91,6 +93,15 @@ class PostgresDatabase(Database):
             self._shared[query.text] = shared
         return await shared.look_up(arguments)
 
+    async def ping(self) -> None:
+        # On a connection of its own: a busy pool is not a database that is away.
+        try:
+            if self._probe is None or self._probe.closed:
+                self._probe = await psycopg.AsyncConnection.connect(**self._parameters)
+            await self._probe.execute("SELECT 1")
+        except psycopg.Error as error:
+            raise Problem(Code.STORE_UNAVAILABLE, str(unreachable(error))) from error
+
     def begin_writing(self) -> None:
         try:
             self._connected_writer()
@@ -114,6 +125,8 @@ class PostgresDatabase(Database):
 
     async def close(self) -> None:
         await self._pool.close()
+        if self._probe is not None:
+            await self._probe.close()
         if self._writer is not None:
             self._writer.close()
 

@@ -107,6 +107,9 @@ class SqliteDatabase(Database):
             _refuse(error)
             raise
 
+    async def ping(self) -> None:
+        self._read(_fetch, "SELECT 1 FROM store_meta LIMIT 1", ())
+
     def begin_writing(self) -> None:
         if self._writer is None:
             self._lock = _writer_lock(self.path)

@@ -106,6 +106,10 @@ class Store:
         """Let go of the database."""
         await self._database.close()
 
+    async def ping(self) -> None:
+        """Return once the database has answered. Raises `Problem` STORE_UNAVAILABLE."""
+        await self._database.ping()
+
     # ---- writing: one thread
 
     def begin_writing(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
+from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import command, process
@@ -21,15 +24,56 @@ from tests.support.server import PROTOBUF
 from tests.support.stores import PostgresStores
 
 SECONDS_MAX = 60
+ASKED_AGAIN = 12
+"""Connections after which each of two workers has answered, but for one run in thousands."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that the tests may stop."""
+    with own_postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new database of that server, which runs again at the end."""
+    name = f"d{abs(hash(request.node.name))}"
+    execute(server.url, f"CREATE DATABASE {name}")
+    try:
+        yield server.url.replace("/postgres?", f"/{name}?")
+    finally:
+        if not answers(server.url):
+            server.start()
+
+
+def execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[call-overload]
+
+
+def answers(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 @contextmanager
-def serving(database_url: str, data_dir: Path, workers: int) -> Iterator[tuple[int, str]]:
-    """The process and the URL of a node of several workers."""
+def serving(
+    database_url: str, data_dir: Path, workers: int, *more: object
+) -> Iterator[tuple[int, str]]:
+    """The process and the URL of a node of several workers; its log is DATA_DIR/log."""
     arguments = ("--port", 0, "--database", database_url, "--data-dir", data_dir, "--json")
-    with subprocess.Popen(
-        command("serve", *arguments, "--workers", workers), stdout=subprocess.PIPE
-    ) as running:
+    with (
+        (data_dir / "log").open("wb") as log,
+        subprocess.Popen(
+            command("serve", *arguments, "--workers", workers, *more),
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as running,
+    ):
         assert running.stdout is not None
         try:
             yield running.pid, json.loads(running.stdout.readline())["url"]
@@ -67,6 +111,18 @@ def publish(url: str, number: int) -> int:
     return httpx.post(
         f"{url}/v1/messages", content=frame, headers=PROTOBUF, trust_env=False, timeout=30
     ).status_code
+
+
+def readiness(url: str) -> set[int]:
+    """What `/readyz` says on connections of their own; 0 where nobody answers in time."""
+
+    def ask() -> int:
+        try:
+            return httpx.get(f"{url}/readyz", trust_env=False, timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    return {ask() for _ in range(ASKED_AGAIN)}
 
 
 def found(url: str) -> list[int]:
@@ -119,3 +175,131 @@ def test_several_workers_on_a_file_are_refused(tmp_path: Path) -> None:
     assert ended.code == 2
     assert "PostgreSQL" in ended.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ready_means_that_the_database_answered_a_moment_ago_whichever_worker_is_asked(
+    server: PostgresServer, database: str, tmp_path: Path, workers: int
+) -> None:
+    with serving(database, tmp_path, workers) as (_, url):
+        assert readiness(url) == {200}
+        server.stop()
+        time.sleep(4)  # nobody reads or writes meanwhile
+        assert readiness(url) == {503}
+        reason = httpx.get(f"{url}/readyz", trust_env=False).json()
+        assert reason["code"] == "not_ready"
+        assert "database" in reason["detail"]
+        server.start()
+        wait_until(lambda: readiness(url) == {200})
+        log = tmp_path / "log"
+        wait_until(lambda: log.read_text().count("ready again") == workers)
+        lines = log.read_text().splitlines()
+    # One line for each change of each worker, and no other.
+    assert sum("not ready: the database" in line for line in lines) == workers
+    assert len(lines) == 2 * workers, lines
+
+
+def test_workers_that_die_while_the_database_is_away_say_so_and_come_back_with_it(
+    server: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    with serving(database, tmp_path, 2) as (pid, url):
+        assert publish(url, 1) == 201
+        server.stop()
+        before = workers_of(pid)
+        for each in before:
+            os.kill(each, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid) or len(workers_of(pid) - before) == 2)
+        assert is_running(pid), (tmp_path / "log").read_text()
+        # With no worker that has a database: somebody answers, and what is the matter.
+        wait_until(lambda: readiness(url) == {503})
+        assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+        refused = httpx.get(f"{url}/v1/feed", trust_env=False)
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        server.start()
+        wait_until(lambda: readiness(url) == {200})
+        assert publish(url, 2) == 201
+        assert found(url) == [1, 2]
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_running(pid))
+
+
+def test_five_kills_of_workers_in_ten_seconds_do_not_end_the_service(
+    database: str, tmp_path: Path
+) -> None:
+    with serving(database, tmp_path, 2) as (pid, url):
+        for _ in range(5):
+            wait_until(lambda: not is_running(pid) or bool(workers_of(pid)))
+            assert is_running(pid), (tmp_path / "log").read_text()
+            os.kill(max(workers_of(pid)), signal.SIGKILL)
+            time.sleep(0.5)
+        wait_until(lambda: not is_running(pid) or len(workers_of(pid)) == 2)
+        assert is_running(pid), (tmp_path / "log").read_text()
+        assert {publish(url, number) for number in range(10)} == {201}
+
+
+def churn(server: PostgresServer, database: str, data_dir: Path, seed: int, steps: int) -> None:
+    """Stop and start the database and kill workers in any order; in the end all is as it was."""
+    rng = random.Random(seed)
+    acknowledged: list[int] = []
+    with serving(database, data_dir, 2) as (pid, url):
+        for step in range(steps):
+            what = rng.choice(["stop", "start", "kill one", "kill all", "publish"])
+            running = workers_of(pid)
+            if what == "stop" and answers(server.url):
+                server.stop()
+            elif what == "start" and not answers(server.url):
+                server.start()
+            elif what == "kill all" or (what == "kill one" and running):
+                for each in running if what == "kill all" else [rng.choice(sorted(running))]:
+                    os.kill(each, signal.SIGKILL)
+            elif what == "publish" and answers(server.url) and 200 in readiness(url):
+                wait_until(lambda: readiness(url) == {200})
+                acknowledged += [step] if publish(url, step) == 201 else []
+            time.sleep(rng.choice([0, 0.3, 1.5]))
+            assert is_running(pid), (seed, step, what, (data_dir / "log").read_text())
+        if not answers(server.url):
+            server.start()
+        wait_until(lambda: readiness(url) == {200})
+        assert publish(url, steps) == 201
+        assert found(url) == [*acknowledged, steps]
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_running(pid))
+
+
+def test_the_service_outlives_any_order_of_stops_starts_and_kills(
+    server: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    churn(server, database, tmp_path, seed=random.SystemRandom().getrandbits(32), steps=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_the_service_outlives_many_orders_of_stops_starts_and_kills(
+    server: PostgresServer, database: str, tmp_path: Path, seed: int
+) -> None:
+    churn(server, database, tmp_path, seed, steps=40)
+
+
+def test_a_schema_that_a_newer_version_wrote_ends_the_service_when_a_worker_meets_it(
+    database: str, tmp_path: Path
+) -> None:
+    with serving(database, tmp_path, 2) as (pid, _):
+        execute(database, "UPDATE alembic_version SET version_num = '9999'")
+        os.kill(max(workers_of(pid)), signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+    assert "9999" in (tmp_path / "log").read_text()
+
+
+def test_a_service_whose_workers_wait_ends_when_it_is_told_to(
+    server: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    with serving(database, tmp_path, 2) as (pid, url):
+        server.stop()
+        for each in workers_of(pid):
+            os.kill(each, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid) or readiness(url) == {503})
+        assert is_running(pid), (tmp_path / "log").read_text()
+        waiting = workers_of(pid)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not any(is_running(each) for each in (pid, *waiting)))

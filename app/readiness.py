@@ -1,0 +1,94 @@
+"""Whether the node should get traffic: its database answered a moment ago, and it can be written.
+
+The database is asked once a second, and again by whoever wants to know while the last answer is
+old, so that a pause of this process is never taken for a fault of the database. Each change is
+logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from app.errors import Problem
+from app.ingest.committer import GroupCommitter
+from app.limits import Limits
+from app.store.store import Store
+
+PATIENCE_S = 1.0
+"""What a caller waits for an answer of the database, which takes a millisecond."""
+
+_log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Of one process. `watch` runs as long as the node is open."""
+
+    def __init__(self, store: Store, committer: GroupCommitter, limits: Limits) -> None:
+        self._store = store
+        self._committer = committer
+        self._interval_s = limits.database_probe_interval_s
+        self._age_s_max = limits.database_answer_age_s_max
+        self._asking: asyncio.Task[None] | None = None
+        self._answered_at_s = time.monotonic()
+        self._refusal: str | None = None
+        self._unready_since_s: float | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the node is not ready, as far as is known now; None where it is."""
+        if self._committer.fault is not None:
+            return self._committer.fault.detail
+        if self._refusal is not None:
+            return self._refusal
+        if self._is_old:
+            return f"the database has not answered for {self._age_s_max} s"
+        return None
+
+    async def check(self) -> str | None:
+        """`reason`, after asking the database where its last answer is old."""
+        if self._is_old:
+            await self._ask()
+        return self.reason
+
+    async def watch(self) -> None:
+        """Ask now and then, and log each change."""
+        while True:
+            await self._ask()
+            self._log_change()
+            await asyncio.sleep(self._interval_s)
+
+    @property
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._answered_at_s > self._age_s_max
+
+    async def _ask(self) -> None:
+        # One question at a time, however many want to know; a hung one is not asked twice.
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._probe(), name="database probe")
+        await asyncio.wait({self._asking}, timeout=PATIENCE_S)
+
+    async def _probe(self) -> None:
+        try:
+            await self._store.ping()
+        except Problem as problem:
+            self._refusal = problem.detail
+        else:
+            self._refusal = None
+            self._answered_at_s = time.monotonic()
+
+    def _log_change(self) -> None:
+        reason = self.reason
+        if reason is not None and self._unready_since_s is None:
+            self._unready_since_s = time.monotonic()
+            _log.warning("not ready: %s", " ".join(reason.split()))
+        elif reason is None and self._unready_since_s is not None:
+            _log.info("ready again after %.1f s", time.monotonic() - self._unready_since_s)
+            self._unready_since_s = None
+
+    async def close(self) -> None:
+        """Forget a question that nobody answered."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
