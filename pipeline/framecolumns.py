@@ -26,6 +26,8 @@ _Bytes = NDArray[np.uint8]
 
 _PADDING = bytes(32)  # a look at the head of a field never leaves the buffer
 _VARINT_BYTES_MAX = 10
+_TAG_OR_LENGTH_BYTES_MAX = 5
+_ID_TAG = 0x0A  # with it each writer begins an entry; others might be dropped for bad UTF-8
 _BYTES, _VARINT = 2, 0  # wire types
 
 
@@ -92,7 +94,8 @@ def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tu
     rows, entry_starts, entry_ends = found.repeated[_HISTORY]
     entries = _take_apart(data, entry_starts, entry_ends, _ENTRY)
     ids = entries.once[1]
-    is_plain[rows[~entries.is_plain | (ids[0] == ids[1])]] = False
+    is_entry = entries.is_plain & (ids[0] < ids[1]) & (data[entry_starts] == _ID_TAG)
+    is_plain[rows[~is_entry]] = False
 
     kept = is_plain[rows]
     elements = pa.StructArray.from_arrays(
@@ -124,9 +127,9 @@ def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout)
     rows = np.flatnonzero(starts < ends)
     at = starts[rows]
     while len(rows):
-        tags, at, are_tags = _varints(data, at)
+        tags, tag_ends, are_tags = _varints(data, at)
         numbers, wires = tags >> 3, tags & 7
-        values, heads, are_values = _varints(data, at)
+        values, heads, are_values = _varints(data, tag_ends)
         is_bytes = (wires == _BYTES) & np.isin(numbers, (*layout.once, *layout.repeated))
         is_integer = (wires == _VARINT) & np.isin(numbers, layout.integer)
         stops = np.where(is_bytes, heads + values, heads)
@@ -134,7 +137,9 @@ def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout)
         is_good = (
             (is_bytes | is_integer)
             & are_tags
+            & (tag_ends - at <= _TAG_OR_LENGTH_BYTES_MAX)
             & are_values
+            & (is_integer | (heads - tag_ends <= _TAG_OR_LENGTH_BYTES_MAX))
             & (heads <= stops)
             & (stops <= ends[rows])
             & (seen[rows] & bits == 0)

@@ -1,7 +1,9 @@
 """Frames to messages and back, in every dialect.
 
 Decoding is a pure function of the frame, with no setting, because an entry's digest depends on
-it. The dialect is told by the frame alone:
+it. Section 1 of docs/identity.md specifies it completely, with the order in which the codes of
+refusals win; a second decoder in the tests is written from that section alone. The dialect is told
+by the frame:
 
 - field 2 holds bytes: the specification's numbering. Plain strings as causal history make it
   `V1`; otherwise a sender in field 7 and none in field 1 makes it `CHAT_PROTO`; otherwise `V2`.
@@ -9,8 +11,13 @@ it. The dialect is told by the frame alone:
 
 A version 1 frame with an empty history has the bytes of version 2 and is called `V2`, just as
 a chat_proto frame without a sender is.
+
+The bytes are taken apart by protobuf's upb runtime. The pure Python runtime reads some frames
+differently (it takes a known field with an overlong tag for an unknown one), so this module does
+not load on it.
 """
 
+from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
 from sdstore.sds.history import parse_entries, parse_history, serialize_entry
@@ -21,6 +28,16 @@ __all__ = ["DECODER_VERSION", "MessageError", "decode", "encode"]
 
 DECODER_VERSION = 1
 """Rises with every change that decodes any frame to another message."""
+
+
+_OVERLONG = b"\x92\x00\x02id\xd0\x80\x00\x07"  # message ID "id", timestamp 7; both tags overlong
+_OVERLONG_READ = raw.SpecFrame.FromString(_OVERLONG)
+if (_OVERLONG_READ.message_id, _OVERLONG_READ.lamport_timestamp) != (b"id", 7):
+    raise ImportError(
+        f"protobuf's {api_implementation.Type()!r} runtime reads frames differently from "
+        "docs/identity.md, which gives other digests; use its binary wheel (the upb runtime), and "
+        "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+    )
 
 
 def decode(frame: bytes) -> tuple[Message, Dialect]:

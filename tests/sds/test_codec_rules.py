@@ -1,5 +1,9 @@
 """The rules of decoding, on frames built by hand."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.wire import sds_pb2
+from tests.support.frame_fields import field
 from tests.support.sds_strategies import messages
 from tests.support.sds_vectors import valid_frames
 
@@ -19,22 +24,6 @@ CODES = {
     "lamport_out_of_range",
     "no_content_no_lamport",
 }
-
-
-def field(number: int, value: bytes | int) -> bytes:
-    """One protobuf field: a varint for an integer, else length-delimited."""
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def frame_with(*fields: bytes) -> bytes:
@@ -314,3 +303,20 @@ def decoded_or_code(frame: bytes) -> tuple[Message | None, str]:
         return decode(frame)[0], ""
     except MessageError as error:
         return None, error.code
+
+
+def test_a_protobuf_runtime_that_reads_frames_otherwise_is_refused() -> None:
+    """The pure Python runtime takes a known field with an overlong tag for an unknown one."""
+    program = (
+        "from sdstore.sds.codec import decode; print(decode(bytes.fromhex('12026964d0800007')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "'python' runtime reads frames differently" in run.stderr

@@ -5,13 +5,22 @@ import json
 import struct
 from pathlib import Path
 
+import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest, entry_layout, frame_hash, order_value
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Dialect, HistoryEntry, Message
+from sdstore.sds.jsonform import from_json
+from sdstore.sds.model import (
+    LAMPORT_MAX,
+    LAMPORT_MIN,
+    Dialect,
+    HistoryEntry,
+    Message,
+    MessageError,
+)
 from tests.support.sds_strategies import messages
 from tests.vectors import digest_vectors
 
@@ -52,12 +61,22 @@ def test_the_documented_vectors_follow_the_documented_layout() -> None:
         digest = blake3(layout, derive_key_context=vectors["entry_context"]).digest()
         assert digest.hex() == vector["digest"] == entry_digest(message).hex()
         assert frame_hash(bytes.fromhex(vector["frame_hex"])).hex() == vector["frame_hash"]
+        assert from_json(vector["message"]) == message
     for vector in vectors["claims"]:
         digest, hint = bytes.fromhex(vector["digest"]), bytes.fromhex(vector["hint_hex"])
         expected = blake3(digest + hint, derive_key_context=vectors["claim_context"]).digest()
         assert expected.hex() == vector["claim_id"] == claim_id(digest, hint).hex()
     for vector in vectors["order_values"]:
         assert order_value(int(vector["lamport"])) == int(vector["order_value"])
+
+
+def test_the_documented_refusals_are_refused_with_their_codes() -> None:
+    vectors = json.loads(DOCUMENTED.read_text(encoding="utf-8"))
+    assert len(vectors["refusals"]) > 100
+    for vector in vectors["refusals"]:
+        with pytest.raises(MessageError) as refused:
+            decode(bytes.fromhex(vector["frame_hex"]))
+        assert refused.value.code == vector["code"], vector["name"]
 
 
 @given(messages())
