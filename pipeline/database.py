@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
+from app.store.faults import missing_driver
 from app.store.frames import FrameUnpacker, PackedFrame
 from pipeline.columns import CLAIMS, ENTRY_KEYS
 from pipeline.entrybatch import entries_batch
@@ -364,7 +365,10 @@ class PostgresDatabase(Database):
     _mark = "%s"
 
     def __init__(self, url: str) -> None:
-        import psycopg  # noqa: PLC0415 - of the `postgres` extra
+        try:
+            import psycopg  # noqa: PLC0415 - of the `postgres` extra
+        except ImportError as error:
+            raise missing_driver(error) from error
 
         self.faults = psycopg.Error
         try:

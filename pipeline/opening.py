@@ -68,7 +68,10 @@ def faults_told() -> Iterator[None]:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
     except ImportError as error:
-        detail = f"install the extra: pip install 'sdstore[spark]' ({error})"
+        detail = (
+            "snapshots need Spark, which is not installed: run `make setup`, "
+            f"or install this package with its extra `spark` ({error})"
+        )
         raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
     try:
         yield

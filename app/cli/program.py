@@ -28,6 +28,7 @@ PLUGIN_GROUP = "sdstore.verbs"
 
 MODULES = {
     "serve": "app.cli.serve",
+    "wait": "app.cli.serve",
     "publish": "app.cli.publish",
     "get": "app.cli.read",
     "hint": "app.cli.read",

@@ -1,4 +1,4 @@
-"""The verb that runs a node."""
+"""The verbs that run a node, and wait for one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import os
 import signal
 import sys
 from threading import Thread
+from time import monotonic, sleep
 from typing import Annotated
 
 import typer
 
 from app.cli.exits import CliError, Exit
 from app.cli.interrupts import loading
-from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
-from app.cli.output import print_json, stdout, table
+from app.cli.options import DEFAULT_NODE, AsJson, ConfigFile, DatabaseUrl, DataDir, NodeUrl
+from app.cli.output import print_json, print_note, stdout, table
 from app.limits import limits_table
 from app.settings import Settings, load_settings
 
 verbs = typer.Typer()
+
+_POLL_S = 0.1
+_ANSWER_S_MAX = 5.0
+"""A node that is ready says so at once; one that hangs is asked again."""
 
 
 @verbs.command()
@@ -85,6 +90,40 @@ def serve(
     if until_eof:
         Thread(target=_stop_at_eof, daemon=True).start()
     return _run(settings, as_json)
+
+
+@verbs.command()
+def wait(
+    node: NodeUrl = DEFAULT_NODE,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=0, help="Seconds to wait at most.")
+    ] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a node is ready: for scripts that have just started it."""
+    with loading():
+        import httpx  # noqa: PLC0415 - a fifth of a second
+
+    started = monotonic()
+    refusal = "nobody answers"
+    with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX) as client:
+        while True:
+            try:
+                answer = client.get("readyz")
+                if answer.is_success:
+                    break
+                refusal = f"/readyz answers {answer.status_code}"
+            except httpx.HTTPError as error:
+                refusal = str(error) or type(error).__name__
+            if monotonic() - started > timeout_s:
+                detail = f"{node} is not ready after {timeout_s:g} s: {refusal}"
+                raise CliError(Exit.LOCAL_FAULT, "timeout", detail)
+            sleep(_POLL_S)
+    waited_s = monotonic() - started
+    if as_json:
+        print_json({"url": node, "waited_s": round(waited_s, 3)})
+    else:
+        print_note(f"{node} is ready")
 
 
 def _refuse_exposure(settings: Settings) -> None:

@@ -23,3 +23,11 @@ class UnusableFileError(StoreError):
 
 class StoreBusyError(StoreError):
     """Another process writes to this SQLite file."""
+
+
+def missing_driver(error: ImportError) -> UnsupportedDatabaseError:
+    """What to say where the packages of the extra `postgres` are not installed."""
+    return UnsupportedDatabaseError(
+        "PostgreSQL needs its driver, psycopg, which is not installed: run `make setup`, or install "
+        f"this package with its extra `postgres` ({error})"
+    )

@@ -12,12 +12,12 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.store.faults import UnusableFileError
+from app.store.faults import UnusableFileError, missing_driver
 from app.store.schema import metadata
 from app.store.sqlite import replace_file, writing_alone
 
@@ -294,48 +294,52 @@ _NO_AMCHECK = (
 )
 
 
-def _postgres_structure(database_url: str) -> Structure:
-    import psycopg  # noqa: PLC0415 - an extra
+@contextmanager
+def _connected(database_url: str) -> Iterator[Any]:
+    """A connection to PostgreSQL. Raises UnsupportedDatabaseError, DatabaseUnreachableError."""
+    try:
+        import psycopg  # noqa: PLC0415 - an extra
 
-    from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
-
-    structure = Structure()
-    tables = list(metadata.tables)
+        from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_driver(error) from error
     try:
         with psycopg.connect(**parameters_of(database_url)) as connection:
-            found = connection.execute(_AMCHECK_SCHEMA).fetchone()
-            if found is None:
-                return Structure(unchecked=[_NO_AMCHECK])
-            checks = [
-                ("table", _OUR_TABLES, f"SELECT msg FROM {found[0]}.verify_heapam(%s::oid)"),  # noqa: S608
-                ("index", _OUR_INDEXES, f"SELECT {found[0]}.bt_index_check(%s::oid, true)::text"),
-            ]
-            for kind, listing, check in checks:
-                for oid, name in connection.execute(listing, [tables]).fetchall():
-                    try:
-                        rows = connection.execute(check, [oid]).fetchall()
-                    except psycopg.errors.InsufficientPrivilege as error:
-                        structure.unchecked.append(f"{kind} {name} was not checked: {error}")
-                        continue
-                    except psycopg.InternalError as error:
-                        rows = [(str(error).strip(),)]
-                    reports = [row[0] for row in rows if row[0]]
-                    if reports:
-                        structure.damages.append(Damage(kind, name, reports[0], len(reports)))
+            yield connection
     except psycopg.OperationalError as error:
         raise unreachable(error) from error
+
+
+def _postgres_structure(database_url: str) -> Structure:
+    structure = Structure()
+    tables = list(metadata.tables)
+    with _connected(database_url) as connection:
+        import psycopg  # noqa: PLC0415 - it is there by now
+
+        found = connection.execute(_AMCHECK_SCHEMA).fetchone()
+        if found is None:
+            return Structure(unchecked=[_NO_AMCHECK])
+        checks = [
+            ("table", _OUR_TABLES, f"SELECT msg FROM {found[0]}.verify_heapam(%s::oid)"),  # noqa: S608
+            ("index", _OUR_INDEXES, f"SELECT {found[0]}.bt_index_check(%s::oid, true)::text"),
+        ]
+        for kind, listing, check in checks:
+            for oid, name in connection.execute(listing, [tables]).fetchall():
+                try:
+                    rows = connection.execute(check, [oid]).fetchall()
+                except psycopg.errors.InsufficientPrivilege as error:
+                    structure.unchecked.append(f"{kind} {name} was not checked: {error}")
+                    continue
+                except psycopg.InternalError as error:
+                    rows = [(str(error).strip(),)]
+                reports = [row[0] for row in rows if row[0]]
+                if reports:
+                    structure.damages.append(Damage(kind, name, reports[0], len(reports)))
     return structure
 
 
 def rebuild_postgres(database_url: str) -> None:
     """Build every index of the store anew; nodes may go on. Raises DatabaseUnreachableError."""
-    import psycopg  # noqa: PLC0415 - an extra
-
-    from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
-
-    try:
-        with psycopg.connect(**parameters_of(database_url)) as connection:
-            for _, name in connection.execute(_OUR_TABLES, [list(metadata.tables)]).fetchall():
-                connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")
-    except psycopg.OperationalError as error:
-        raise unreachable(error) from error
+    with _connected(database_url) as connection:
+        for _, name in connection.execute(_OUR_TABLES, [list(metadata.tables)]).fetchall():
+            connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")

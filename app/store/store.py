@@ -15,7 +15,7 @@ from app.limits import Limits
 from app.store.ancestors import AncestorReads
 from app.store.database import Database
 from app.store.elementreads import ElementReads
-from app.store.faults import UnsupportedDatabaseError
+from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.framereads import FrameReads, Recheck
 from app.store.gapreads import GapReads
 from app.store.groupwriter import GroupWriter
@@ -55,9 +55,7 @@ async def open_database(url: str, limits: Limits) -> Database:
         try:
             from app.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
         except ImportError as error:
-            raise UnsupportedDatabaseError(
-                f"PostgreSQL needs its driver: pip install 'sdstore[postgres]' ({error})"
-            ) from error
+            raise missing_driver(error) from error
         return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
         return SqliteDatabase.open(url)

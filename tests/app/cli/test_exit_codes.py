@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,31 @@ def test_a_node_that_is_not_there_is_6() -> None:
     result = cli("channels", "--node", url)
     assert (result.code, error_code(result)) == (6, "unreachable")
     assert url in result.err
+
+
+def test_waiting_for_a_node_ends_when_it_is_ready_and_in_vain_with_6(node: str) -> None:
+    assert cli("wait", "--node", node, "--json").json["url"] == node
+    for url in (f"http://127.0.0.1:{free_port()}", f"{node}/nowhere"):
+        result = cli("wait", "--node", url, "--timeout", 0)
+        assert (result.code, error_code(result)) == (6, "timeout")
+        assert url in result.err
+
+
+def test_a_package_that_is_not_installed_is_6_and_sends_nobody_to_a_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("psycopg", "app.store.postgres", "app.store.pgsession", "py4j.protocol"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for verb in (
+        ("snapshot", "verify", tmp_path),
+        ("check", "--database", "postgresql://nowhere/x"),
+        ("check", "--deep", "--database", "postgresql://nowhere/x"),
+        ("reindex", "--database", "postgresql://nowhere/x"),
+    ):
+        result = cli(*verb)
+        assert (result.code, result.err.count("\n")) == (6, 1)
+        assert "make setup" in result.err
+        assert "pip install" not in result.err
 
 
 def test_a_port_that_is_taken_is_6(tmp_path: Path) -> None:
