@@ -7,6 +7,7 @@ refused with what the initiator has to send again.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError
@@ -16,6 +17,7 @@ from app.errors import Code, Problem
 from app.federation.content import items_size, load_items, take_items
 from app.federation.interests import KnownInterests
 from app.federation.local import LocalSide
+from app.http.auth import Caller, Scope
 from app.rangeindex import NodeIndex
 from recon.errors import RemoteProtocolError
 from recon.interest import Interest
@@ -25,6 +27,7 @@ from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.session import SessionKey, derive_session_key, nonce_is_fresh, responder_nonce
 from recon.view import View
+from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
@@ -55,31 +58,30 @@ class ReconEndpoint:
         self._interests = KnownInterests(interest, local.limits.recon_interests_bytes_max)
         self._budgets = budgets
 
-    async def answer(
-        self, body: bytes, caller_name: str, allowance: Allowance
-    ) -> wire.ReconResponse:
+    async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
 
-        `caller_name` names the pair and its budgets; `allowance` bounds what it may get.
+        `caller` names the pair and its budgets, and sees and pushes what its grants cover;
+        `allowance` bounds what it may get.
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
-        self._budgets.check(caller_name)
+        self._budgets.check(caller.name)
         try:
             request = wire.ReconRequest.FromString(body)
             # Decoding an interest and searching ranges cost about as much as hashing, byte for
             # element; roots and cached views are answered without any.
             parts = (request.session, request.ranges, request.fetch)
-            self._budgets.views.spend(caller_name, sum(part.ByteSize() for part in parts))
-            if refusal := self._refusal(request, caller_name.encode()):
+            self._budgets.views.spend(caller.name, sum(part.ByteSize() for part in parts))
+            if refusal := self._refusal(request, caller.name.encode()):
                 return refusal
-            known = self._interests.find(request.session)
+            known = self._interests.find(request.session, caller.channels)
             if known is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
             name, mutual = known
             if request.idle_root:
                 return await self._compare_roots(request.idle_root, mutual)
             key = _session_key(request.session, name)
-            return await self._answer(request, key, mutual, caller_name, allowance)
+            return await self._answer(request, key, mutual, caller, allowance)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -111,23 +113,49 @@ class ReconEndpoint:
         request: wire.ReconRequest,
         key: SessionKey,
         mutual: Interest,
-        caller_name: str,
+        caller: Caller,
         allowance: Allowance,
     ) -> wire.ReconResponse:
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"at most {most} are pushed at once")
         # What was pushed is in the answer: the initiator may compare at once.
-        outcomes = await take_items(self._local, request.push)
+        outcomes = await self._take(request.push, caller)
         await self._index.catch_up()
-        self._budgets.views.spend(caller_name, self._index.elements_to_hash(key, mutual))
+        self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
         view = self._index.view(key, mutual)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
         room = min(request.response_bytes_max or room, room)
         response = self._compare(view, request, room)
         await self._fill(response, view, request.fetch, room, allowance)
         response.push_outcomes.extend(outcomes)
-        self._budgets.replies.spend(caller_name, response.ByteSize())
+        self._budgets.replies.spend(caller.name, response.ByteSize())
         return response
+
+    async def _take(self, items: Sequence[wire.Item], caller: Caller) -> Sequence[wire.PushOutcome]:
+        """Take what the caller may publish; one outcome per item, in order.
+
+        A claim on an entry that the caller may not read is answered as one on an absent entry.
+        """
+        if Scope.PUBLISH not in caller.scopes:
+            return [wire.PUSH_REFUSED] * len(items)
+        if caller.channels is None:
+            return await take_items(self._local, items)
+        claimed = {item.claim.digest for item in items if item.HasField("claim")}
+        readable = {
+            entry.digest
+            for entry in await self._local.store.by_digest(list(claimed))
+            if caller.covers(entry.channel_id)
+        }
+        outcomes: list[wire.PushOutcome] = []
+        admitted: list[int] = []
+        for at, item in enumerate(items):
+            outcomes.append(wire.NOT_EXAMINED if item.HasField("claim") else wire.PUSH_REFUSED)
+            if item.claim.digest in readable or _is_covered(item, caller):
+                admitted.append(at)
+        taken = await take_items(self._local, [items[at] for at in admitted])
+        for at, outcome in zip(admitted, taken, strict=True):
+            outcomes[at] = outcome
+        return outcomes
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
         if not request.HasField("ranges"):
@@ -176,6 +204,15 @@ class ReconEndpoint:
             response.resume = bound_bytes(resume)
             if allowance.is_strict:
                 response.request_bytes_min = allowance.request_bytes_min(0)
+
+
+def _is_covered(item: wire.Item, caller: Caller) -> bool:
+    """Whether an item is an entry of a channel that the caller's grants reach."""
+    try:
+        message, _ = decode(item.entry.frame)
+    except MessageError:
+        return False
+    return item.HasField("entry") and caller.covers(message.channel_id)
 
 
 def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:

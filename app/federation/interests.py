@@ -9,6 +9,9 @@ from recon.interest import Interest, decode_interest
 from recon.session import interest_hash
 from sdstore.wire.recon_pb2 import Session
 
+_Key = tuple[bytes, frozenset[str] | None]
+"""Hash of an interest, channels that the caller may read."""
+
 _NAME_BYTES = 64  # of memory around a name
 _INTEREST_BYTES = 512  # of memory around an interest
 
@@ -22,8 +25,13 @@ def interest_of(settings: Settings) -> Interest:
     )
 
 
+def readable_part(interest: Interest, channels: frozenset[str] | None) -> Interest:
+    """The part of an interest that a caller may read; `channels` None: every channel."""
+    return interest if channels is None else interest.intersect(Interest.make(channels=channels))
+
+
 class KnownInterests:
-    """What callers asked about, as far as it is ours too, by hash; the oldest are forgotten.
+    """What callers asked about, as far as it is ours too and theirs to read; the oldest are forgotten.
 
     So an interest is decoded and matched once, not with every request.
     """
@@ -32,28 +40,32 @@ class KnownInterests:
         self._ours = ours
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._known: OrderedDict[bytes, tuple[Interest, int]] = OrderedDict()
+        self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
 
-    def find(self, session: Session) -> tuple[bytes, Interest] | None:
+    def find(
+        self, session: Session, channels: frozenset[str] | None
+    ) -> tuple[bytes, Interest] | None:
         """Hash and mutual interest of a request; None where the caller has to send it in full.
 
-        Raises `RemoteProtocolError` for an interest that is not canonical.
+        `channels`: those that the caller may read, None for all. Raises `RemoteProtocolError` for
+        an interest that is not canonical.
         """
         name = session.interest_hash
         if session.WhichOneof("interest") == "interest_bytes":
             name = interest_hash(session.interest_bytes)
-            if name not in self._known:
-                self._add(name, session.interest_bytes)
-        if name not in self._known:
+            if (name, channels) not in self._known:
+                self._add((name, channels), session.interest_bytes)
+        key = name, channels
+        if key not in self._known:
             return None
-        self._known.move_to_end(name)
-        return name, self._known[name][0]
+        self._known.move_to_end(key)
+        return name, self._known[key][0]
 
-    def _add(self, name: bytes, raw: bytes) -> None:
-        mutual = decode_interest(raw).intersect(self._ours)
+    def _add(self, key: _Key, raw: bytes) -> None:
+        mutual = readable_part(decode_interest(raw).intersect(self._ours), key[1])
         names_count = len(mutual.channels) + len(mutual.prefixes)
         size = len(raw) + _NAME_BYTES * names_count + _INTEREST_BYTES
-        self._known[name] = mutual, size
+        self._known[key] = mutual, size
         self._bytes += size
         while self._bytes > self._bytes_max and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1][1]

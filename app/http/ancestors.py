@@ -14,6 +14,7 @@ from app.http.call import Call, Headers
 from app.http.cursors import CursorKind, Cursors
 from app.http.forms import Form, answer_form, body_form
 from app.http.framework import After, CurrentCall, demands, respond
+from app.http.messages import find_readable
 from app.http.pages import next_link
 from app.http.parsing import read_json, read_protobuf
 from app.http.render import json_reply, message_json, message_protobuf, protobuf_reply
@@ -70,9 +71,7 @@ async def ancestors_of_one(
     after: After = None,
 ) -> Response:
     """Everything before one message, the latest first; in each page every message after its causes."""
-    found = await call.node.store.find(message_id, channel_id)
-    if found is None or not call.caller.covers(found.entry.channel_id):
-        raise Problem(Code.NOT_FOUND, "no such message is here")
+    found = await find_readable(call, message_id, channel_id)
     wanted = _Wanted(found.entry.channel_id, [message_id], [], limit, after)
     page, token = await _page(call, wanted)
     return _answer(call, page, token, next_link(request, token if _fits_url(token) else None))

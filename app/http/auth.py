@@ -45,9 +45,14 @@ class Caller:
         return self.channels is None or channel_id in self.channels
 
     def require(self, scope: Scope, channel_id: str | None) -> None:
-        """`forbidden` unless the grants cover the scope and, where one is named, the channel."""
-        if scope not in self.scopes:
+        """`forbidden` unless the grants cover the scope and, where one is named, the channel.
+
+        What an operator does reaches every channel, so it needs grants for all of them.
+        """
+        if scope not in self.scopes and scope is not Scope.OPEN:
             raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
+        if scope is Scope.ADMIN and self.channels is not None:
+            raise Problem(Code.FORBIDDEN, "this needs credentials for every channel")
         if channel_id is not None and not self.covers(channel_id):
             raise Problem(Code.FORBIDDEN, "the credentials do not cover this channel")
 

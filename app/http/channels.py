@@ -52,16 +52,18 @@ async def list_channels(
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.CHANNELS, after)
     last = None if position is None else str(position[0])
-    found = await call.node.store.channels(last, limit, prefix)
+    if call.caller.channels is None:
+        found = await call.node.store.channels(last, limit, prefix)
+    else:
+        found = await call.node.store.channels_among(call.caller.channels, last, limit, prefix)
     token = (
         cursors.write(CursorKind.CHANNELS, found[-1].channel_id) if len(found) == limit else None
     )
-    readable = [channel for channel in found if call.caller.covers(channel.channel_id)]
     headers = next_link(request, token)
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
-        page = wire.ChannelPage(channels=map(_channel_protobuf, readable), next=token or "")
+        page = wire.ChannelPage(channels=map(_channel_protobuf, found), next=token or "")
         return respond(protobuf_reply(page.SerializeToString(), 200, headers))
-    document = {"channels": list(map(_channel_json, readable)), "next": token}
+    document = {"channels": list(map(_channel_json, found)), "next": token}
     return respond(json_reply(document, 200, headers))
 
 

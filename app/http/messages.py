@@ -25,7 +25,7 @@ from app.http.render import (
     protobuf_reply,
     published_hints,
 )
-from app.store.records import LookupResult
+from app.store.records import Found, LookupResult
 from sdstore.wire import store_pb2 as wire
 
 IMMUTABLE = (b"cache-control", b"max-age=31536000, immutable")
@@ -48,16 +48,28 @@ _LOOKUP_BODY = TypeAdapter(LookupBody)
 async def get_message(call: Call) -> Reply:
     """`GET /v1/messages/{message_id}`: the variant this store serves under the ID."""
     form = answer_form(call.headers.get(b"accept"))
-    message_id, channel_id = call.params["message_id"], call.channel_id
-    found = await call.node.store.find(message_id, channel_id)
-    if found is None or not call.caller.covers(found.entry.channel_id):
-        raise _not_found()
+    found = await find_readable(call, call.params["message_id"], call.channel_id)
     digest = call.text("digest")
     if digest is not None:
         return await _get_variant(call, form, digest, found.variants)
     if form is Form.PROTOBUF:
         return _frame_reply(call, found.entry, found.variants_count, NO_CACHE)
     return await _entry_json_reply(call, found.entry, found.variants)
+
+
+async def find_readable(call: Call, message_id: str, channel_id: str | None) -> Found:
+    """What is served under an ID, of the channels that the caller may read; `not_found`.
+
+    A `channel_id` that was given is one of them: the shell has seen to it.
+    """
+    store, channels = call.node.store, call.caller.channels
+    if channel_id is None and channels is not None:
+        found = await store.find_among(message_id, channels)
+    else:
+        found = await store.find(message_id, channel_id)
+    if found is None:
+        raise _not_found()
+    return found
 
 
 async def get_entry(call: Call) -> Reply:

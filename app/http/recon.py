@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from app.budget import Allowance
 from app.errors import Code, Problem
+from app.federation.interests import readable_part
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.cursors import INT64_MAX, INT64_MIN
@@ -32,14 +33,14 @@ async def reconcile(call: Call) -> Reply:
     body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is a ReconRequest")
-    response = await call.node.recon.answer(call.body, call.caller.name, _allowance(call))
+    response = await call.node.recon.answer(call.body, call.caller, _allowance(call))
     return _packed(call, response.SerializeToString())
 
 
 @router.get("/recon/interests", openapi_extra=demands(Scope.SYNC))
 async def interests(call: CurrentCall) -> Response:
-    """What this node wants: the canonical `Interest`, or the same as JSON."""
-    interest = call.node.interest
+    """What this node wants and the caller may read: the canonical `Interest`, or it as JSON."""
+    interest = readable_part(call.node.interest, call.caller.channels)
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         return respond(protobuf_reply(interest.encode(), 200, [_READS_ZSTD]))
     document = {

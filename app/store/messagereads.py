@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 from app.entries import Entry
@@ -63,6 +63,18 @@ class MessageReads:
             return Found(entry, (entry.digest,))
         matches = await self._matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))
+
+    async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
+        """As `find`, as if the store held these channels only; FRAME_DAMAGED."""
+        key, names = self._keys.of_text(message_id), list(channel_ids)
+        asked = [(key, message_id, name) for name in names]
+        rows = await self._database.each(self._statements.served_in_channel, asked)
+        if not rows:
+            return None
+        served = sorted((unverified, seq, which, digest) for which, unverified, seq, digest in rows)
+        found = await self.find(message_id, names[served[0][2]])
+        variants = tuple(digest for _, _, _, digest in served[: self._limits.variants_listed_max])
+        return None if found is None else Found(found.entry, variants)
 
     async def entry(self, digest: bytes) -> Entry | None:
         """The entry with a digest; CONTENT_LOST."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from app.store.database import Database
 from app.store.entryrows import entry_row, fitting_count
@@ -33,6 +33,20 @@ class PageReads:
         first = begin if after is None else max(begin, f"{after}\x01", key=str.encode)
         rows = await self._database.rows(self._statements.channels, first=first, limit=limit)
         return [ChannelInfo(*row) for row in rows if row[0].startswith(begin)]
+
+    async def channels_among(
+        self, names: Collection[str], after: str | None, limit: int, prefix: str | None
+    ) -> list[ChannelInfo]:
+        """As `channels`, as if the store held no others than these."""
+        begin = prefix or ""
+        found: list[ChannelInfo] = []
+        for name in sorted(names):
+            if name.startswith(begin) and (after is None or name > after):
+                channel = await self.channel(name)
+                found += [] if channel is None else [channel]
+                if len(found) == limit:
+                    break
+        return found
 
     async def channel(self, channel_id: str) -> ChannelInfo | None:
         """One channel, None where nothing of it is here."""

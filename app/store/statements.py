@@ -32,6 +32,7 @@ from app.store.claimstatements import (
 )
 from app.store.entryselects import (
     FRAME_COLUMNS,
+    IN_CHANNELS,
     constant,
     entries,
     entries_with_frames,
@@ -82,6 +83,9 @@ class ReadStatements:
         self.find_in_channel = sql.each(
             in_channel, lambda key: self._find(with_id(key) & _in_channel(key))
         )
+        self.served_in_channel = sql.each(
+            in_channel, lambda key: self._served(with_id(key) & _in_channel(key))
+        )
         self.matches = sql.each(_ID_ARGUMENTS, lambda key: self._matches(with_id(key)))
         self.matches_in_channel = sql.each(
             in_channel, lambda key: self._matches(with_id(key) & _in_channel(key))
@@ -111,6 +115,11 @@ class ReadStatements:
         # An entry whose frame is gone is found all the same, and its second copy looked for.
         served = served.outerjoin(frames, frames.c.seq == messages.c.seq)
         return served.order_by(*_SERVED_FIRST).limit(constant(2))
+
+    def _served(self, condition: ColumnElement[bool]) -> Select[Any]:
+        found = select(messages.c.unverified, messages.c.seq, messages.c.digest)
+        found = found.join_from(messages, channels, IN_CHANNELS).where(condition)
+        return found.order_by(*_SERVED_FIRST).limit(constant(self._variants_max))
 
     def _matches(self, condition: ColumnElement[bool]) -> Select[Any]:
         found = entries().with_only_columns(messages.c.seq, messages.c.digest).where(condition)

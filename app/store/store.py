@@ -7,7 +7,7 @@ group committer's (`app.ingest.committer`). Callers bound `limit`s and numbers o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from app.entries import Claim, Entry, NewEntry
@@ -156,6 +156,13 @@ class Store:
         """
         return await self._messages.find(message_id, channel_id)
 
+    async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
+        """As `find`, as if the store held these channels only.
+
+        Raises `Problem` FRAME_DAMAGED.
+        """
+        return await self._messages.find_among(message_id, channel_ids)
+
     async def entry(self, digest: bytes) -> Entry | None:
         """One entry. Raises `Problem` CONTENT_LOST."""
         return await self._messages.entry(digest)
@@ -201,6 +208,12 @@ class Store:
     ) -> list[ChannelInfo]:
         """Channels by name as UTF-8 bytes."""
         return await self._pages.channels(after, limit, prefix)
+
+    async def channels_among(
+        self, names: Collection[str], after: str | None, limit: int, prefix: str | None = None
+    ) -> list[ChannelInfo]:
+        """As `channels`, as if the store held no others than these."""
+        return await self._pages.channels_among(names, after, limit, prefix)
 
     async def channel(self, channel_id: str) -> ChannelInfo | None:
         """One channel, None where nothing of it is here."""

@@ -88,19 +88,19 @@ def test_interests_are_known_by_hash_within_a_bound_of_bytes_the_oldest_forgotte
     known = KnownInterests(EVERYTHING, bytes_max=4_000)
     names = []
     for interest in interests:
-        found = known.find(session_of(interest.encode()))
+        found = known.find(session_of(interest.encode()), None)
         assert found == (interest_hash(interest.encode()), interest)
         names.append(found[0])
-    remembered = [known.find(Session(interest_hash=name)) is not None for name in names]
+    remembered = [known.find(Session(interest_hash=name), None) is not None for name in names]
     assert remembered == [False, True, True]
 
 
 def test_a_known_interest_is_cut_to_our_own_and_a_bad_one_is_not_remembered() -> None:
     ours = Interest.make(prefixes=frozenset(["a"]))
     known = KnownInterests(ours, bytes_max=4_000)
-    found = known.find(session_of(EVERYTHING.encode()))
+    found = known.find(session_of(EVERYTHING.encode()), None)
     assert found is not None
     assert found[1] == ours
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
-            known.find(session_of(b"\xff"))
+            known.find(session_of(b"\xff"), None)

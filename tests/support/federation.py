@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.budget import Allowance
+from app.http.auth import Caller
 from app.ingest.door import Door, Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
@@ -20,6 +21,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
+CALLER = Caller("test")
 Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
 
 
@@ -64,7 +66,7 @@ class InProcessPeer:
         parsed = ReconRequest.FromString(request)
         self.requests.append(parsed)
         allowance = Allowance(self._node.limits, len(request) if self._is_stranger else None)
-        response = await self._node.recon.answer(request, "test", allowance)
+        response = await self._node.recon.answer(request, CALLER, allowance)
         if self._mangle:
             response = self._mangle(parsed, response)
         raw = response.SerializeToString()

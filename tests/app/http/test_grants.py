@@ -1,0 +1,351 @@
+"""What a caller's grants do not cover, no route shows, changes or names.
+
+Each route of the table has attempts: ways in which a caller limited to one channel could reach
+another. A route without any fails the test, so that a new one cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from app.http.application import routes
+from app.http.auth import EVERY_SCOPE, Caller, Scope
+from app.http.routes import Route
+from app.limits import DEFAULT_LIMITS
+from recon.events import Need
+from recon.fetch import pack_fetch
+from recon.interest import Interest
+from recon.ranges import WHOLE
+from recon.session import SessionHeader, interest_hash
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import HistoryEntry, Message
+from sdstore.wire import recon_pb2 as wire
+from tests.app.http.test_recon import columns, hand_shake, request_in
+from tests.support.server import PROTOBUF, RunningNode, running_node
+
+MINE, THEIRS = "mine", "SECRET channel"
+HINT = bytes(32)
+SHARED_IN_THEIRS = Message("shared", THEIRS, lamport_timestamp=1, content=b"SECRET first")
+ONLY_THEIRS = Message(
+    "theirs", THEIRS, lamport_timestamp=2, content=b"SECRET", causal_history=(HistoryEntry("x"),)
+)
+SHARED_IN_MINE = Message("shared", MINE, lamport_timestamp=3, content=b"open")
+LAST_IN_MINE = Message(
+    "last", MINE, lamport_timestamp=4, content=b"last", causal_history=(HistoryEntry("shared"),)
+)
+SECRET_DIGESTS = [entry_digest(SHARED_IN_THEIRS), entry_digest(ONLY_THEIRS)]
+BASE64 = re.compile(rb"[A-Za-z0-9_-]{16,}")
+JSON = {"content-type": "application/json"}
+
+
+class ByHeader:
+    """The caller that a header names: all grants, one channel, all but one scope, none."""
+
+    def identify(self, _client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        name, _, without = headers.get(b"x-caller", b"all").decode().partition(" without ")
+        scopes = EVERY_SCOPE - {without} if without != "any" else frozenset[Scope]()
+        channels = frozenset([MINE, "nothing here"]) if name == "limited" else None
+        return Caller(f"{name} {without}", frozenset(Scope(each) for each in scopes), channels)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request of the limited caller; `asked` may stand in the answer, because it was said."""
+
+    path: str
+    status: int = 200
+    body: bytes | Callable[[RunningNode], bytes] = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    asked: tuple[bytes, ...] = ()
+    shows: bytes = b""
+
+
+def recon_body(**fields: Any) -> Callable[[RunningNode], bytes]:
+    """A request of a session over everything."""
+
+    def body(node: RunningNode) -> bytes:
+        header = limited_hand_shake(node)
+        return request_in(header, **fields).SerializeToString()
+
+    return body
+
+
+def limited_hand_shake(node: RunningNode) -> SessionHeader:
+    node.http.headers["x-caller"] = "limited"
+    try:
+        return hand_shake(node)
+    finally:
+        del node.http.headers["x-caller"]
+
+
+FETCH_ALL = pack_fetch([Need(WHOLE, None, 1_000)])
+PEER = "/v1/peers/0123456789abcdef"
+ADMIN_ONLY = {
+    "GET /v1/peers": [Attempt("/v1/peers", 403)],
+    "POST /v1/peers": [Attempt("/v1/peers", 403, b'{"url": "http://127.0.0.1:9"}', JSON)],
+    "GET /v1/peers/{peer_id}": [Attempt(PEER, 403)],
+    "DELETE /v1/peers/{peer_id}": [Attempt(PEER, 403)],
+    "GET /v1/peers/{peer_id}/status": [Attempt(f"{PEER}/status", 403)],
+    "POST /v1/peers/{peer_id}/sync": [Attempt(f"{PEER}/sync", 403)],
+    "GET /v1/syncs": [Attempt("/v1/syncs", 403)],
+    "POST /v1/syncs": [Attempt("/v1/syncs", 403, b'{"peer_url": "http://127.0.0.1:9"}', JSON)],
+    "GET /v1/syncs/{sync_id}": [Attempt("/v1/syncs/1", 403)],
+    "GET /v1/syncs/{sync_id}/events": [Attempt("/v1/syncs/1/events", 403)],
+}
+ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
+    "GET /v1/messages/{message_id}": [
+        Attempt("/v1/messages/shared", shows=b'"variants":[]'),
+        Attempt("/v1/messages/theirs", 404),
+        Attempt(f"/v1/messages/shared?digest={SECRET_DIGESTS[0].hex()}", 404),
+        Attempt("/v1/messages/shared", headers={"accept": "application/x-protobuf"}),
+    ],
+    "GET /v1/messages/{message_id}/ancestors": [
+        Attempt("/v1/messages/theirs/ancestors", 404),
+        Attempt("/v1/messages/shared/ancestors"),
+        Attempt("/v1/messages/last/ancestors", shows=b'"message_id":"shared"'),
+    ],
+    "POST /v1/messages/ancestors": [
+        Attempt(
+            "/v1/messages/ancestors",
+            403,
+            b'{"channel_id": "SECRET channel", "heads": ["theirs"]}',
+            JSON,
+        )
+    ],
+    "GET /v1/entries/{digest}": [
+        Attempt(f"/v1/entries/{digest.hex()}", 404) for digest in SECRET_DIGESTS
+    ],
+    "POST /v1/entries": [
+        Attempt(
+            "/v1/entries",
+            body=b'{"digests": ["%s"]}' % SECRET_DIGESTS[0].hex().encode(),
+            headers=JSON,
+            asked=(SECRET_DIGESTS[0],),
+            shows=b'"missing"',
+        )
+    ],
+    "POST /v1/messages": [
+        Attempt(
+            "/v1/messages",
+            403,
+            encode(Message("n", THEIRS, lamport_timestamp=9, content=b"x")),
+            PROTOBUF,
+        )
+    ],
+    "POST /v1/messages/batch": [
+        Attempt(
+            "/v1/messages/batch",
+            body=b'{"message": {"message_id": "n", "channel_id": "SECRET channel",'
+            b' "lamport_timestamp": "9", "content": "eA=="}}',
+            headers={"content-type": "application/x-ndjson"},
+            shows=b'"outcome":"refused"',
+        )
+    ],
+    "POST /v1/messages/lookup": [
+        Attempt("/v1/messages/lookup", 403, b'{"message_ids": ["theirs"]}', JSON),
+        Attempt(
+            "/v1/messages/lookup",
+            403,
+            b'{"message_ids": ["theirs"], "channel_id": "SECRET channel"}',
+            JSON,
+        ),
+        Attempt(
+            "/v1/messages/lookup",
+            body=b'{"retrieval_hints": ["%s"], "channel_id": "mine"}' % HINT.hex().encode(),
+            headers=JSON,
+            shows=b'"missing":[{"retrieval_hint"',
+        ),
+    ],
+    "GET /v1/hints/{hint}": [Attempt(f"/v1/hints/{HINT.hex()}", shows=b'"messages":[]')],
+    "GET /v1/channels": [
+        Attempt("/v1/channels", shows=b'"channel_id":"mine"'),
+        Attempt("/v1/channels?limit=1", shows=b'"channel_id":"mine"'),
+        Attempt("/v1/channels?prefix=SECRET", shows=b'"channels":[]'),
+    ],
+    "GET /v1/channels/{channel_id}": [Attempt(f"/v1/channels/{quote(THEIRS)}", 403)],
+    "GET /v1/channels/{channel_id}/messages": [
+        Attempt(f"/v1/channels/{quote(THEIRS)}/messages", 403)
+    ],
+    "GET /v1/channels/{channel_id}/gaps": [Attempt(f"/v1/channels/{quote(THEIRS)}/gaps", 403)],
+    "GET /v1/channels/{channel_id}/live": [Attempt(f"/v1/channels/{quote(THEIRS)}/live", 403)],
+    "GET /v1/feed": [
+        Attempt("/v1/feed", shows=b'"message_id":"last"'),
+        Attempt("/v1/feed?limit=1", shows=b'"messages":[]'),
+    ],
+    "GET /v1/live": [],  # a stream: a test of its own below
+    "POST /v1/recon": [
+        Attempt("/v1/recon", body=recon_body(fetch=FETCH_ALL), headers=PROTOBUF, shows=b"open"),
+    ],
+    "GET /v1/recon/interests": [Attempt("/v1/recon/interests", shows=b'"channels":["mine"')],
+    "POST /v1/negentropy": [
+        Attempt(
+            f"/v1/negentropy?channel_id={quote(THEIRS)}",
+            403,
+            b"\x61\x00\x00\x00",
+            {"content-type": "application/octet-stream"},
+        )
+    ],
+    "GET /v1/info": [Attempt("/v1/info")],
+    "GET /livez": [Attempt("/livez")],
+    "GET /readyz": [Attempt("/readyz")],
+    "GET /metrics": [Attempt("/metrics")],
+    "GET /openapi.json": [Attempt("/openapi.json")],
+    "GET /docs": [Attempt("/docs")],
+}
+ROUTES = routes(DEFAULT_LIMITS)
+
+
+def name_of(route: Route) -> str:
+    return f"{route.method} {route.template}"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node"), authorizer=ByHeader()) as running:
+        hinted = {**PROTOBUF, "retrieval-hint": HINT.hex()}
+        for message in (SHARED_IN_THEIRS, ONLY_THEIRS):
+            published = running.http.post("/v1/messages", content=encode(message), headers=hinted)
+            assert published.status_code == 201
+        for message in (SHARED_IN_MINE, LAST_IN_MINE):
+            assert running.publish(message).status_code == 201
+        yield running
+
+
+def shown(raw: bytes) -> bytes:
+    """An answer with everything in it that is base64, as cursors and contents are, beside it."""
+    decoded = []
+    for found in BASE64.findall(raw):
+        for cut in (found, found[: len(found) // 4 * 4]):
+            try:
+                decoded.append(urlsafe_b64decode(cut + b"=" * (-len(cut) % 4)))
+            except ValueError:
+                continue
+    return raw + b"".join(decoded)
+
+
+def assert_no_secret(raw: bytes, asked: tuple[bytes, ...] = ()) -> None:
+    everything = shown(raw)
+    assert b"SECRET" not in everything
+    for digest in set(SECRET_DIGESTS) - set(asked):
+        assert digest not in everything
+        assert digest.hex().encode() not in everything
+
+
+def count_of_theirs(node: RunningNode) -> int:
+    count: int = node.http.get(f"/v1/channels/{quote(THEIRS)}").json()["count"]
+    return count
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
+def test_no_route_leads_a_limited_caller_out_of_its_channels(
+    node: RunningNode, route: Route
+) -> None:
+    assert name_of(route) in ATTEMPTS, "say how a limited caller could leave its channels here"
+    for attempt in ATTEMPTS[name_of(route)]:
+        body = attempt.body(node) if callable(attempt.body) else attempt.body
+        headers = {**attempt.headers, "x-caller": "limited"}
+        answer = node.http.request(route.method, attempt.path, content=body, headers=headers)
+        assert (attempt.path, answer.status_code) == (attempt.path, attempt.status), answer.text
+        raw_headers = b"\n".join(b"%s: %s" % pair for pair in answer.headers.raw)
+        assert_no_secret(raw_headers + answer.content, attempt.asked)
+        assert attempt.shows in answer.content
+    assert count_of_theirs(node) == 2
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
+def test_every_route_demands_its_scope_and_the_channel_that_is_named(
+    node: RunningNode, route: Route
+) -> None:
+    path = re.sub(r"\{\w+\}", "x", route.template)
+
+    def status(caller: str, query: str = "") -> int:
+        headers = {"x-caller": caller}
+        return node.http.request(route.method, path + query, headers=headers).status_code
+
+    named = f"?channel_id={quote(THEIRS)}"
+    if "{channel_id}" in route.template:
+        path, named = route.template.replace("{channel_id}", quote(THEIRS)), ""
+    assert status("limited", named) == 403
+    if route.scope is not Scope.OPEN:
+        assert status("all without any") == 403
+        assert status(f"all without {route.scope}") == 403
+
+
+def test_a_limited_reader_of_the_live_stream_sees_its_channels_only(node: RunningNode) -> None:
+    start = node.http.get("/v1/feed?limit=1", headers={"x-caller": "all"}).json()["next"]
+    headers = {"x-caller": "limited"}
+    with node.http.stream("GET", "/v1/live", params={"after": start}, headers=headers) as stream:
+        raw = b""
+        for chunk in stream.iter_raw():
+            raw += chunk
+            if b'"last"' in raw:
+                break
+    assert b'"shared"' in raw
+    assert_no_secret(raw)
+
+
+def pushed(node: RunningNode, caller: str, *items: wire.Item) -> list[int]:
+    node.http.headers["x-caller"] = caller
+    try:
+        request = request_in(hand_shake(node), push=items)
+        raw = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
+    finally:
+        del node.http.headers["x-caller"]
+    return list(wire.ReconResponse.FromString(raw.content).push_outcomes)
+
+
+def entry_item(message: Message) -> wire.Item:
+    return wire.Item(entry=wire.Item.Entry(frame=encode(message)))
+
+
+def test_reconciliation_pushes_into_covered_channels_only(node: RunningNode) -> None:
+    into_theirs = Message("pushed", THEIRS, lamport_timestamp=9, content=b"x")
+    into_mine = Message("pushed", MINE, lamport_timestamp=9, content=b"x")
+    claims = [
+        wire.Item(claim=wire.Item.Claim(digest=digest, hint=b"pushed hint"))
+        for digest in (SECRET_DIGESTS[0], entry_digest(SHARED_IN_MINE), bytes(32))
+    ]
+    items = [entry_item(into_theirs), entry_item(into_mine), *claims]
+    outcomes = pushed(node, "limited", *items)
+    # A claim on what the caller may not read is answered as one on what is not here.
+    assert outcomes == [
+        wire.PUSH_REFUSED,
+        wire.STORED,
+        wire.NOT_EXAMINED,
+        wire.STORED,
+        wire.NOT_EXAMINED,
+    ]
+    assert count_of_theirs(node) == 2
+    hinted = node.http.get(f"/v1/hints/{b'pushed hint'.hex()}").json()["messages"]
+    assert [each["message"]["channel_id"] for each in hinted] == [MINE]
+
+
+def test_reconciliation_pushes_nothing_without_the_scope_to_publish(node: RunningNode) -> None:
+    message = Message("without scope", MINE, lamport_timestamp=9, content=b"x")
+    assert pushed(node, "all without publish", entry_item(message)) == [wire.PUSH_REFUSED]
+    assert node.http.get("/v1/messages/without%20scope").status_code == 404
+    assert pushed(node, "all", entry_item(message)) == [wire.STORED]
+
+
+def test_an_interest_that_another_caller_sent_is_not_remembered_for_a_limited_one(
+    node: RunningNode,
+) -> None:
+    everything = Interest.make(everything=True).encode()
+    header = hand_shake(node)
+    request = request_in(header, fetch=FETCH_ALL)
+    raw = node.http.post("/v1/recon", content=request.SerializeToString(), headers=PROTOBUF)
+    assert len(columns(wire.ReconResponse.FromString(raw.content))[0]) >= 4
+    limited = limited_hand_shake(node)
+    by_hash = request_in(limited, fetch=FETCH_ALL)
+    by_hash.session.interest_hash = interest_hash(everything)
+    headers = {**PROTOBUF, "x-caller": "limited"}
+    answer = node.http.post("/v1/recon", content=by_hash.SerializeToString(), headers=headers)
+    assert_no_secret(answer.content)
