@@ -58,8 +58,32 @@ class Outcome(NamedTuple):
     digest: bytes | None = None
 
 
+class Token(NamedTuple):
+    """A place in arrival order: a number, and the chain's sum of the last row up to it (signed 64 bits).
+
+    It holds in a database whose counter has reached the number and whose sum there is the same.
+    """
+
+    number: int
+    sum: int
+
+
+START = Token(0, 0)
+"""Before the first row; holds everywhere."""
+
+
+class Watermark(NamedTuple):
+    """The last number that each counter gave, with the sum there; all rows up to it are committed."""
+
+    entries: Token
+    claims: Token
+
+
 class Entry(NamedTuple):
-    """What the store keeps of a message. `received_at_ms`: this store's clock, since the epoch."""
+    """What the store keeps of a message. `received_at_ms`: this store's clock, since the epoch.
+
+    `arrival_sum`: that of the arrival chain (`app.store.arrivals`).
+    """
 
     seq: int
     channel_id: str
@@ -70,3 +94,9 @@ class Entry(NamedTuple):
     dialect: Dialect
     received_at_ms: int
     frame: bytes
+    arrival_sum: int
+
+    @property
+    def place(self) -> Token:
+        """Where it stands in arrival order."""
+        return Token(self.seq, self.arrival_sum)

@@ -38,6 +38,7 @@ class Code(StrEnum):
     INVALID_HEX = "invalid_hex"
     INVALID_CURSOR = "invalid_cursor"
     FOREIGN_CURSOR = "foreign_cursor"
+    CURSOR_ROLLED_BACK = "cursor_rolled_back"
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
     EMPTY_BODY = "empty_body"
@@ -90,6 +91,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.INVALID_HEX: (400, "Not hexadecimal"),
     Code.INVALID_CURSOR: (400, "The cursor is not one of this node's"),
     Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
+    Code.CURSOR_ROLLED_BACK: (410, "The database went back to before this cursor"),
     Code.MALFORMED_REQUEST: (400, "Not an HTTP request"),
     Code.HEADERS_TOO_LARGE: (431, "The headers are too large"),
     Code.EMPTY_BODY: (400, "The body is empty"),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.entries import Entry
+from app.entries import START, Entry, Token
 from app.errors import Code, Problem
 from app.ingest.records import Committed, Relayed
 from app.limits import Limits
@@ -44,15 +44,15 @@ class LiveMessage:
 
 
 class Gap(NamedTuple):
-    """What the reader missed begins after `after_seq`."""
+    """What the reader missed begins after `after`."""
 
-    after_seq: int
+    after: Token
 
 
 class Heartbeat(NamedTuple):
-    """The reader is connected, and has been shown what there is up to `seq` or told of its gap."""
+    """The reader is connected, and has been shown what there is up to `last` or told of its gap."""
 
-    seq: int
+    last: Token
 
 
 LiveEvent = LiveMessage | Gap | Heartbeat
@@ -68,9 +68,9 @@ class LiveHub:
         self._limits = limits
         self._buffer: deque[LiveMessage] = deque()
         self._buffer_bytes = 0
-        # The buffer holds the messages numbered from `_first_number` on; entries up to `_seq`.
+        # The buffer holds the messages numbered from `_first_number` on; entries up to `_last`.
         self._first_number = 0
-        self._seq = 0
+        self._last = START
         self._readers_count = 0
         self._follower: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -106,19 +106,17 @@ class LiveHub:
         # Once events are promised, all that a reader could be told is that they end.
         await self._store.watermark()
 
-    async def events(
-        self, wanted: Wanted, after_seq: int | None
-    ) -> AsyncGenerator[LiveEvent, None]:
-        """Every message from now on; before them what was stored after `after_seq`, if given."""
+    async def events(self, wanted: Wanted, after: Token | None) -> AsyncGenerator[LiveEvent, None]:
+        """Every message from now on; before them what was stored after `after`, if given."""
         self._readers_count += 1
         try:
             if self._is_closed:
                 return
             await self._start()
-            reader = _Reader(wanted, self._seq if after_seq is None else after_seq, self._end)
+            reader = _Reader(wanted, self._last if after is None else after, self._end)
             # From here on nothing is missed: a client that knows it can come back to this place.
-            yield Heartbeat(reader.seq)
-            if after_seq is not None:
+            yield Heartbeat(reader.last)
+            if after is not None:
                 async for message in self._replay(reader):
                     yield message
             while not self._is_closed:
@@ -134,14 +132,16 @@ class LiveHub:
         while is_behind and not self._is_closed:
             # Taken before the read: what is committed after it comes later in the buffer.
             reader.number = self._end
-            page = await self._store.feed(reader.seq, FEED_PAGE, self._limits.reply_bytes_max)
+            page = await self._store.feed(
+                reader.last.number, FEED_PAGE, self._limits.reply_bytes_max
+            )
             is_behind = page.next is not None
             for entry in page.entries:
-                reader.seq = entry.seq
+                reader.last = entry.place
                 if reader.wanted(entry.channel_id):
                     yield LiveMessage(entry, entry.channel_id, len(entry.frame))
             # Behind the last entry may be others, whose frames are damaged.
-            reader.seq = page.last_seq or reader.seq
+            reader.last = page.last or reader.last
 
     async def _next_event(self, reader: _Reader) -> LiveEvent:
         while True:
@@ -152,16 +152,16 @@ class LiveHub:
                 if reader.takes(message):
                     return message
             if reader.number < self._first_number:
-                gap = Gap(reader.seq)
-                reader.number, reader.seq = self._end, self._seq
+                gap = Gap(reader.last)
+                reader.number, reader.last = self._end, self._last
                 return gap
             try:
                 async with asyncio.timeout(self._limits.live_heartbeat_s):
                     await changed.wait()
             except TimeoutError:
-                return Heartbeat(reader.seq)
+                return Heartbeat(reader.last)
             if self._is_closed:
-                return Heartbeat(reader.seq)
+                return Heartbeat(reader.last)
 
     @property
     def _end(self) -> int:
@@ -184,7 +184,7 @@ class LiveHub:
     async def _start(self) -> None:
         async with self._starting:
             if self._follower is None:
-                self._seq, _ = await self._store.watermark()
+                self._last = (await self._store.arrived()).entries
                 self._follower = asyncio.create_task(self._follow_store(), name="live")
 
     def _stop(self) -> None:
@@ -214,11 +214,11 @@ class LiveHub:
                         await self._committed.wait()
 
     async def _read_feed(self) -> bool:
-        page = await self._store.feed(self._seq, FEED_PAGE, self._limits.reply_bytes_max)
+        page = await self._store.feed(self._last.number, FEED_PAGE, self._limits.reply_bytes_max)
         for entry in page.entries:
             self._append(entry, entry.channel_id, len(entry.frame))
         # Damaged entries are in no page, and are passed all the same.
-        self._seq = page.last_seq or self._seq
+        self._last = page.last or self._last
         if page.entries:
             self._announce()
             # Readers get their turn before the buffer moves on.
@@ -228,15 +228,15 @@ class LiveHub:
 
 @dataclass(slots=True)
 class _Reader:
-    """Where one reader is: the next number in the buffer, the last sequence number seen."""
+    """Where one reader is: the next number in the buffer, the place of the last entry seen."""
 
     wanted: Wanted
-    seq: int
+    last: Token
     number: int
 
     def takes(self, message: LiveMessage) -> bool:
         if isinstance(message.item, Entry):
-            if message.item.seq <= self.seq:
+            if message.item.seq <= self.last.number:
                 return False
-            self.seq = message.item.seq
+            self.last = message.item.place
         return self.wanted(message.channel_id)

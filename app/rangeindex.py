@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from app.channelgroups import ChannelGroups
 from app.errors import Code, Problem
 from app.groupsums import GroupSums
-from app.indexfile import Position, load_index, save_index
+from app.indexfile import load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
 from recon.cache import ViewCache
@@ -53,7 +53,7 @@ class NodeIndex:
         self._store = store
         self._limits = limits
         self._views, self._sums = self._caches()
-        self._position = Position(0, 0)
+        self._read = Watermark(START, START)
         self._saved_count = 0
         self._last_channel_number = 0
         self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
@@ -62,7 +62,7 @@ class NodeIndex:
     async def start(self, path: Path) -> None:
         """Read the index saved at `path` where it still fits, and from SQL what is newer."""
         if (saved := await load_index(path, self._store)) is not None:
-            self.elements, self._position = saved
+            self.elements, self._read = saved
             self._views, self._sums = self._caches()
             self._saved_count = len(self.elements)
             await self._learn_channels()
@@ -83,16 +83,23 @@ class NodeIndex:
         await self.catch_up()
         count = len(self.elements)
         if count - self._saved_count >= growth_min:
-            await save_index(path, self.elements, self._store, self._position)
+            await save_index(path, self.elements, self._store, self._read)
             self._saved_count = count
 
     async def catch_up(self) -> None:
         """Take in everything that is committed by now."""
-        if self._position == await self._store.watermark():
+        if await self._store.follows(self._read) == (True, False):
             return
         async with self._following:
+            is_same, _ = await self._store.follows(self._read)
+            if not is_same:
+                _log.warning("the database went back in time: the index is read again")
+                self._begin()
+            arrived = await self._store.arrived()
             while await self._read_more():
                 pass
+            # The last numbers may have no rows.
+            self._read = Watermark(*map(max, self._read, arrived))
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key: cached, or built."""
@@ -142,14 +149,15 @@ class NodeIndex:
             self._roots.popitem(last=False)
 
     async def _read_more(self) -> bool:
-        columns = await self._store.elements_after(*self._position, ELEMENTS_PER_READ)
+        seq, claim_no = (token.number for token in self._read)
+        columns = await self._store.elements_after(seq, claim_no, ELEMENTS_PER_READ)
         if not len(columns.orders):
             return False
         if int(columns.groups.max()) // 2 > self._last_channel_number:
             await self._learn_channels()
         self.elements.insert(columns.orders, columns.ids, columns.groups)
         self._sums.follow()
-        self._position = Position(*columns.next)
+        self._read = columns.read_up_to(self._read)
         return True
 
     async def _learn_channels(self) -> None:

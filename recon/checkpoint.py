@@ -25,7 +25,7 @@ from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.runs import element_sequence
-from recon.store import Columns
+from recon.store import Columns, Snapshot
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -47,11 +47,11 @@ class Checkpoint:
     stamp: bytes
 
 
-def write_checkpoint(path: Path, index: RangeIndex, stamp: bytes) -> None:
-    """Write the index as it is now: temporary file, fsync, rename. May run in any one thread."""
+def write_checkpoint(path: Path, snapshot: Snapshot, stamp: bytes) -> None:
+    """Write an index as it was at `snapshot`: temporary file, fsync, rename. May run in any thread."""
     if len(stamp) > STAMP_BYTES_MAX:
         raise LocalProtocolError(f"a stamp has at most {STAMP_BYTES_MAX} bytes")
-    columns = _sorted_columns(index)
+    columns = _sorted_columns(snapshot)
     header = _HEADER.pack(_MAGIC, len(columns), len(stamp), 0)
     arrays = (columns.orders, columns.ids, columns.groups)
     body = [_padded(stamp), *(array.tobytes() for array in arrays)]
@@ -108,8 +108,7 @@ def _columns_of(raw: U8, count: int) -> tuple[U64, U8, U32]:
     )
 
 
-def _sorted_columns(index: RangeIndex) -> Columns:
-    snapshot = index.state.snapshot
+def _sorted_columns(snapshot: Snapshot) -> Columns:
     everything = snapshot.slice(0, snapshot.size)
     words = everything.ids.view(">u8")
     sequence = element_sequence(everything.orders, heads_of(everything.ids))

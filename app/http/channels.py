@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.entries import START
 from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
@@ -17,7 +18,7 @@ from app.http.framework import After, CurrentCall, PageLimit, demands, respond
 from app.http.pages import next_link, page_reply, read_described
 from app.http.render import json_reply, protobuf_reply
 from app.limits import DEFAULT_LIMITS
-from app.store.records import ChannelInfo, Gap
+from app.store.records import ChannelInfo, Gap, Position
 from sdstore.wire import store_pb2 as wire
 
 router = APIRouter(prefix="/v1", tags=["channels"])
@@ -99,13 +100,19 @@ async def list_messages(
     """A page of the channel; `after` and `before` count in the direction of reading."""
     cursors = Cursors(call.node.store.database_id)
     kind = CursorKind(order.value)
+
+    async def position(token: str | None) -> Position | None:
+        if order is Order.ARRIVAL:
+            return await cursors.read_arrival(call.node.store, token)
+        return cursors.read(kind, token)
+
     read = partial(
         call.node.store.page,
         channel_id,
         order=order.value,
         direction=direction.value,
-        after=cursors.read(kind, after),
-        before=cursors.read(kind, before),
+        after=await position(after),
+        before=await position(before),
         lamport_from=from_lamport,
         lamport_to=to_lamport,
         bytes_max=call.node.limits.reply_bytes_max,
@@ -146,15 +153,13 @@ async def feed(
 ) -> Response:
     """Every channel in arrival order, up to the watermark; follow `next` and miss nothing."""
     cursors = Cursors(call.node.store.database_id)
-    position = cursors.read(CursorKind.ARRIVAL, after)
-    after_seq = 0 if position is None else int(position[0])
+    place = await cursors.read_arrival(call.node.store, after) or START
     bytes_max = call.node.limits.reply_bytes_max
     page, described = await read_described(
-        call, limit, lambda limit: call.node.store.feed(after_seq, limit, bytes_max)
+        call, limit, lambda limit: call.node.store.feed(place.number, limit, bytes_max)
     )
     # A follower always gets a place to go on from, also at the end.
-    last_seq = after_seq if page.last_seq is None else page.last_seq
-    token = cursors.write(CursorKind.ARRIVAL, last_seq)
+    token = cursors.write(CursorKind.ARRIVAL, *(page.last or place))
     return respond(page_reply(call, request, described, token))
 
 

@@ -15,8 +15,10 @@ from enum import StrEnum
 
 import orjson
 
+from app.entries import Token
 from app.errors import Code, Problem
 from app.store.records import Position
+from app.store.store import Store
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 TOKEN_CHARACTERS_MAX = 9_000
@@ -57,8 +59,8 @@ def _digest(value: object) -> bool:
 _SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
     # Lamport timestamp, message ID, digest in hex
     CursorKind.LOG: (_number, _text, _digest),
-    # sequence number
-    CursorKind.ARRIVAL: (_number,),
+    # sequence number, sum of the arrival chain there
+    CursorKind.ARRIVAL: (_number, _number),
     # channel ID
     CursorKind.CHANNELS: (_text,),
     # rank, number within the rank, sequence number
@@ -93,6 +95,24 @@ class Cursors:
         if database != self._database:
             raise Problem(Code.FOREIGN_CURSOR, "start again without a cursor")
         return tuple(position)
+
+    async def read_arrival(self, store: Store, token: str | None) -> Token | None:
+        """The place of an ARRIVAL token; None for no token.
+
+        `cursor_rolled_back` where the database's history up to it is not the one it was made from.
+        """
+        position = self.read(CursorKind.ARRIVAL, token)
+        if position is None:
+            return None
+        place = Token(int(position[0]), int(position[1]))
+        if not await store.holds(place):
+            raise Problem(
+                Code.CURSOR_ROLLED_BACK,
+                "this database went back to an older copy, or is another copy, and its history up to "
+                "this cursor is not the one that was read: start again without a cursor, or with one "
+                "from before that copy was made",
+            )
+        return place
 
     def _fields(self, token: str) -> list[int | str]:
         try:

@@ -52,10 +52,9 @@ async def channel_live(
 
 async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
     cursors = Cursors(call.node.store.database_id)
-    position = cursors.read(CursorKind.ARRIVAL, cursor)
+    after = await cursors.read_arrival(call.node.store, cursor)
     await call.node.live.admit()
-    after_seq = None if position is None else int(position[0])
-    return event_stream(call, _chunks(call.node.live.events(wanted, after_seq), cursors))
+    return event_stream(call, _chunks(call.node.live.events(wanted, after), cursors))
 
 
 async def _chunks(
@@ -68,11 +67,11 @@ async def _chunks(
 
 def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
     match each:
-        case Heartbeat(seq):
-            return heartbeat(cursors.write(CursorKind.ARRIVAL, seq))
-        case Gap(after_seq):
+        case Heartbeat(last):
+            return heartbeat(cursors.write(CursorKind.ARRIVAL, *last))
+        case Gap(after):
             # Without an ID: who reconnects now is shown what it missed.
-            cursor = cursors.write(CursorKind.ARRIVAL, after_seq)
+            cursor = cursors.write(CursorKind.ARRIVAL, *after)
             return event("gap", {"cursor": cursor})
         case LiveMessage():
             if not each.rendered:
@@ -82,7 +81,7 @@ def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
 
 def _message(message: LiveMessage, cursors: Cursors) -> bytes:
     if isinstance(message.item, Entry):
-        event_id = cursors.write(CursorKind.ARRIVAL, message.item.seq)
+        event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
         return event("message", message_json(message.item), event_id)
     return event("relayed", _relayed_json(message.item))
 

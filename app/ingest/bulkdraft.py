@@ -11,14 +11,16 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.errors import Code, Problem
+from app.ingest.bulkrows import DIGEST_COLUMN, MadeRows
 from app.store import schema
+from app.store.arrivals import ArrivalChain
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.keys import Keys
 from app.store.sql import SQLITE, Row
@@ -43,12 +45,17 @@ Item = tuple[int, bytes, tuple[bytes, ...]]
 
 @dataclass(slots=True)
 class Progress:
-    """How far a load is: the place of the last item, how many are in; `refused` counts by code."""
+    """How far a load is: the place of the last item, how many are in; `refused` counts by code.
+
+    `arrival_sum` is that of the arrival chain. Later copies that are dropped in the end have their part
+    in it: what counts is that no other history has the same sums.
+    """
 
     place: int = 0
     items_count: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     is_indexed: bool = False
+    arrival_sum: int = 0
 
 
 class Draft:
@@ -80,6 +87,7 @@ class Draft:
             self._connection.execute("SELECT channel_id, channel_no FROM spool.names")
         )
         self._settled: dict[tuple[int, str, bytes], None] = {}
+        self._chain = ArrivalChain(self.keys.secret)
         self.progress = self._read_progress()
         self._committed_count = self.progress.items_count
         self._connection.execute("BEGIN")
@@ -98,7 +106,22 @@ class Draft:
 
     # ---- filling
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def fill(self, items: Sequence[Item], made: MadeRows) -> None:
+        """Take in what was made of the next `items`; commits now and then."""
+        entries = [(row[0], row[DIGEST_COLUMN]) for row in made.rows]
+        entries += [(position, digest) for position, digest in made.unusual if digest is not None]
+        entries.sort()
+        first_seq = self.progress.items_count + 1
+        seqs = [first_seq + position for position, _ in entries]
+        before = self.progress.arrival_sum
+        sums = self._chain.sums(before, seqs, [digest for _, digest in entries])
+        sum_at = dict(zip(seqs, sums, strict=True))
+        self._insert(made.rows, sum_at)
+        self._spool(items, made.unusual, sum_at)
+        self.progress.arrival_sum = sums[-1] if sums else before
+        self._advance(items, made.refused)
+
+    def _insert(self, rows: Sequence[Row], sum_at: Mapping[int, int]) -> None:
         """Rows of the next items, as `MadeRows` has them."""
         first_seq = self.progress.items_count + 1
         messages: list[Row] = []
@@ -110,7 +133,8 @@ class Draft:
             number = self._number(channel_id)
             self._settled[number, message_id, b""] = None
             numbers = (seq, id_key, lamport, self._now_ms, number, size, dialect, unverified)
-            messages.append((*numbers, message_id, digest[:PREFIX_BYTES], digest, frame_hash))
+            prefix = digest[:PREFIX_BYTES]
+            messages.append((*numbers, message_id, prefix, digest, frame_hash, sum_at[seq]))
             frames.append((seq, codec, None, data))
             told += [(number, *each) for each in history if (number, *each) not in self._settled]
             if history:
@@ -121,20 +145,22 @@ class Draft:
         if len(self._settled) > SETTLED_MAX:
             self._settled.clear()
 
-    def spool(self, items: Iterable[tuple[int, bytes | None, Item]]) -> None:
-        """(position, digest, item) of those of the next items that are written the usual way."""
-        first_seq = self.progress.items_count + 1
-        rows = [
-            (
-                first_seq + position,
-                digest,
-                PublishItem(frame=frame, retrieval_hints=hints).SerializeToString(),
-            )
-            for position, digest, (_, frame, hints) in items
-        ]
-        self._connection.executemany("INSERT INTO spool.items VALUES (?, ?, ?)", rows)
+    def _spool(
+        self,
+        items: Sequence[Item],
+        unusual: Iterable[tuple[int, bytes | None]],
+        sum_at: Mapping[int, int],
+    ) -> None:
+        """(position, digest) of those of the next items that are written the usual way."""
+        rows = []
+        for position, digest in unusual:
+            _, frame, hints = items[position]
+            seq = self.progress.items_count + 1 + position
+            raw = PublishItem(frame=frame, retrieval_hints=hints).SerializeToString()
+            rows.append((seq, digest, sum_at.get(seq), raw))
+        self._connection.executemany("INSERT INTO spool.items VALUES (?, ?, ?, ?)", rows)
 
-    def advance(self, items: Sequence[Item], refused: Iterable[str]) -> None:
+    def _advance(self, items: Sequence[Item], refused: Iterable[str]) -> None:
         """Note that the next `items` are in, but for those refused; commits now and then."""
         self.progress.place = items[-1][0]
         self.progress.items_count += len(items)
@@ -155,6 +181,7 @@ class Draft:
             connection.execute("DELETE FROM frames WHERE seq IN (SELECT seq FROM copies)")
             connection.execute("DELETE FROM messages WHERE seq IN (SELECT seq FROM copies)")
             connection.execute(_COUNT_CHANNELS, (LAMPORT_MAX, LAMPORT_MIN))
+            connection.execute("UPDATE watermark SET seq = ?", [self.progress.items_count])
             self.progress.is_indexed = True
         self._commit()
 
@@ -168,17 +195,25 @@ class Draft:
     def _commit(self) -> None:
         made = self.progress
         self._connection.execute(
-            "UPDATE spool.progress SET place = ?, items_count = ?, refused = ?, is_indexed = ?",
-            (made.place, made.items_count, json.dumps(made.refused), made.is_indexed),
+            "UPDATE spool.progress SET"
+            " place = ?, items_count = ?, refused = ?, is_indexed = ?, arrival_sum = ?",
+            (
+                made.place,
+                made.items_count,
+                json.dumps(made.refused),
+                made.is_indexed,
+                made.arrival_sum,
+            ),
         )
         self._connection.execute("COMMIT")
 
     def _read_progress(self) -> Progress:
         [row] = self._connection.execute(
-            "SELECT place, items_count, refused, is_indexed FROM spool.progress"
+            "SELECT place, items_count, refused, is_indexed, arrival_sum FROM spool.progress"
         )
-        place, items_count, refused, is_indexed = row
-        return Progress(place, items_count, Counter(json.loads(refused)), bool(is_indexed))
+        place, items_count, refused, is_indexed, arrival_sum = row
+        counts = Counter(json.loads(refused))
+        return Progress(place, items_count, counts, bool(is_indexed), arrival_sum)
 
     # ---- beginning
 
@@ -204,7 +239,7 @@ class Draft:
         with closing(sqlite3.connect(self.spool_path)) as spool, spool:
             for statement in _SPOOL:
                 spool.execute(statement)
-            spool.execute("INSERT INTO progress VALUES (?, 0, 0, '{}', FALSE)", [name])
+            spool.execute("INSERT INTO progress VALUES (?, 0, 0, '{}', FALSE, 0)", [name])
 
 
 def draft_of(store: Path) -> Path:
@@ -254,14 +289,15 @@ def _identity(store: Path) -> list[Any]:
 
 _SPOOL = (
     "CREATE TABLE told (channel_no INTEGER, message_id TEXT, hint BLOB)",
-    "CREATE TABLE items (seq INTEGER PRIMARY KEY, digest BLOB, item BLOB)",
+    "CREATE TABLE items (seq INTEGER PRIMARY KEY, digest BLOB, arrival_sum INTEGER, item BLOB)",
     "CREATE TABLE names (channel_no INTEGER PRIMARY KEY, channel_id TEXT)",
-    "CREATE TABLE progress (name TEXT, place INTEGER, items_count INTEGER, refused TEXT, is_indexed BOOLEAN)",
+    "CREATE TABLE progress (name TEXT, place INTEGER, items_count INTEGER, refused TEXT, is_indexed BOOLEAN,"
+    " arrival_sum INTEGER)",
 )
 
 _IS_EMPTY = """
 SELECT EXISTS (SELECT 1 FROM messages), EXISTS (SELECT 1 FROM met_ids),
-EXISTS (SELECT 1 FROM refused_digests)
+EXISTS (SELECT 1 FROM refused_digests), EXISTS (SELECT 1 FROM watermark WHERE seq + claim_no > 0)
 """
 
 _FIND_COPIES = """

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from app.entries import NewEntry, OutcomeKind
+from app.entries import NewEntry, OutcomeKind, Token
 from app.ingest.bulkdraft import CPUS, Draft, Item, remove_draft, replace_store
 from app.ingest.bulkrows import MadeRows, make_rows, start_here, start_worker
 from app.ingest.prepare import prepare
@@ -116,9 +116,7 @@ def _load(
 
 def _fill(draft: Draft, made: Iterable[tuple[Sequence[Item], MadeRows]]) -> None:
     for items, rows in made:
-        draft.insert(rows.rows)
-        draft.spool((position, digest, items[position]) for position, digest in rows.unusual)
-        draft.advance(items, rows.refused)
+        draft.fill(items, rows)
 
 
 def _made(
@@ -168,7 +166,7 @@ def _write_rest(draft: Draft, keys: Keys, limits: Limits, now_ms: int) -> int:
             told = spool.execute("SELECT channel_no, message_id, hint FROM told ORDER BY rowid")
             while references := told.fetchmany(limits.group_items_max):
                 writer.settle(references, numbers)
-            items = spool.execute("SELECT seq, item FROM items ORDER BY seq")
+            items = spool.execute("SELECT seq, arrival_sum, item FROM items ORDER BY seq")
             while rows := items.fetchmany(BATCH_ITEMS):
                 relayed_count += _write_group(writer, rows, limits)
     finally:
@@ -176,17 +174,19 @@ def _write_rest(draft: Draft, keys: Keys, limits: Limits, now_ms: int) -> int:
     return relayed_count
 
 
-def _write_group(writer: GroupWriter, rows: Sequence[tuple[int, bytes]], limits: Limits) -> int:
+def _write_group(
+    writer: GroupWriter, rows: Sequence[tuple[int, int, bytes]], limits: Limits
+) -> int:
     entries: list[NewEntry] = []
-    seqs: list[int] = []
+    places: list[Token] = []
     met: list[MetId] = []
-    for seq, raw in rows:
+    for seq, arrival_sum, raw in rows:
         item = PublishItem.FromString(raw)
         prepared = prepare(Publication(item.frame, tuple(item.retrieval_hints)), limits)
         if isinstance(prepared, NewEntry):
             entries.append(prepared)
-            seqs.append(seq)
+            places.append(Token(seq, arrival_sum))
         elif prepared.message.kind is Kind.SYNC:
             met.append(MetId(prepared.message.channel_id, prepared.message.message_id))
-    writer.write(entries, met, (), seqs)
+    writer.write(entries, met, (), places)
     return len(rows) - len(entries)

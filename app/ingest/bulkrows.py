@@ -33,6 +33,10 @@ class MadeRows(NamedTuple):
     unusual: list[tuple[int, bytes | None]]
 
 
+DIGEST_COLUMN = 8
+"""Of a row of `MadeRows`."""
+
+
 class RowMaker:
     """One worker's tools."""
 

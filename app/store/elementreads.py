@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from app.entries import Watermark
+from app.store.arrivals import watermark_of
 from app.store.database import Database
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ContentState, ElementColumns, LostElement
@@ -15,6 +17,7 @@ from app.store.statements import ReadStatements
 from sdstore.sds.digest import order_value
 
 DIGEST_BYTES = 32
+_NUMBER_MAX = 2**63 - 1
 _ORDER_OFFSET = np.uint64(order_value(0))
 
 
@@ -41,12 +44,26 @@ class ElementReads:
             np.concatenate([groups for _, _, groups in columns]),
             entries[-1][0] if entries else seq,
             claims[-1][0] if claims else claim_no,
+            entries[-1][-1] if entries else None,
+            claims[-1][-1] if claims else None,
         )
 
-    async def watermark(self) -> tuple[int, int]:
-        """The highest committed sequence and claim numbers; everything up to them is committed."""
-        ((seq, claim_no),) = await self._database.rows(self._statements.watermark)
-        return int(seq), int(claim_no)
+    async def arrived(self) -> Watermark:
+        """The places up to which everything is committed."""
+        return watermark_of(await self._sums_at(_NUMBER_MAX, _NUMBER_MAX))
+
+    async def holds(self, read: Watermark) -> tuple[bool, bool]:
+        """(whether this history up to `read` is the one that was read, whether there is more)."""
+        entries, claims = read
+        seq, entry_sum, claim_no, claim_sum = await self._sums_at(entries.number, claims.number)
+        is_there = entries.number <= seq and claims.number <= claim_no
+        is_same = (entry_sum, claim_sum) == (entries.sum, claims.sum)
+        return is_there and is_same, (seq, claim_no) != (entries.number, claims.number)
+
+    async def _sums_at(self, seq: int, claim_no: int) -> Row:
+        query = self._statements.sums_at
+        [row] = await self._database.rows(query, seq_at=seq, claim_no_at=claim_no)
+        return row
 
     async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
         """Which of these digests a local policy refused lately."""
@@ -77,8 +94,8 @@ class ElementReads:
 def _columns(
     rows: Sequence[Row], parity: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint32]]:
-    """Rows of (number, channel number, Lamport timestamp, 32 bytes); group = 2 channels + parity."""
-    _, channel_numbers, lamports, ids = zip(*rows, strict=True) if rows else ((), (), (), ())
+    """Rows of (number, channel number, Lamport timestamp, 32 bytes, sum); group = 2 channels + parity."""
+    _, channel_numbers, lamports, ids, _ = zip(*rows, strict=True) if rows else ((),) * 5
     orders = np.array(lamports, dtype=np.int64).view(np.uint64) + _ORDER_OFFSET
     groups = np.array(channel_numbers, dtype=np.uint32) * np.uint32(2) + np.uint32(parity)
     flat = np.frombuffer(b"".join(ids), dtype=np.uint8)

@@ -22,6 +22,7 @@ class EntryRow(NamedTuple):
     frame_hash: bytes
     dialect: int
     received_at_ms: int
+    arrival_sum: int
     frame_bytes: int
 
 
@@ -39,9 +40,18 @@ def entry_row(row: Row) -> EntryRow:
 
 def entry_of(row: Row, frame: bytes) -> Entry:
     """The record of a row that begins with the columns of `EntryRow`."""
-    seq, channel_id, message_id, lamport, digest, frame_hash, dialect, at_ms = row[:8]
+    seq, channel_id, message_id, lamport, digest, frame_hash, dialect, at_ms, arrival_sum = row[:9]
     return Entry(
-        seq, channel_id, message_id, lamport, digest, frame_hash, _DIALECTS[dialect], at_ms, frame
+        seq,
+        channel_id,
+        message_id,
+        lamport,
+        digest,
+        frame_hash,
+        _DIALECTS[dialect],
+        at_ms,
+        frame,
+        arrival_sum,
     )
 
 

@@ -19,6 +19,7 @@ _ENTRY_COLUMNS = (
     messages.c.frame_hash,
     messages.c.dialect,
     messages.c.received_at_ms,
+    messages.c.arrival_sum,
     messages.c.frame_bytes,
 )
 SMALL_FRAME_BYTES_MAX = 2 * 1024

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
-from app.entries import Claim, NewEntry
+from app.entries import Claim, NewEntry, Token, Watermark
 from app.limits import Limits
+from app.store.arrivals import ArrivalChain, last_of, watermark_of
 from app.store.database import Database, Transaction, chunks
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.framewriter import LOST_NEAR_MAX, FrameWriter, Lost, Written, read_frames
@@ -35,8 +35,7 @@ PREFIX_BYTES = 8
 class Group:
     """What one transaction finds out and decides."""
 
-    last_seq: int
-    last_claim_no: int
+    watermark: Watermark
     last_history_no: int
     last_channel_no: int
     has_missing: bool
@@ -46,6 +45,10 @@ class Group:
     channel_numbers: dict[str, int] = field(default_factory=dict)
     written: list[tuple[NewEntry, WriteResult]] = field(default_factory=list)
     mended: set[int] = field(default_factory=set)
+    began_at: Watermark = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began_at = self.watermark
 
 
 class GroupWriter:
@@ -62,6 +65,7 @@ class GroupWriter:
         self._frames = FrameWriter(self._statements)
         self._unpacker = FrameUnpacker()
         self._references = ReferenceWriter(self._statements, keys, limits)
+        self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
 
     def write(
@@ -69,26 +73,27 @@ class GroupWriter:
         entries: Sequence[NewEntry],
         met: Sequence[MetId],
         refused: Sequence[bytes],
-        seqs: Sequence[int] | None = None,
+        places: Sequence[Token] | None = None,
     ) -> list[WriteResult]:
         """One result for each entry, in order; nothing is written if it raises.
 
-        New entries get the next sequence numbers, or those of `seqs`: one for each entry.
+        New entries get the next sequence numbers. A bulk load, which has numbered its entries already,
+        gives their `places`: one for each entry.
         """
         try:
             with self._database.transaction() as transaction:
                 group = self._begin(transaction)
                 self._find_known(transaction, group, {entry.digest for entry in entries})
                 self._number_channels(transaction, group, entries, met)
-                numbered = zip(entries, repeat(None) if seqs is None else seqs, strict=False)
-                results = [self._decide(group, *each) for each in numbered]
+                results = self._decide_all(group, entries, places)
                 mended = self._mend(transaction, group, entries)
-                self._insert(transaction, group, mended)
+                self._insert(transaction, group, mended, places)
                 if group.mended:
                     self._retry_near(transaction, group.mended)
                 claims = self._write_claims(transaction, group, _wanted_claims(_claims(entries)))
                 settled = self._references.write(transaction, group, met)
                 self._write_refused(transaction, refused)
+                self._move_watermark(transaction, group)
         except BaseException:
             self._frames.forget()
             raise
@@ -126,7 +131,9 @@ class GroupWriter:
             group = self._begin(transaction)
             self._find_known(transaction, group, {digest for digest, _ in claims})
             wanted = _wanted_claims(each for each in claims if each[0] in group.known)
-            return sum(map(len, self._write_claims(transaction, group, wanted).values()))
+            written = self._write_claims(transaction, group, wanted)
+            self._move_watermark(transaction, group)
+            return sum(map(len, written.values()))
 
     def settle(self, references: Sequence[Reference], channel_numbers: dict[str, int]) -> None:
         """Write what references of entries tell that are in the store already."""
@@ -136,11 +143,15 @@ class GroupWriter:
             self._references.settle(transaction, group, dict.fromkeys(references))
 
     def _begin(self, transaction: Transaction) -> Group:
-        seq, claim_no, history_no, channel_no, has_missing, has_lost = transaction.rows(
-            self._statements.numbers
-        )[0]
+        [numbers] = transaction.rows(self._statements.numbers)
+        *watermark, history_no, channel_no, has_missing, has_lost = numbers
         return Group(
-            seq, claim_no, history_no, channel_no, bool(has_missing), bool(has_lost), self._now_ms()
+            watermark_of(watermark),
+            history_no,
+            channel_no,
+            bool(has_missing),
+            bool(has_lost),
+            self._now_ms(),
         )
 
     def _find_known(self, transaction: Transaction, group: Group, wanted: set[bytes]) -> None:
@@ -167,17 +178,24 @@ class GroupWriter:
             numbers[channel_id] = group.last_channel_no
 
     @staticmethod
-    def _decide(group: Group, entry: NewEntry, seq: int | None) -> WriteResult:
-        known = group.known.get(entry.digest)
-        if known is not None:
-            # Of two copies in one group the second is a duplicate.
-            return known._replace(is_new=False) if known.is_new else known
-        group.last_seq = group.last_seq + 1 if seq is None else seq
-        channel_no = group.channel_numbers[entry.message.channel_id]
-        result = WriteResult(group.last_seq, channel_no, group.received_at_ms, is_new=True)
-        group.written.append((entry, result))
-        group.known[entry.digest] = result
-        return result
+    def _decide_all(
+        group: Group, entries: Sequence[NewEntry], places: Sequence[Token] | None
+    ) -> list[WriteResult]:
+        results: list[WriteResult] = []
+        last_seq = group.watermark.entries.number
+        for position, entry in enumerate(entries):
+            known = group.known.get(entry.digest)
+            if known is not None:
+                # Of two copies in one group the second is a duplicate.
+                results.append(known._replace(is_new=False) if known.is_new else known)
+                continue
+            last_seq = last_seq + 1 if places is None else places[position].number
+            channel_no = group.channel_numbers[entry.message.channel_id]
+            result = WriteResult(last_seq, channel_no, group.received_at_ms, is_new=True)
+            results.append(result)
+            group.written.append((entry, result))
+            group.known[entry.digest] = result
+        return results
 
     # ---- frames that cannot be read
 
@@ -232,13 +250,24 @@ class GroupWriter:
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
         transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])
 
-    def _insert(self, transaction: Transaction, group: Group, mended: Sequence[Written]) -> None:
-        rows = [self._message_row(entry, result) for entry, result in group.written]
+    def _insert(
+        self, transaction: Transaction, group: Group, mended: Sequence[Written], places: Sequence[Token] | None
+    ) -> None:
+        seqs = [result.seq for _, result in group.written]
+        if places is None:
+            digests = [entry.digest for entry, _ in group.written]
+            before = group.watermark.entries
+            sums = self._chain.sums(before.sum, seqs, digests)
+            group.watermark = group.watermark._replace(entries=last_of(before, seqs, sums))
+        else:
+            sum_at = dict(places)
+            sums = [sum_at[seq] for seq in seqs]
+        rows = [self._message_row(*each, at) for each, at in zip(group.written, sums, strict=True)]
         transaction.many(self._statements.insert_messages, rows)
         self._frames.write(transaction, [*group.written, *mended])
         transaction.many(self._statements.count_channels, _channel_rows(group))
 
-    def _message_row(self, entry: NewEntry, result: WriteResult) -> Row:
+    def _message_row(self, entry: NewEntry, result: WriteResult, arrival_sum: int) -> Row:
         message = entry.message
         return (
             result.seq,
@@ -253,6 +282,7 @@ class GroupWriter:
             entry.digest[:PREFIX_BYTES],
             entry.digest,
             entry.frame_hash,
+            arrival_sum,
         )
 
     def _write_claims(
@@ -273,14 +303,19 @@ class GroupWriter:
                 raised.append((wanted[here[seq]][hint], claim_no))
         claims: dict[bytes, list[NewClaim]] = {}
         rows: list[Row] = []
+        before = group.watermark.claims
         for digest, hints in wanted.items():
             room = self._limits.hint_claims_per_entry_max - len(held[digest])
             new = [hint for hint in hints if hint not in held[digest]][: max(room, 0)]
             for hint in new:
-                group.last_claim_no += 1
-                claim = NewClaim(group.last_claim_no, hint, claim_id(digest, hint))
+                number = before.number + len(rows) + 1
+                claim = NewClaim(number, hint, claim_id(digest, hint))
                 claims.setdefault(digest, []).append(claim)
                 rows.append(self._claim_row(claim, group.known[digest].seq, hints[hint]))
+        numbers, elements = [row[0] for row in rows], [row[-1] for row in rows]
+        sums = self._chain.sums(before.sum, numbers, elements)
+        group.watermark = group.watermark._replace(claims=last_of(before, numbers, sums))
+        rows = [(*row, arrival_sum) for row, arrival_sum in zip(rows, sums, strict=True)]
         transaction.many(self._statements.insert_published, rows)
         transaction.many(self._statements.raise_source, raised)
         return claims
@@ -289,6 +324,15 @@ class GroupWriter:
         key = self._keys.of_bytes(claim.hint)
         prefix = claim.element_id[:PREFIX_BYTES]
         return claim.claim_no, key, seq, source, claim.hint, prefix, claim.element_id
+
+    def _move_watermark(self, transaction: Transaction, group: Group) -> None:
+        if group.watermark != group.began_at:
+            entries, claims = group.watermark
+            transaction.execute(
+                self._statements.move_watermark,
+                new_seq=entries.number,
+                new_claim_no=claims.number,
+            )
 
     def _write_refused(self, transaction: Transaction, digests: Sequence[bytes]) -> None:
         """Those that were refused longest ago are forgotten first."""

@@ -15,12 +15,12 @@ class Keys:
     """The keyed hash of one database."""
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self.secret = secret
         self._hasher = blake2b(digest_size=_KEY_BYTES, key=secret)
 
     def __reduce__(self) -> tuple[type[Keys], tuple[bytes]]:
         # Hashers do not cross the border between processes.
-        return Keys, (self._secret,)
+        return Keys, (self.secret,)
 
     def of_text(self, text: str) -> int:
         """Signed 64-bit key of a string's UTF-8 bytes."""

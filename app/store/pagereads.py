@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from app.entries import Token
 from app.store.database import Database
 from app.store.entryrows import entry_row, fitting_count
 from app.store.framereads import FrameReads
@@ -128,10 +129,11 @@ class PageReads:
         read = {entry.seq for entry in entries}
         damaged = tuple(row[4] for row in rows[:count] if row[0] not in read)
         last = entry_row(rows[count - 1])
-        after: Position = (last.seq,)
+        place = Token(last.seq, last.arrival_sum)
+        after: Position = place
         if in_log_order:
             after = (last.lamport, last.message_id, last.digest.hex())
-        return Page(entries, None if count == len(rows) else after, damaged, last.seq)
+        return Page(entries, None if count == len(rows) else after, damaged, place)
 
 
 def window(lamport_from: int | None, lamport_to: int | None) -> tuple[int, int]:

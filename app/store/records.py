@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.entries import Entry
+from app.entries import Entry, Token, Watermark
 
 Position = tuple[int | str, ...]
-"""Where a reader is: log `(lamport, message ID, digest in hex)`, arrival and feed `(seq,)`,
+"""Where a reader is: log `(lamport, message ID, digest in hex)`, arrival and feed a `Token`,
 hint `(rank, number, seq)`, gaps `(message ID,)`, ancestors `(lamport, message ID, digest in hex,
 waiting, late)` with sets of sequence numbers in the form that `app.store.ancestors` writes."""
 
@@ -98,14 +98,19 @@ class LookupResult:
 class Page:
     """Entries in order; `next` is None at the end.
 
-    `damaged`: digests of the entries left out because their frames cannot be read. `last_seq`: of
+    `damaged`: digests of the entries left out because their frames cannot be read. `last`: the place of
     the last entry of the page, damaged or not; None where there is none.
     """
 
     entries: list[Entry]
     next: Position | None
     damaged: tuple[bytes, ...] = ()
-    last_seq: int | None = None
+    last: Token | None = None
+
+    @property
+    def last_seq(self) -> int | None:
+        """The sequence number of `last`."""
+        return None if self.last is None else self.last.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +169,27 @@ class GapPage:
 
 @dataclass(frozen=True, slots=True)
 class ElementColumns:
-    """Elements in the order they were committed: orders u64[n], ids u8[n, 32], groups u32[n]."""
+    """Elements in the order they were committed: orders u64[n], ids u8[n, 32], groups u32[n].
+
+    The sums are those of the arrival chains at `seq` and `claim_no`; None without rows of that kind.
+    """
 
     orders: NDArray[np.uint64]
     ids: NDArray[np.uint8]
     groups: NDArray[np.uint32]
     seq: int
     claim_no: int
+    entry_sum: int | None
+    claim_sum: int | None
+
+    def read_up_to(self, before: Watermark) -> Watermark:
+        """The places up to which a reader got who had read up to `before`."""
+        entries, claims = before
+        if self.entry_sum is not None:
+            entries = Token(self.seq, self.entry_sum)
+        if self.claim_sum is not None:
+            claims = Token(self.claim_no, self.claim_sum)
+        return Watermark(entries, claims)
 
     @property
     def next(self) -> tuple[int, int]:

@@ -17,9 +17,10 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    text,
 )
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0002"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -41,6 +42,15 @@ store_meta = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("value", LargeBinary, nullable=False),
+)
+
+# One row: the last numbers given to entries and claims, whether or not their rows are still here.
+watermark = Table(
+    "watermark",
+    metadata,
+    Column("row_no", SmallInteger, primary_key=True, autoincrement=False),
+    Column("seq", Number, nullable=False),
+    Column("claim_no", Number, nullable=False),
 )
 
 channels = Table(
@@ -72,6 +82,8 @@ messages = Table(
     Column("digest_prefix", LargeBinary, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("frame_hash", LargeBinary, nullable=False),
+    # The running sum of the arrival chain up to this row (`app.store.arrivals`).
+    Column("arrival_sum", Number, nullable=False, server_default=text("0")),
 )
 Index("messages_by_digest", messages.c.digest_prefix)
 index_ending_in_key("messages_by_id", messages, "id_key", "unverified")
@@ -128,6 +140,7 @@ published_claims = Table(
     Column("hint", LargeBinary, nullable=False),
     Column("element_prefix", LargeBinary, nullable=False),
     Column("element_id", LargeBinary, nullable=False),
+    Column("arrival_sum", Number, nullable=False, server_default=text("0")),
 )
 Index(
     "published_claims_by_hint",

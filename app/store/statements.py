@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     Integer,
     LargeBinary,
@@ -50,6 +51,7 @@ from app.store.schema import (
     missing_references,
     published_claims,
     refused_digests,
+    watermark,
 )
 from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
 
@@ -161,18 +163,31 @@ class ReadStatements:
         sql, limit = self._sql, bindparam("limit", type_=Integer())
         after: Any = bindparam("after", type_=BigInteger())
         elements = select(
-            messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest
+            messages.c.seq,
+            messages.c.channel_no,
+            messages.c.lamport,
+            messages.c.digest,
+            messages.c.arrival_sum,
         )
         elements = elements.where(messages.c.seq > after).order_by(messages.c.seq)
         self.entry_elements = sql.query(elements.limit(limit))
         claims = published_claims
         claimed = select(
-            claims.c.claim_no, messages.c.channel_no, messages.c.lamport, claims.c.element_id
+            claims.c.claim_no,
+            messages.c.channel_no,
+            messages.c.lamport,
+            claims.c.element_id,
+            claims.c.arrival_sum,
         ).join_from(claims, messages, claims.c.seq == messages.c.seq)
         claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
         self.claim_elements = sql.query(claimed.limit(limit))
-        self.watermark = sql.query(
-            select(highest(messages.c.seq), highest(published_claims.c.claim_no))
+        self.sums_at = sql.query(
+            select(
+                watermark.c.seq,
+                _sum_at(messages.c.seq, messages.c.arrival_sum),
+                watermark.c.claim_no,
+                _sum_at(claims.c.claim_no, claims.c.arrival_sum),
+            )
         )
         feed = entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
         self.feed = sql.query(feed.limit(limit))
@@ -314,6 +329,13 @@ def refused_among(sql: SqlDialect) -> ManyQuery:
 def highest(column: ColumnElement[Any]) -> ColumnElement[int]:
     """The highest number of a table, 0 while it is empty."""
     return select(func.coalesce(func.max(column), literal_column("0"))).scalar_subquery()
+
+
+def _sum_at(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]:
+    """The sum of the arrival chain of the last row up to the argument `<number>_at`, 0 for none."""
+    up_to = select(arrival_sum).where(number <= bindparam(f"{number.name}_at", type_=BigInteger()))
+    last = up_to.order_by(number.desc()).limit(constant(1))
+    return func.coalesce(last.scalar_subquery(), literal_column("0"))
 
 
 def _position(end: str) -> ColumnElement[Any]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from app.entries import Claim, Entry, NewEntry
+from app.entries import START, Claim, Entry, NewEntry, Token, Watermark
 from app.limits import Limits
 from app.store.ancestors import AncestorReads
 from app.store.database import Database
@@ -303,7 +303,24 @@ class Store:
 
     async def watermark(self) -> tuple[int, int]:
         """Sequence and claim numbers up to which everything is committed."""
-        return await self._elements.watermark()
+        entries, claims = await self._elements.arrived()
+        return entries.number, claims.number
+
+    async def arrived(self) -> Watermark:
+        """The places of the arrival chains up to which everything is committed."""
+        return await self._elements.arrived()
+
+    async def holds(self, entries: Token, claims: Token = START) -> bool:
+        """Whether this database's history up to these places is the one they were read from.
+
+        False where it went back in time since, or is another one.
+        """
+        is_same, _ = await self._elements.holds(Watermark(entries, claims))
+        return is_same
+
+    async def follows(self, read: Watermark) -> tuple[bool, bool]:
+        """(as `holds`, whether there is more behind these places)."""
+        return await self._elements.holds(read)
 
     async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
         """Which of these digests a local policy refused lately."""

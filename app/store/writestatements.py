@@ -5,7 +5,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, bindparam, case, delete, exists, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Integer,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from app.limits import Limits
 from app.store.claimstatements import claims_by_seq, history_hints
@@ -23,6 +36,7 @@ from app.store.schema import (
     missing_references,
     published_claims,
     refused_digests,
+    watermark,
 )
 from app.store.sql import SqlDialect
 from app.store.statements import (
@@ -48,14 +62,20 @@ class WriteStatements:
         self.known = sql.among(messages.c.digest_prefix, known.where)
         self.numbers = sql.query(
             select(
-                highest(messages.c.seq),
-                highest(published_claims.c.claim_no),
+                watermark.c.seq,
+                _last_sum(messages.c.seq, messages.c.arrival_sum),
+                watermark.c.claim_no,
+                _last_sum(published_claims.c.claim_no, published_claims.c.arrival_sum),
                 highest(history_claims.c.claim_no),
                 highest(channels.c.channel_no),
                 exists(select(missing_references.c.channel_no)),
                 exists(select(lost_content.c.seq)),
             )
         )
+        moved: dict[str, Any] = {
+            column: bindparam(f"new_{column}") for column in ("seq", "claim_no")
+        }
+        self.move_watermark = sql.query(update(watermark).values(moved))
         self.channel_numbers = sql.among(
             channels.c.channel_id,
             lambda among: select(channels.c.channel_id, channels.c.channel_no).where(among),
@@ -175,6 +195,11 @@ def _merge_channel(new: Any) -> dict[str, Any]:
         ),
         "lamport_last": _chosen(channels.c.lamport_last < new.lamport_last, new, "lamport_last"),
     }
+
+
+def _last_sum(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]:
+    last = select(arrival_sum).order_by(number.desc()).limit(constant(1)).scalar_subquery()
+    return func.coalesce(last, literal_column("0"))
 
 
 def _chosen(condition: ColumnElement[bool], new: Any, column: str) -> ColumnElement[int]:

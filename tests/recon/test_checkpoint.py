@@ -23,7 +23,7 @@ def everything(index: RangeIndex) -> tuple[bytes, int]:
 def test_what_was_written_is_read_and_grows_on(tmp_path: Path, count: int, head_bytes: int) -> None:
     elements = list(dict.fromkeys(crowd(1, count, 900, head_bytes)))
     index = index_of(elements, batch=700)
-    write_checkpoint(tmp_path / "base", index, b"stamp 7")
+    write_checkpoint(tmp_path / "base", index.state.snapshot, b"stamp 7")
     read = read_checkpoint(tmp_path / "base")
     assert read is not None
     assert read.stamp == b"stamp 7"
@@ -38,7 +38,7 @@ def test_groups_survive(tmp_path: Path) -> None:
     index = RangeIndex()
     for group in (7, 9):
         insert(index, crowd(group, 400, 50), group)
-    write_checkpoint(tmp_path / "base", index, b"")
+    write_checkpoint(tmp_path / "base", index.state.snapshot, b"")
     read = read_checkpoint(tmp_path / "base")
     assert read is not None
     for groups in ([7], [9], [7, 9], [8]):
@@ -48,7 +48,7 @@ def test_groups_survive(tmp_path: Path) -> None:
 
 def test_any_flipped_bit_any_cut_and_any_addition_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "base"
-    write_checkpoint(path, index_of(crowd(3, 40, 40)), b"s")
+    write_checkpoint(path, index_of(crowd(3, 40, 40)).state.snapshot, b"s")
     good = path.read_bytes()
     damaged = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(0, len(good), 3)]
     for raw in (*damaged, good[:-1], good[:50], b"", good + b"\0"):
@@ -61,4 +61,4 @@ def test_any_flipped_bit_any_cut_and_any_addition_is_noticed(tmp_path: Path) -> 
 
 def test_a_stamp_is_not_a_place_for_data(tmp_path: Path) -> None:
     with pytest.raises(LocalProtocolError):
-        write_checkpoint(tmp_path / "base", RangeIndex(), b"x" * 5000)
+        write_checkpoint(tmp_path / "base", RangeIndex().state.snapshot, b"x" * 5000)

@@ -25,7 +25,7 @@ from app.store.store import Store
 from sdstore.sds.model import Kind
 
 BYTES_MAX = 10**9
-_FILLED_TABLES = [table for table in metadata.tables if table != "store_meta"]
+_FILLED_TABLES = [table for table in metadata.tables if table not in {"store_meta", "watermark"}]
 
 
 class SqliteStores:
@@ -121,6 +121,7 @@ class PostgresStores:
             # Emptying a database is twenty times as fast as making one.
             with psycopg.connect(url) as connection:
                 connection.execute(f"TRUNCATE {', '.join(_FILLED_TABLES)}")
+                connection.execute("UPDATE watermark SET seq = 0, claim_no = 0")
             self._idle.append(url)
 
     def _create(self, template: str, options: str = "") -> str:
