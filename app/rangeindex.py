@@ -7,6 +7,7 @@ nothing that any process of this node committed, and is brought up to date when 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from app.channelgroups import ChannelGroups
+from app.entries import START, Watermark
 from app.errors import Code, Problem
 from app.groupsums import GroupSums
 from app.indexfile import load_index, save_index
@@ -27,6 +29,8 @@ from recon.proof import idle_root
 from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
 from recon.session import SessionKey
 from recon.view import View
+
+_log = logging.getLogger(__name__)
 
 ELEMENTS_PER_READ = 8_192
 """Elements of one read: a few milliseconds of the event loop."""
@@ -48,16 +52,20 @@ class NodeIndex:
     """Elements of all channels, the views of running sessions, roots."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
-        self.elements = RangeIndex()
-        self._channels = ChannelGroups(limits.recon_views_max)
         self._store = store
         self._limits = limits
+        self._following = asyncio.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing of the store."""
+        self.elements = RangeIndex()
+        self._channels = ChannelGroups(self._limits.recon_views_max)
         self._views, self._sums = self._caches()
         self._read = Watermark(START, START)
         self._saved_count = 0
         self._last_channel_number = 0
         self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
-        self._following = asyncio.Lock()
 
     async def start(self, path: Path) -> None:
         """Read the index saved at `path` where it still fits, and from SQL what is newer."""

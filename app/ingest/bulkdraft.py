@@ -181,7 +181,6 @@ class Draft:
             connection.execute("DELETE FROM frames WHERE seq IN (SELECT seq FROM copies)")
             connection.execute("DELETE FROM messages WHERE seq IN (SELECT seq FROM copies)")
             connection.execute(_COUNT_CHANNELS, (LAMPORT_MAX, LAMPORT_MIN))
-            connection.execute("UPDATE watermark SET seq = ?", [self.progress.items_count])
             self.progress.is_indexed = True
         self._commit()
 
@@ -291,8 +290,7 @@ _SPOOL = (
     "CREATE TABLE told (channel_no INTEGER, message_id TEXT, hint BLOB)",
     "CREATE TABLE items (seq INTEGER PRIMARY KEY, digest BLOB, arrival_sum INTEGER, item BLOB)",
     "CREATE TABLE names (channel_no INTEGER PRIMARY KEY, channel_id TEXT)",
-    "CREATE TABLE progress (name TEXT, place INTEGER, items_count INTEGER, refused TEXT, is_indexed BOOLEAN,"
-    " arrival_sum INTEGER)",
+    "CREATE TABLE progress (name TEXT, place INTEGER, items_count INTEGER, refused TEXT, is_indexed BOOLEAN, arrival_sum INTEGER)",
 )
 
 _IS_EMPTY = """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from app.entries import START
 from app.limits import DEFAULT_LIMITS
 from app.live import LiveEvent, LiveHub, LiveMessage
 from app.store.store import Store
@@ -46,10 +47,10 @@ async def test_pages_of_damaged_frames_are_passed(
     write(store, range(1, 14))
     lose_frames(url, 1, 12)
     async with asyncio.timeout(10):
-        stored = hub.events(lambda _: True, after_seq=0)
+        stored = hub.events(lambda _: True, after=START)
         assert seqs([await anext(stored), await anext(stored)]) == [13]
         # Both wait for what comes now; of it twelve are damaged before anybody reads them.
-        fresh = hub.events(lambda _: True, after_seq=None)
+        fresh = hub.events(lambda _: True, after=None)
         await anext(fresh)
         write(store, range(14, 27))
         lose_frames(url, 14, 25)
@@ -67,7 +68,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
     monkeypatch.setattr("app.live.POLL_S", 0.01)
     async with stores.open() as store:
         hub = LiveHub(store, DEFAULT_LIMITS)
-        events = hub.events(lambda _: True, after_seq=None)
+        events = hub.events(lambda _: True, after=None)
         await anext(events)
         read, failures = store.feed, iter([OSError("the disk is gone")] * 5)
 

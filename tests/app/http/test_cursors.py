@@ -48,7 +48,7 @@ def test_the_longest_position_fits_a_token() -> None:
 
 
 def test_a_cursor_of_another_database_is_foreign() -> None:
-    token = Cursors("database-two").write(CursorKind.ARRIVAL, 7)
+    token = Cursors("database-two").write(CursorKind.ARRIVAL, 7, 8)
     assert refusal(CursorKind.ARRIVAL, token) is Code.FOREIGN_CURSOR
 
 
@@ -80,7 +80,9 @@ def test_a_position_nested_deeply_is_invalid() -> None:
     assert refusal(CursorKind.ARRIVAL, token) is Code.INVALID_CURSOR
 
 
-@pytest.mark.parametrize("position", [(2**63,), ("1",), (1, 2), (), (True,), (None,), ([1],)])
+@pytest.mark.parametrize(
+    "position", [(1,), (2**63, 1), ("1", 1), (1, 2, 3), (), (True, 1), (None, 1), (1, [1])]
+)
 def test_a_position_of_another_shape_is_invalid(position: tuple[object, ...]) -> None:
     token = OURS.write(CursorKind.ARRIVAL, *position)  # type: ignore[arg-type]
     assert refusal(CursorKind.ARRIVAL, token) is Code.INVALID_CURSOR

@@ -29,6 +29,7 @@ LINES = {
 # What no single request produces: the caller's address, several requests, or this node's state.
 NOT_BY_ONE_REQUEST = {
     Code.UNAUTHENTICATED,
+    Code.CURSOR_ROLLED_BACK,
     Code.RECON_BUDGET_SPENT,
     Code.PEER_MISBEHAVED,
     Code.PEER_VERSION,

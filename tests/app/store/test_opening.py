@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 import app.store.migrate
 from app.errors import Code, Problem
@@ -115,15 +115,27 @@ def test_the_migrations_make_the_tables_that_the_code_describes(tmp_path: Path) 
     migrated, described = (create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in "ab")
     app.store.migrate.migrate(str(migrated.url))
     metadata.create_all(described)
-    statements = []
-    for engine in (migrated, described):
-        with engine.connect() as connection:
-            found = connection.execute(
-                text("SELECT sql FROM sqlite_master WHERE tbl_name != 'alembic_version'")
-            ).scalars()
-            statements.append(sorted(filter(None, found)))
-        engine.dispose()
-    assert statements[0] == statements[1]
+    tables = [_tables(engine) for engine in (migrated, described)]
+    tables[0].pop("alembic_version")
+    assert tables[0] == tables[1]
+
+
+def _tables(engine: Engine) -> dict[str, list[object]]:
+    """What SQLite makes of each table and its indexes, however their statements were written."""
+    with engine.connect() as connection:
+
+        def rows(pragma: str, name: str) -> list[tuple[object, ...]]:
+            return [tuple(row) for row in connection.exec_driver_sql(f"PRAGMA {pragma}({name})")]
+
+        found: dict[str, list[object]] = {}
+        for (name,) in connection.exec_driver_sql(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ):
+            indexes = sorted(row[1:] for row in rows("index_list", name))
+            columns = [rows("index_xinfo", str(index[0])) for index in indexes]
+            found[name] = [rows("table_list", name), rows("table_xinfo", name), indexes, columns]
+    engine.dispose()
+    return found
 
 
 def test_the_code_expects_the_last_migration() -> None:
