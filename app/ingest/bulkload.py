@@ -102,7 +102,9 @@ def _load(
         draft.finish()
     relayed_count = _write_rest(draft, keys, limits, now_ms)
     with closing(sqlite3.connect(draft.path, isolation_level=None)) as connection:
-        connection.execute("UPDATE watermark SET seq = (SELECT coalesce(max(seq), 0) FROM messages)")
+        connection.execute(
+            "UPDATE watermark SET seq = (SELECT coalesce(max(seq), 0) FROM messages)"
+        )
         [[stored_count]] = connection.execute("SELECT coalesce(sum(count), 0) FROM channels")
     passed_count = progress.items_count - progress.refused.total()
     counts = Counter(

@@ -251,7 +251,11 @@ class GroupWriter:
         transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])
 
     def _insert(
-        self, transaction: Transaction, group: Group, mended: Sequence[Written], places: Sequence[Token] | None
+        self,
+        transaction: Transaction,
+        group: Group,
+        mended: Sequence[Written],
+        places: Sequence[Token] | None,
     ) -> None:
         seqs = [result.seq for _, result in group.written]
         if places is None:
