@@ -162,8 +162,8 @@ def test_hints_count_among_the_bytes_of_a_page_of_gaps(
         ({"direction": "up"}, "invalid_parameter"),
         ({"from_lamport": 2**63}, "invalid_parameter"),
         ({"after": "x"}, "invalid_cursor"),
-        ({"before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxXQ"}, "invalid_cursor"),
-        ({"order": "arrival", "before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxXQ"}, "foreign_cursor"),
+        ({"before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxLDJd"}, "invalid_cursor"),
+        ({"order": "arrival", "before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxLDJd"}, "foreign_cursor"),
     ],
 )
 def test_wrong_page_parameters_have_their_codes(
