@@ -16,9 +16,9 @@ from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import print_json, print_note, printable, stdout
 from app.cli.show import content_preview, message_document
-from app.cli.sse import ServerEvent, parse_events
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.live import EventReader, ServerEvent
 
 verbs = typer.Typer()
 
@@ -27,6 +27,7 @@ LAST_MAX = 1_000
 RECONNECT_S = 1.0
 SILENCE_S_MAX = 60.0  # a node says something, if only a comment, more often than that
 CONNECT_S_MAX = 5.0
+EVENT_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON, with its names
 
 
 @verbs.command()
@@ -80,7 +81,7 @@ class _Follower:
             with httpx.stream("GET", self._url, params=query, timeout=timeout) as answer:
                 if not answer.is_success:
                     raise error_of_reply(answer.status_code, answer.headers, answer.read())
-                events = self._tracked(parse_events(answer.iter_lines()))
+                events = self._tracked(answer.iter_bytes())
                 # A bare ID. What comes behind it is not missed, on this connection or the next.
                 if next(events, None) is None:
                     raise StoreError("unreachable", 0, "the node ended the stream")
@@ -88,11 +89,13 @@ class _Follower:
         except httpx.TransportError as error:
             raise StoreError("unreachable", 0, str(error) or type(error).__name__) from None
 
-    def _tracked(self, events: Iterator[ServerEvent]) -> Iterator[ServerEvent]:
+    def _tracked(self, chunks: Iterator[bytes]) -> Iterator[ServerEvent]:
+        reader = EventReader(EVENT_BYTES_MAX)
         try:
-            for event in events:
-                self.cursor = event.event_id or self.cursor
-                yield event
+            for chunk in chunks:
+                for event in reader.feed(chunk):
+                    self.cursor = event.event_id or self.cursor
+                    yield event
         except httpx.TransportError:
             return  # the caller connects again
 

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sdstore.client import calls
-from sdstore.client.batching import Batcher, batches
+from sdstore.client.batching import Batcher, Publishable, batches
 from sdstore.client.calls import Call, Direction, Items, MessagesQuery, Order
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
@@ -19,6 +19,7 @@ from sdstore.client.exchange import (
     network_errors,
     next_cursor,
 )
+from sdstore.client.live import AsyncLiveStream, Following
 from sdstore.client.records import (
     AncestorsPage,
     Channel,
@@ -35,10 +36,11 @@ from sdstore.client.records import (
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.model import Message
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
-Frames = Iterable[bytes | PublishItem] | AsyncIterable[bytes | PublishItem]
+Frames = Iterable[Publishable] | AsyncIterable[Publishable]
 
 
 class AsyncStoreClient:
@@ -83,14 +85,19 @@ class AsyncStoreClient:
         """Who the node is."""
         return await self._send(calls.info())
 
-    async def publish(self, frame: bytes, retrieval_hints: Sequence[bytes] = ()) -> PublishOutcome:
-        """Publish one frame, with hints that lead to it."""
-        return await self._send(calls.publish(frame, retrieval_hints))
+    async def publish(
+        self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
+    ) -> PublishOutcome:
+        """Publish one frame or message, with hints (raw bytes) that lead to it.
+
+        A `Message` is sent as a frame of the latest dialect; `MessageError` if it is not valid.
+        """
+        return await self._send(calls.publish(message, retrieval_hints))
 
     async def publish_batch(
         self, frames: Frames, batcher: Batcher | None = None
     ) -> AsyncIterator[PublishOutcome]:
-        """Publish any number of frames in bounded batches; one outcome each, in order.
+        """Publish any number of frames and messages in bounded batches; one outcome each, in order.
 
         Frames are taken and sent as outcomes are read, so the iterator must be read to its end. A
         refused frame spoils no other: its outcome carries the error.
@@ -151,6 +158,20 @@ class AsyncStoreClient:
     async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
         """A page of everything readable, in arrival order; follow `next` to miss nothing."""
         return await self._send(calls.feed(after, limit))
+
+    def live(self, channel_id: str | None = None, after: str | None = None) -> AsyncLiveStream:
+        """Messages of one channel, or of all, as they come to the node.
+
+            async with store.live("/garden/1/bees/proto") as stream:
+                async for each in stream:
+                    print(each.message)
+
+        Behind the start of the `with` no stored message is missed: a connection that breaks is
+        opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
+        stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
+        while the connection is open; the node does not keep them.
+        """
+        return AsyncLiveStream(self._http, Following(channel_id, after, self._options))
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""

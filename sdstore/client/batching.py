@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from sdstore.client.records import PublishItem
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+
+Publishable = bytes | Message | PublishItem
+"""A frame, a message (sent as a frame of the latest dialect), or a frame with hints."""
 
 BATCH_ITEMS_MAX = 1_000
 """Group commit gains little beyond; nodes take 10,000."""
@@ -22,9 +27,15 @@ class Batcher:
         self._items: list[PublishItem] = []
         self._bytes = 0
 
-    def add(self, frame: bytes | PublishItem) -> list[PublishItem]:
-        """A full batch, or an empty list while there is room."""
-        item = frame if isinstance(frame, PublishItem) else PublishItem(frame)
+    def add(self, item: Publishable) -> list[PublishItem]:
+        """A full batch, or an empty list while there is room.
+
+        `MessageError` for a message that is not valid.
+        """
+        if isinstance(item, Message):
+            item = encode(item)
+        if isinstance(item, bytes):
+            item = PublishItem(item)
         size_bytes = _size_bytes(item)
         is_full = len(self._items) >= self._items_max or self._bytes + size_bytes > self._bytes_max
         full = self.rest() if is_full else []
@@ -38,7 +49,7 @@ class Batcher:
         return items
 
 
-def batches(frames: Iterable[bytes | PublishItem], batcher: Batcher) -> Iterator[list[PublishItem]]:
+def batches(frames: Iterable[Publishable], batcher: Batcher) -> Iterator[list[PublishItem]]:
     """All frames in non-empty batches, in order."""
     for frame in frames:
         if full := batcher.add(frame):

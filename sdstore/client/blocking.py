@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sdstore.client import calls
-from sdstore.client.batching import Batcher, batches
+from sdstore.client.batching import Batcher, Publishable, batches
 from sdstore.client.calls import Call, Direction, Items, MessagesQuery, Order
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
@@ -18,6 +18,7 @@ from sdstore.client.exchange import (
     network_errors,
     next_cursor,
 )
+from sdstore.client.live import Following, LiveStream
 from sdstore.client.records import (
     AncestorsPage,
     Channel,
@@ -28,12 +29,12 @@ from sdstore.client.records import (
     MessagePage,
     NodeInfo,
     Peer,
-    PublishItem,
     PublishOutcome,
     StoredMessage,
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.model import Message
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -81,14 +82,19 @@ class StoreClient:
         """Who the node is."""
         return self._send(calls.info())
 
-    def publish(self, frame: bytes, retrieval_hints: Sequence[bytes] = ()) -> PublishOutcome:
-        """Publish one frame, with hints that lead to it."""
-        return self._send(calls.publish(frame, retrieval_hints))
+    def publish(
+        self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
+    ) -> PublishOutcome:
+        """Publish one frame or message, with hints (raw bytes) that lead to it.
+
+        A `Message` is sent as a frame of the latest dialect; `MessageError` if it is not valid.
+        """
+        return self._send(calls.publish(message, retrieval_hints))
 
     def publish_batch(
-        self, frames: Iterable[bytes | PublishItem], batcher: Batcher | None = None
+        self, frames: Iterable[Publishable], batcher: Batcher | None = None
     ) -> Iterator[PublishOutcome]:
-        """Publish any number of frames in bounded batches; one outcome each, in order.
+        """Publish any number of frames and messages in bounded batches; one outcome each, in order.
 
         Frames are taken and sent as outcomes are read, so the iterator must be read to its end. A
         refused frame spoils no other: its outcome carries the error.
@@ -148,6 +154,20 @@ class StoreClient:
     def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
         """A page of everything readable, in arrival order; follow `next` to miss nothing."""
         return self._send(calls.feed(after, limit))
+
+    def live(self, channel_id: str | None = None, after: str | None = None) -> LiveStream:
+        """Messages of one channel, or of all, as they come to the node.
+
+            with store.live("/garden/1/bees/proto") as stream:
+                for each in stream:
+                    print(each.message)
+
+        Behind the start of the `with` no stored message is missed: a connection that breaks is
+        opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
+        stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
+        while the connection is open; the node does not keep them.
+        """
+        return LiveStream(self._http, Following(channel_id, after, self._options))
 
     def gaps(self, channel_id: str) -> Iterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""

@@ -28,10 +28,13 @@ from sdstore.client.records import (
     WakuEnvelope,
 )
 from sdstore.client.replies import Reply
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
 
 Order = Literal["log", "arrival"]
 Direction = Literal["asc", "desc"]
@@ -63,10 +66,11 @@ def info() -> Call[NodeInfo]:
     return Call("GET", "v1/info", replies.node_info, _accept(JSON))
 
 
-def publish(frame: bytes, retrieval_hints: Sequence[bytes]) -> Call[PublishOutcome]:
-    """One frame. The store is a set, so a repeated frame is a duplicate and nothing worse."""
+def publish(message: bytes | Message, retrieval_hints: Sequence[bytes]) -> Call[PublishOutcome]:
+    """One frame or message. The store is a set, so a repeated frame is a duplicate and nothing worse."""
     hints = tuple(("retrieval-hint", hint.hex()) for hint in retrieval_hints)
     headers = (*_protobuf_both_ways(), *hints)
+    frame = encode(message) if isinstance(message, Message) else message
     return Call("POST", "v1/messages", replies.publish_outcome, headers, frame)
 
 
@@ -152,6 +156,15 @@ def messages(query: MessagesQuery, after: str | None) -> Call[Items[StoredMessag
 def feed(after: str | None, limit: int | None) -> Call[MessagePage]:
     """A page of everything readable, in arrival order."""
     return _get("v1/feed", replies.message_page, {"after": after, "limit": limit})
+
+
+def live(channel_id: str | None, after: str | None) -> Call[None]:
+    """The stream of live events of a channel, or of all; its answer has no end."""
+    path = "v1/live" if channel_id is None else "v1/channels/live"
+    query = {"channel_id": channel_id, "after": after}
+    given = {name: value for name, value in query.items() if value is not None}
+    target = f"{path}?{urlencode(given)}" if given else path
+    return Call("GET", target, replies.nothing, _accept(EVENT_STREAM))
 
 
 def gaps(channel_id: str, after: str | None) -> Call[Items[Gap]]:

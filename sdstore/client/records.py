@@ -25,7 +25,7 @@ class WakuEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class PublishItem:
-    """A frame to publish, with the hints that its publisher knows to lead to it."""
+    """A frame to publish, with the hints (raw bytes) that its publisher knows to lead to it."""
 
     frame: bytes
     retrieval_hints: tuple[bytes, ...] = ()
@@ -91,6 +91,21 @@ class StoredMessage:
     def message(self) -> Message:
         """The message in the frame."""
         return decode(self.frame)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMessage:
+    """A message as it came to the node.
+
+    `digest` is None for a sync or ephemeral message, which the node passes on and does not store.
+    `cursor` is where to go on behind this message, `document` what the node sent.
+    """
+
+    message: Message
+    digest: bytes | None
+    dialect: str
+    cursor: str | None
+    document: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

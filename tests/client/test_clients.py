@@ -19,7 +19,7 @@ from sdstore.client import (
 from sdstore.client.batching import Batcher
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import Message
+from sdstore.sds.model import Message, MessageError
 from sdstore.wire import store_pb2 as wire
 from tests.support.store_clients import EitherClient, played_by
 
@@ -136,6 +136,26 @@ def test_an_entry_is_checked_against_the_digest_that_was_asked_for(connect: Conn
     assert refused.value.code == "digest_mismatch"
     honest = connect(Recorder(httpx.Response(200, content=FRAME, headers=FRAME_HEADERS)))
     assert honest.get_entry(DIGEST).frame == FRAME
+
+
+def test_a_message_is_published_as_a_frame_of_the_latest_dialect(connect: Connect) -> None:
+    outcome = wire.PublishOutcome(outcome="stored", message_id="id", channel_id="c", digest=DIGEST)
+    node = Recorder(protobuf(outcome, 201))
+    assert connect(node).publish(MESSAGE, [b"\x01"]).digest == DIGEST
+    assert node.requests[0].content == FRAME
+    node = Recorder(protobuf(wire.PublishOutcomes(outcomes=[outcome] * 3)))
+    connect(node).publish_batch([MESSAGE, FRAME, PublishItem(FRAME)])
+    sent = wire.PublishBatch.FromString(node.requests[0].content)
+    assert [item.frame for item in sent.items] == [FRAME] * 3
+
+
+def test_a_message_that_is_not_valid_is_not_sent(connect: Connect) -> None:
+    node = Recorder(protobuf(wire.PublishOutcome()))
+    for publish in (connect(node).publish, lambda message: connect(node).publish_batch([message])):
+        with pytest.raises(MessageError) as refused:
+            publish(Message("id", "chan"))
+        assert refused.value.code == "no_content_no_lamport"
+    assert node.requests == []
 
 
 def test_publishing_sends_the_frame_and_its_hints(connect: Connect) -> None:

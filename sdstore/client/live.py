@@ -1,0 +1,302 @@
+"""Live messages of a node: a stream of server-sent events that is opened again where it breaks.
+
+`Following` moves no bytes: it knows where the reader is, turns chunks into messages and says how
+long to wait before the next connection. `LiveStream` and `AsyncLiveStream` move the bytes.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import httpx
+
+from sdstore.client import calls
+from sdstore.client.errors import StoreError, malformed_reply
+from sdstore.client.exchange import CONNECT_TIMEOUT_S, BoundedBody, Options, network_errors
+from sdstore.client.records import LiveMessage
+from sdstore.client.replies import checked
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.jsonform import from_json
+from sdstore.sds.model import MessageError
+
+SILENCE_S_MAX = 60.0
+"""A node says something, if only a comment, several times in this time."""
+
+
+class ServerEvent(NamedTuple):
+    """One event. `event_id` is empty where it has none, `data` where an ID is all it has."""
+
+    name: str
+    event_id: str
+    data: str
+
+
+class EventReader:
+    """Server-sent events (the WHATWG text format) out of chunks as they arrive.
+
+    An event whose ID stands with a comment is an event without data. An event, or a line, of more
+    than `bytes_max` bytes is a `StoreError`.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._rest = b""
+        self._fields: dict[str, str] = {}
+
+    def feed(self, chunk: bytes) -> list[ServerEvent]:
+        """The events that end in `chunk`."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = [event for line in lines if (event := self._line(line.removesuffix(b"\r")))]
+        kept = len(self._rest) + len(self._fields.get("data", ""))
+        if kept > self._bytes_max:
+            raise StoreError(
+                "reply_too_large", 0, f"an event is larger than {self._bytes_max} bytes"
+            )
+        return events
+
+    def _line(self, line: bytes) -> ServerEvent | None:
+        if line:
+            name, _, value = line.decode(errors="replace").partition(":")
+            value = value.removeprefix(" ")
+            if name == "data" and "data" in self._fields:
+                value = f"{self._fields['data']}\n{value}"
+            self._fields[name] = value
+            return None
+        fields, self._fields = self._fields, {}
+        if "data" not in fields and "id" not in fields:
+            return None
+        return ServerEvent(
+            fields.get("event", "message"), fields.get("id", ""), fields.get("data", "")
+        )
+
+
+class Following:
+    """Where a reader of the live stream is, and what came that it has not taken yet."""
+
+    def __init__(self, channel_id: str | None, after: str | None, options: Options) -> None:
+        self.cursor = after
+        self._channel_id = channel_id
+        self.options = options
+        self._after = after  # of what came; `cursor` is that of what was taken
+        self._waiting: deque[tuple[str | None, LiveMessage | None]] = deque()
+        self._events = EventReader(options.reply_bytes_max)
+        self._attempt = 0
+        self.has_gap = False
+        self.is_placed = False
+
+    def call(self) -> calls.Call[None]:
+        """The request of the next connection."""
+        self._events = EventReader(self.options.reply_bytes_max)
+        self.has_gap = self.is_placed = False
+        return calls.live(self._channel_id, self._after)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take what arrived. After a gap the rest of the connection is of no use."""
+        for event in self._events.feed(chunk):
+            self._attempt = 0
+            self.is_placed = True
+            if event.name == "gap":
+                self._after = _text(_object(event.data), "cursor")
+                self.has_gap = True
+                return
+            self._after = event.event_id or self._after
+            self._waiting.append((self._after, self._message(event) if event.data else None))
+
+    def take(self) -> LiveMessage | None:
+        """The next message that came."""
+        while self._waiting:
+            self.cursor, message = self._waiting.popleft()
+            if message is not None:
+                return message
+        return None
+
+    def pause_s(self, error: StoreError) -> float:
+        """How long to wait before the next connection; raises `error` to give up."""
+        self._attempt += 1
+        delay_s = self.options.retry.delay_s(self._attempt, error)
+        if delay_s is None:
+            raise error
+        return delay_s
+
+    def _message(self, event: ServerEvent) -> LiveMessage | None:
+        if event.name not in ("message", "relayed"):
+            return None  # of a later version
+        document = _object(event.data)
+        meta = document.get("meta")
+        if not isinstance(meta, dict):
+            raise malformed_reply("a live event has no meta")
+        try:
+            message = from_json(document.get("message"))
+            digest = bytes.fromhex(_text(meta, "digest")) if event.name == "message" else None
+        except (MessageError, ValueError) as error:
+            raise malformed_reply(f"a live event does not hold an SDS message: {error}") from None
+        if digest is not None and entry_digest(message) != digest:
+            raise StoreError("digest_mismatch", 200, "the message is another entry's")
+        return LiveMessage(message, digest, _text(meta, "dialect"), self._after, document)
+
+
+class LiveStream:
+    """Messages as a node gets them; see `StoreClient.live`. Use it in a `with` statement."""
+
+    def __init__(self, http: httpx.Client, following: Following) -> None:
+        self._http = http
+        self._following = following
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[bytes] | None = None
+
+    @property
+    def cursor(self) -> str | None:
+        """The place behind the last message that was taken: `after` of a stream that goes on."""
+        return self._following.cursor
+
+    def __enter__(self) -> Self:
+        # Until the node has said where the stream begins.
+        while not self._following.is_placed or self._chunks is None:
+            self._read()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[LiveMessage]:
+        return self
+
+    def __next__(self) -> LiveMessage:
+        while (message := self._following.take()) is None:
+            self._read()
+        return message
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._response is not None:
+            self._response.close()
+        self._response = self._chunks = None
+
+    def _read(self) -> None:
+        try:
+            with network_errors():
+                chunks = self._chunks
+                if chunks is None or self._following.has_gap:
+                    chunks = self._connect()
+                chunk = next(chunks, None)
+            if chunk is None:
+                raise _ended()
+            self._following.feed(chunk)
+        except StoreError as error:
+            self.close()
+            time.sleep(self._following.pause_s(error))
+
+    def _connect(self) -> Iterator[bytes]:
+        self.close()
+        request = _request(self._http, self._following.call())
+        self._response = self._http.send(request, stream=True)
+        self._chunks = chunks = self._response.iter_raw()
+        if not self._response.is_success:
+            body = BoundedBody(self._following.options, time.monotonic())
+            for chunk in chunks:
+                body.feed(chunk, time.monotonic())
+            checked(body.reply(self._response))
+        return chunks
+
+
+class AsyncLiveStream:
+    """Messages as a node gets them; see `AsyncStoreClient.live`. Use it in an `async with`."""
+
+    def __init__(self, http: httpx.AsyncClient, following: Following) -> None:
+        self._http = http
+        self._following = following
+        self._response: httpx.Response | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+
+    @property
+    def cursor(self) -> str | None:
+        """The place behind the last message that was taken: `after` of a stream that goes on."""
+        return self._following.cursor
+
+    async def __aenter__(self) -> Self:
+        while not self._following.is_placed or self._chunks is None:
+            await self._read()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[LiveMessage]:
+        return self
+
+    async def __anext__(self) -> LiveMessage:
+        while (message := self._following.take()) is None:
+            await self._read()
+        return message
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._response is not None:
+            await self._response.aclose()
+        self._response = self._chunks = None
+
+    async def _read(self) -> None:
+        try:
+            with network_errors():
+                chunks = self._chunks
+                if chunks is None or self._following.has_gap:
+                    chunks = await self._connect()
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                raise _ended()
+            self._following.feed(chunk)
+        except StoreError as error:
+            await self.close()
+            await asyncio.sleep(self._following.pause_s(error))
+
+    async def _connect(self) -> AsyncIterator[bytes]:
+        await self.close()
+        request = _request(self._http, self._following.call())
+        self._response = await self._http.send(request, stream=True)
+        self._chunks = chunks = self._response.aiter_raw()
+        if not self._response.is_success:
+            body = BoundedBody(self._following.options, time.monotonic())
+            async for chunk in chunks:
+                body.feed(chunk, time.monotonic())
+            checked(body.reply(self._response))
+        return chunks
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, call: calls.Call[None]) -> httpx.Request:
+    timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S)
+    return http.build_request(call.method, call.target, headers=call.headers, timeout=timeout)
+
+
+def _ended() -> StoreError:
+    return StoreError("unreachable", 0, "the node ended the stream")
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise malformed_reply("a live event is not JSON") from None
+    if not isinstance(document, dict):
+        raise malformed_reply("a live event is not a JSON object")
+    return document
+
+
+def _text(members: dict[str, Any], name: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise malformed_reply(f"{name} of a live event is missing or not a string")
+    return value
