@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
 from app.budget import ReconBudgets
@@ -33,6 +34,7 @@ from app.store.store import Store
 from recon.interest import Interest
 
 SECRET_BYTES = 32
+INSTANCE_BYTES = 16
 INDEX_FILE = "index.checkpoint"
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Node:
     syncs: Syncs
     peers: Peers
     metrics: CollectorRegistry
+    instance_id: str
     siblings: Siblings | None = None
 
     @property
@@ -145,6 +148,22 @@ class _Local:
     limits: Limits
 
 
+@dataclass(slots=True)
+class _Book:
+    """Keeps the peers that an operator added (`app.federation.peers.PeerBook`)."""
+
+    store: Store
+    committer: GroupCommitter
+
+    async def read(self) -> list[str]:
+        """See `PeerBook`."""
+        return await self.store.peer_urls()
+
+    async def write(self, urls: list[str]) -> None:
+        """See `PeerBook`."""
+        await self.committer.call(lambda: self.store.write_peer_urls(urls))
+
+
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
     live = LiveHub(store, limits)
     door = Door(
@@ -159,6 +178,9 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     interest = interest_of(settings)
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
+    secret = node_secret(settings.data_dir)
+    instance_id = instance_id_of(secret)
+    book = _Book(store, committer)
     node = Node(
         settings=settings,
         limits=limits,
@@ -168,15 +190,24 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         door=door,
         index=index,
         interest=interest,
-        recon=ReconEndpoint(local, index, interest, node_secret(settings.data_dir), budgets),
+        recon=ReconEndpoint(local, index, interest, secret, budgets),
         negentropy=NegentropyEndpoint(index, limits, budgets),
         live=live,
         syncs=syncs,
-        peers=Peers(local, syncs, settings, limits),
+        peers=Peers(local, syncs, book, settings, limits, instance_id),
         metrics=CollectorRegistry(),
+        instance_id=instance_id,
     )
-    register_node_metrics(node.metrics, committer, index, live)
+    register_node_metrics(node.metrics, committer, index, live, node.peers)
     return node
+
+
+def instance_id_of(secret: bytes) -> str:
+    """Names the data directory of a node to whoever asks, without telling its secret.
+
+    The node ID names a database, which may be copied: a copy is another node, and a good peer.
+    """
+    return blake3(b"sdstore instance", key=secret).hexdigest(length=INSTANCE_BYTES)
 
 
 def node_secret(data_dir: Path) -> bytes:

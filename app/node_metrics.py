@@ -8,18 +8,29 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from app.federation.address import url_text
+from app.federation.peers import Peers, PeerState, PeerTotals
+from app.federation.report import SyncOutcome
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
 from app.rangeindex import NodeIndex
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
+NOT_A_PEER = "other"
+"""Label of all stores together that were synced with by URL."""
+
 
 def register_node_metrics(
-    registry: CollectorRegistry, committer: GroupCommitter, index: NodeIndex, live: LiveHub
+    registry: CollectorRegistry,
+    committer: GroupCommitter,
+    index: NodeIndex,
+    live: LiveHub,
+    peers: Peers,
 ) -> None:
-    """Add ingest, index and process families to a registry."""
+    """Add ingest, index, peer and process families to a registry."""
     registry.register(_NodeCollector(committer, index, live))
+    registry.register(_PeerCollector(peers))
     ProcessCollector(namespace="sdstore", registry=registry)
 
 
@@ -40,6 +51,65 @@ class _NodeCollector(Collector):
         yield _gauge("ingest_queue_bytes", "Bytes of frames waiting", counters.queue_bytes)
         yield _gauge("index_elements", "Elements of the range index", len(self._index.elements))
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
+
+
+class _PeerCollector(Collector):
+    """Labels: the URLs of peers, which only an operator can make, and closed sets.
+
+    Syncs with stores that are not peers share the label `other`.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def collect(self) -> Iterator[Family]:
+        peers = [(url_text(peer.url), peer) for peer in self._peers.all()]
+        totals = [(url, peer.totals) for url, peer in peers]
+        if self._peers.strangers.outcomes:
+            totals.append((NOT_A_PEER, self._peers.strangers))
+        yield from _sync_families(totals)
+        state = GaugeMetricFamily(
+            "sdstore_peer_state", "1 for the state of a peer, else 0", labels=("peer", "state")
+        )
+        failures = GaugeMetricFamily(
+            "sdstore_peer_failures", "Failed syncs since the last good one", labels=("peer",)
+        )
+        for url, peer in peers:
+            for each in PeerState:
+                state.add_metric([url, each], peer.state is each)
+            failures.add_metric([url], peer.failures)
+        yield state
+        yield failures
+
+
+def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
+    syncs = _by_peer("syncs", "Syncs by outcome", "outcome")
+    seconds = _by_peer("sync_seconds", "Time spent in syncs")
+    rounds = _by_peer("sync_rounds", "Round trips of syncs")
+    sent_bytes = _by_peer("sync_bytes", "Bytes of bodies in syncs, as sent", "direction")
+    elements = _by_peer("elements", "Entries and hint claims moved", "direction", "kind")
+    proof = GaugeMetricFamily(
+        "sdstore_peer_last_proof_timestamp_seconds",
+        "When both sides were last proved equal",
+        labels=("peer",),
+    )
+    for url, each in totals:
+        for outcome in SyncOutcome:
+            syncs.add_metric([url, outcome], each.outcomes[outcome])
+        seconds.add_metric([url], each.seconds)
+        rounds.add_metric([url], each.amounts["rounds"])
+        for direction in ("up", "down"):
+            sent_bytes.add_metric([url, direction], each.amounts[f"bytes_{direction}"])
+        for direction in ("received", "sent", "refused"):
+            for kind in ("entries", "claims"):
+                elements.add_metric([url, direction, kind], each.amounts[f"{kind}_{direction}"])
+        if each.proved_at_s is not None:
+            proof.add_metric([url], each.proved_at_s)
+    yield from (syncs, seconds, rounds, sent_bytes, elements, proof)
+
+
+def _by_peer(name: str, about: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"sdstore_peer_{name}", about, labels=("peer", *labels))
 
 
 def _counter(name: str, about: str, value: float) -> Family:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from app.errors import SettingsError
+from app.errors import Problem, SettingsError
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
 # What the test suite and the benchmarks read; never a setting of the node.
@@ -54,7 +54,10 @@ class Settings(BaseModel):
         pattern=r"^(sqlite:///|postgresql://)",
         description="sqlite:///PATH or postgresql://…",
     )
-    peers: CommaList = Field([], description="stores to keep this one equal to, as URLs")
+    peers: CommaList = Field(
+        [],
+        description="stores to keep this one equal to, as URLs; a name need not resolve yet",
+    )
     sync_interval_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds from one sync with a peer to the next"
     )
@@ -123,9 +126,23 @@ def load_settings(
         merged |= values
         provenance |= dict.fromkeys(values, layer)
     try:
-        return Settings.model_validate(merged), provenance
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(_first_fault(error, provenance)) from None
+    if settings.peers:
+        _check_peers(settings, provenance["peers"])
+    return settings, provenance
+
+
+def _check_peers(settings: Settings, layer: str) -> None:
+    from app.federation.address import parse_peer_url, refuse_literal  # noqa: PLC0415 - brings httpx
+
+    for text in settings.peers:
+        try:
+            url = parse_peer_url(text)
+            refuse_literal(url, private_allowed=settings.allows_private_peers)
+        except Problem as problem:
+            raise SettingsError(f"peers ({layer}): {text!r}: {problem.detail}") from None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -27,11 +28,8 @@ def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
         for peer in found:
             print_json(peer.document)
     elif found:
-        rows = [
-            (peer.id, peer.url, peer.state, str(peer.document.get("failures", "")))
-            for peer in found
-        ]
-        stdout().print(table("ID", "URL", "state", "failures", rows=rows, right=["failures"]))
+        rows = [(peer.id, peer.url, peer.state, _since(peer), _why(peer)) for peer in found]
+        stdout().print(table("ID", "URL", "state", "since", "reason", rows=rows))
     else:
         print_note("no peers")
 
@@ -42,7 +40,7 @@ def add(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a node equal to one more store, until it is restarted."""
+    """Keep a node equal to one more store, until it is removed."""
     with node_client(node) as client:
         peer = client.add_peer(url)
     if as_json:
@@ -57,7 +55,7 @@ def remove(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a peer; what came from it stays."""
+    """Forget a peer; what came from it stays. One of the settings comes back at a restart."""
     with node_client(node) as client:
         found = _named(client, peer)
         client.remove_peer(found.id)
@@ -65,6 +63,18 @@ def remove(
         print_json({"removed": found.id, "url": found.url})
     else:
         stdout().print(f"{found.url} is no peer any more", markup=False)
+
+
+def _since(peer: Peer) -> str:
+    since_ms = peer.document.get("since_ms")
+    if not isinstance(since_ms, int):
+        return ""
+    return datetime.fromtimestamp(since_ms / 1_000).astimezone().isoformat(timespec="seconds")
+
+
+def _why(peer: Peer) -> str:
+    code, reason = peer.document.get("code"), peer.document.get("reason")
+    return f"{code}: {reason}" if code else ""
 
 
 def _named(client: StoreClient, name: str) -> Peer:

@@ -40,9 +40,10 @@ def parse_peer_url(text: str) -> httpx.URL:
     """
     try:
         url = httpx.URL(text.strip()) if len(text) <= URL_LENGTH_MAX else httpx.URL("")
+        host = url.host  # decoding it fails for some labels that begin with "xn--"
     except (httpx.InvalidURL, ValueError):
-        url = httpx.URL("")
-    if url.scheme not in _DEFAULT_PORTS or not url.host or set(url.host) & set(" %"):
+        url, host = httpx.URL(""), ""
+    if url.scheme not in _DEFAULT_PORTS or not host or set(host) & set(" %"):
         raise _refused("a peer URL is http://HOST[:PORT] or https://HOST[:PORT]")
     if url.port is not None and not 0 < url.port <= PORT_MAX:
         raise _refused(f"a port is 1 to {PORT_MAX}")
@@ -66,7 +67,7 @@ async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
     addresses = await _addresses_of(url)
     for address in addresses:
         if not is_allowed(address, private_allowed=private_allowed):
-            raise _refused(f"{url.host} is {address}, which this node does not connect to")
+            raise refused_address(url.host, address)
     return PinnedAddress(
         base_url=url.copy_with(host=str(addresses[0])),
         host_header=url.netloc.decode("ascii"),
@@ -113,6 +114,27 @@ def _innermost(address: IpAddress) -> IpAddress:
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     teredo = address.teredo[1] if address.teredo else None
     return address.ipv4_mapped or address.sixtofour or teredo or address
+
+
+def refuse_literal(url: httpx.URL, *, private_allowed: bool) -> None:
+    """Raise Problem(PEER_URL_REFUSED) where the host is an address that is not allowed.
+
+    A name may lead elsewhere tomorrow; an address never will.
+    """
+    try:
+        address = ip_address(url.host)
+    except ValueError:
+        return
+    if not is_allowed(address, private_allowed=private_allowed):
+        raise refused_address(url.host, address)
+
+
+def refused_address(host: str, address: IpAddress) -> Problem:
+    """The refusal of an address, and what an operator can do about it."""
+    where = host if host == str(address) else f"{host} ({address})"
+    if is_allowed(address, private_allowed=True):
+        return _refused(f"{where} is a private address; to allow them, set private_peers = true")
+    return _refused(f"{where} is not an address that a peer can have")
 
 
 def _refused(detail: str) -> Problem:

@@ -1,16 +1,21 @@
 """The peers of this node, and one loop for each: sync, wait, sync again.
 
-A loop belongs to one peer alone, so a slow or dead peer delays nobody. Peers are kept in memory:
-those of the settings come back with the next start.
+A loop belongs to one peer alone, so a slow or dead peer delays nobody. Peers of the settings come
+with each start; those that an operator added are kept in the database until they are removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, Protocol
 
 import httpx
 from blake3 import blake3
@@ -20,10 +25,10 @@ from app.federation.address import parse_peer_url, resolve, url_text
 from app.federation.interests import interest_of
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory
-from app.federation.report import Progress, SyncReport
-from app.federation.session import sync_with_peer
+from app.federation.report import Progress, SyncOutcome, SyncReport
+from app.federation.session import report_of_refusal, sync_with_peer
 from app.federation.syncs import RunSync, Sync, Syncs
-from app.federation.transport import open_http_transport
+from app.federation.transport import HttpTransport, open_http_transport
 from app.limits import Limits
 from app.settings import Settings
 from recon.interest import Interest
@@ -31,15 +36,97 @@ from recon.interest import Interest
 BACKOFF_FACTOR = 2.0
 BACKOFF_S_MAX = 600.0  # a peer that comes back is found within ten minutes
 JITTER = 0.1  # peers that were started together drift apart
+CONTACT_S_MAX = 3.0  # whoever adds a peer waits for so long to hear that it is this node itself
+
+_log = logging.getLogger(__name__)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class PeerBook(Protocol):
+    """Where the URLs of peers are kept that an operator added."""
+
+    async def read(self) -> list[str]:
+        """Those that were written last."""
+
+    async def write(self, urls: list[str]) -> None:
+        """Keep these. Raises Problem where the database cannot be written."""
+
+
+class PeerState(StrEnum):
+    """How the last sync with a peer ended."""
+
+    NEW = "new"
+    HEALTHY = "healthy"
+    FAILING = "failing"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+
+
+_LOG_LEVELS = {
+    PeerState.HEALTHY: logging.INFO,
+    PeerState.FAILING: logging.WARNING,
+    PeerState.UNREACHABLE: logging.WARNING,
+    PeerState.REFUSED: logging.ERROR,
+}
+
+
+class PeerOrigin(StrEnum):
+    """Where a peer is from."""
+
+    SETTINGS = "settings"
+    ADDED = "added"
+
+
+@dataclass(slots=True)
+class PeerTotals:
+    """What all syncs with a peer came to since this process started."""
+
+    outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
+    amounts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    proved_at_s: float | None = None
+
+    def add(self, report: SyncReport) -> None:
+        """Count one sync."""
+        self.outcomes[report.outcome] += 1
+        self.seconds += report.seconds
+        for name in COUNTED:
+            self.amounts[name] += getattr(report, name)
+        if report.proved:
+            self.proved_at_s = time.time()
+
+
+COUNTED = (
+    "rounds",
+    "bytes_up",
+    "bytes_down",
+    "entries_received",
+    "entries_sent",
+    "entries_refused",
+    "claims_received",
+    "claims_sent",
+    "claims_refused",
+)
+"""Figures of a report that are summed up by peer."""
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One peer. `failures` counts the failed syncs since the last good one."""
+    """One peer. `failures` counts the failed syncs since the last good one; `code` and `reason` say
+    why the last one failed."""
 
     peer_id: str
     url: httpx.URL
+    origin: PeerOrigin = PeerOrigin.ADDED
     memory: PeerMemory = field(default_factory=PeerMemory)
+    totals: PeerTotals = field(default_factory=PeerTotals)
+    state: PeerState = PeerState.NEW
+    since_ms: int = field(default_factory=_now_ms)
+    code: str = ""
+    reason: str = ""
     failures: int = 0
     last_sync: Sync | None = None
     next_sync_at_ms: int | None = None
@@ -47,12 +134,14 @@ class Peer:
 
     def document(self) -> dict[str, Any]:
         """The peer as JSON."""
-        finished = self.last_sync is not None and self.last_sync.is_finished
-        state = "failing" if self.failures else "healthy" if finished else "new"
         return {
             "id": self.peer_id,
             "url": url_text(self.url),
-            "state": state,
+            "origin": self.origin,
+            "state": self.state,
+            "since_ms": self.since_ms,
+            "code": self.code,
+            "reason": self.reason,
             "failures": self.failures,
             "last_sync_id": self.last_sync.sync_id if self.last_sync else None,
             "next_sync_at_ms": self.next_sync_at_ms,
@@ -63,23 +152,65 @@ class Peer:
         report = self.last_sync.report if self.last_sync else None
         return self.document() | {"last_report": asdict(report) if report else None}
 
+    def learn(self, report: SyncReport) -> None:
+        """Take note of how a sync ended; a change of the state is logged once."""
+        self.totals.add(report)
+        self.code, self.reason = report.code, report.detail
+        state = _state_of(report)
+        if state is self.state:
+            return
+        self.state, self.since_ms = state, _now_ms()
+        detail = f": {report.code}: {report.detail}" if report.code else ""
+        _log.log(_LOG_LEVELS[state], "peer %s is %s%s", url_text(self.url), state, detail)
+
+
+def _state_of(report: SyncReport) -> PeerState:
+    if report.in_sync:
+        return PeerState.HEALTHY
+    if report.outcome is SyncOutcome.REFUSED:
+        return PeerState.REFUSED
+    if report.code == Code.PEER_UNREACHABLE:
+        return PeerState.UNREACHABLE
+    return PeerState.FAILING
+
 
 class Peers:
-    """Every peer of a node. `start` before, `close` after use."""
+    """Every peer of a node. `start` before, `close` after use.
 
-    def __init__(self, local: LocalSide, syncs: Syncs, settings: Settings, limits: Limits) -> None:
+    `instance_id` is how this node names itself: a server that answers with it is no peer.
+    `strangers` sums up the syncs with stores that are not peers.
+    """
+
+    def __init__(
+        self,
+        local: LocalSide,
+        syncs: Syncs,
+        book: PeerBook,
+        settings: Settings,
+        limits: Limits,
+        instance_id: str,
+    ) -> None:
+        self.strangers = PeerTotals()
         self._local = local
         self._syncs = syncs
+        self._book = book
         self._settings = settings
         self._limits = limits
+        self._instance_id = instance_id
         self._peers: dict[str, Peer] = {}
         # What was learned of stores that were synced with by URL: as bounded as the sessions are.
         self._memories: dict[str, PeerMemory] = {}
 
     async def start(self) -> None:
-        """Add the peers of the settings. One that is down or not allowed shows it in its reports."""
+        """Add the peers of the settings and those that were added before.
+
+        One that is down or not allowed shows it in its state.
+        """
         for text in self._settings.peers:
-            self._add(parse_peer_url(text))
+            self._add(parse_peer_url(text), PeerOrigin.SETTINGS)
+        for text in await self._book.read():
+            with suppress(Problem):  # of an older version that took what is refused today
+                self._add(parse_peer_url(text), PeerOrigin.ADDED)
 
     async def close(self) -> None:
         """End all loops."""
@@ -89,32 +220,66 @@ class Peers:
         await asyncio.gather(*loops, return_exceptions=True)
 
     async def add(self, url_text: str) -> Peer:
-        """Add a peer, or find the one that has this URL already.
+        """Add a peer, or find the one that has this URL already; it is kept for the next start.
 
-        Raises Problem: PEER_URL_REFUSED, PEER_UNREACHABLE where the name does not resolve.
+        A peer that is down, or whose name does not resolve yet, is added too. Raises Problem:
+        PEER_URL_REFUSED, TOO_MANY_ITEMS, and what writing to the database raises.
         """
         url = parse_peer_url(url_text)
-        await resolve(url, private_allowed=self._settings.allows_private_peers)
-        return self._add(url)
+        if peer_id_of(url) in self._peers:
+            return self._peers[peer_id_of(url)]
+        await self._contact(url)
+        peer = self._add(url, PeerOrigin.ADDED)
+        try:
+            await self._keep()
+        except Problem:
+            await self._forget(peer)
+            raise
+        return peer
 
-    def _add(self, url: httpx.URL) -> Peer:
+    async def _contact(self, url: httpx.URL) -> None:
+        """Raise PEER_URL_REFUSED for an address that is not allowed, and for this node itself."""
+        try:
+            async with asyncio.timeout(CONTACT_S_MAX), self._transport(url) as transport:
+                await transport.interest()
+        except Problem as problem:
+            if problem.code is Code.PEER_URL_REFUSED:
+                raise
+        except TimeoutError:
+            pass
+
+    async def _keep(self) -> None:
+        added = [each for each in self._peers.values() if each.origin is PeerOrigin.ADDED]
+        await self._book.write([url_text(each.url) for each in added])
+
+    def _add(self, url: httpx.URL, origin: PeerOrigin) -> Peer:
         peer_id = peer_id_of(url)
         if peer_id not in self._peers:
             if len(self._peers) >= self._limits.peers_max:
                 raise Problem(
                     Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
                 )
-            peer = self._peers[peer_id] = Peer(peer_id, url)
+            peer = self._peers[peer_id] = Peer(peer_id, url, origin)
             peer.loop = asyncio.create_task(self._keep_equal(peer), name=f"peer {url_text(url)}")
         return self._peers[peer_id]
 
     async def remove(self, peer_id: str) -> None:
-        """Forget a peer and end its loop; a sync that runs goes on. Raises Problem(NOT_FOUND)."""
-        loop = self.get(peer_id).loop
+        """Forget a peer and end its loop; a sync that runs goes on. One of the settings comes back
+        with the next start. Raises Problem: NOT_FOUND, and what writing to the database raises."""
+        peer = self.get(peer_id)
         del self._peers[peer_id]
-        if loop:
-            loop.cancel()
-            await asyncio.gather(loop, return_exceptions=True)
+        try:
+            await self._keep()
+        except Problem:
+            self._peers[peer_id] = peer
+            raise
+        await self._forget(peer)
+
+    async def _forget(self, peer: Peer) -> None:
+        self._peers.pop(peer.peer_id, None)
+        if peer.loop:
+            peer.loop.cancel()
+            await asyncio.gather(peer.loop, return_exceptions=True)
 
     def get(self, peer_id: str) -> Peer:
         """The peer of this ID. Raises Problem(NOT_FOUND)."""
@@ -165,21 +330,35 @@ class Peers:
         return sync
 
     def _run(self, peer: Peer, interest: Interest, dry_run: bool) -> RunSync:
-        async def run(progress: Progress, changed: Any) -> SyncReport:
-            async with open_http_transport(
-                peer.url, self._limits, private_allowed=self._settings.allows_private_peers
-            ) as transport:
-                return await sync_with_peer(
-                    self._local,
-                    transport,
-                    interest,
-                    memory=peer.memory,
-                    dry_run=dry_run,
-                    progress=progress,
-                    changed=changed,
-                )
+        async def run(progress: Progress, changed: Callable[[], None]) -> SyncReport:
+            try:
+                async with self._transport(peer.url) as transport:
+                    report = await sync_with_peer(
+                        self._local,
+                        transport,
+                        interest,
+                        memory=peer.memory,
+                        dry_run=dry_run,
+                        progress=progress,
+                        changed=changed,
+                    )
+            except Problem as problem:
+                report = report_of_refusal(problem)
+            if self._peers.get(peer.peer_id) is not peer:
+                self.strangers.add(report)
+            elif not dry_run:
+                peer.learn(report)
+            return report
 
         return run
+
+    def _transport(self, url: httpx.URL) -> AbstractAsyncContextManager[HttpTransport]:
+        return open_http_transport(
+            url,
+            self._limits,
+            private_allowed=self._settings.allows_private_peers,
+            own_instance=self._instance_id,
+        )
 
     async def _keep_equal(self, peer: Peer) -> None:
         while True:

@@ -84,6 +84,11 @@ async def sync_with_peer(
     )
 
 
+def report_of_refusal(problem: Problem) -> SyncReport:
+    """The report of a session that could not begin."""
+    return SyncReport(outcome=_outcome_of(problem.code), code=problem.code, detail=problem.detail)
+
+
 async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
     """Run the session; how it ended: outcome, code, detail."""
     try:

@@ -24,6 +24,11 @@ REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
 COMPRESS_BYTES_MIN = 1_024  # below it a header costs what is saved
 ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
 
+INSTANCE_HEADER = "sds-instance"
+"""Names the data directory behind a node in the answer to `GET /v1/recon/interests`."""
+
+OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
+
 
 class PeerTransport(Protocol):
     """What a session needs of a peer. Every method raises Problem where the peer is at fault."""
@@ -41,12 +46,16 @@ class PeerTransport(Protocol):
 class HttpTransport:
     """A peer over HTTP; `client` is bound to the peer's checked address."""
 
-    def __init__(self, client: httpx.AsyncClient, limits: Limits) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, limits: Limits, own_instance: str | None = None
+    ) -> None:
+        """`own_instance`: what a server must not call itself, or it is this very node."""
         self.bytes_up = 0
         self.bytes_down = 0
         self._client = client
         self._reply_bytes_max = limits.recon_reply_bytes_max
         self._peer_reads_zstd = False
+        self._own_instance = own_instance
 
     async def interest(self) -> bytes:
         """GET /v1/recon/interests."""
@@ -76,6 +85,8 @@ class HttpTransport:
             self.bytes_up += len(body)
         async with self._client.stream(method, path, content=body, headers=headers) as response:
             self._peer_reads_zstd = "zstd" in response.headers.get("accept-encoding", "")
+            if response.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
+                raise Problem(Code.PEER_URL_REFUSED, OWN_URL)
             if response.status_code != httpx.codes.OK:
                 raise _refusal(response, await self._read(response, ERROR_BODY_BYTES_MAX))
             raw = await self._read(response, self._reply_bytes_max)
@@ -107,9 +118,12 @@ class HttpTransport:
 
 @asynccontextmanager
 async def open_http_transport(
-    url: httpx.URL, limits: Limits, *, private_allowed: bool
+    url: httpx.URL, limits: Limits, *, private_allowed: bool, own_instance: str | None = None
 ) -> AsyncIterator[HttpTransport]:
-    """A transport to the peer at `url`, on connections to the one address that was checked."""
+    """A transport to the peer at `url`, on connections to the one address that was checked.
+
+    Where `own_instance` answers, each call raises Problem(PEER_URL_REFUSED).
+    """
     pinned = await resolve(url, private_allowed=private_allowed)
 
     async def send_to_pinned(request: httpx.Request) -> None:
@@ -124,7 +138,7 @@ async def open_http_transport(
         trust_env=False,
         event_hooks={"request": [send_to_pinned]},
     ) as client:
-        yield HttpTransport(client, limits)
+        yield HttpTransport(client, limits, own_instance)
 
 
 def _refusal(response: httpx.Response, body: bytes) -> Problem:

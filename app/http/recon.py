@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from app.budget import Allowance
 from app.errors import Code, Problem
 from app.federation.interests import readable_part
+from app.federation.transport import INSTANCE_HEADER
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.cursors import INT64_MAX, INT64_MIN
@@ -41,8 +42,9 @@ async def reconcile(call: Call) -> Reply:
 async def interests(call: CurrentCall) -> Response:
     """What this node wants and the caller may read: the canonical `Interest`, or it as JSON."""
     interest = readable_part(call.node.interest, call.caller.channels)
+    headers = [_READS_ZSTD, (INSTANCE_HEADER.encode(), call.node.instance_id.encode())]
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
-        return respond(protobuf_reply(interest.encode(), 200, [_READS_ZSTD]))
+        return respond(protobuf_reply(interest.encode(), 200, headers))
     document = {
         "all": interest.everything,
         "channels": interest.channels,
@@ -50,7 +52,7 @@ async def interests(call: CurrentCall) -> Response:
         "lamport_from": _text(interest.lamport_from),
         "lamport_to": _text(interest.lamport_to),
     }
-    return respond(json_reply(document, 200, [_READS_ZSTD]))
+    return respond(json_reply(document, 200, headers))
 
 
 async def negentropy(call: Call) -> Reply:

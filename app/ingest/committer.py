@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from app.entries import NewEntry
 from app.errors import Code, Problem
@@ -29,7 +29,8 @@ from app.store.store import Store
 
 Listener = Callable[[list[Committed]], None]
 Written = WriteResult | Problem
-Answer = list[Written] | Rechecked | Problem
+Answer = list[Written] | Problem
+T = TypeVar("T")
 """To one job: a result for each entry, what became of frames that were read again, or the fault that
 all of its group share."""
 
@@ -58,18 +59,18 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What one caller wants written or read again, and the future that waits for it."""
+    """What one caller wants written, or done in the writer's turn, and the future that waits."""
 
     entries: Sequence[NewEntry]
     met: Sequence[MetId]
     refused: Sequence[bytes]
-    doubted: Sequence[int]
+    call: Callable[[], Any] | None
     future: asyncio.Future[Any]
     bytes: int
 
     @property
     def items(self) -> int:
-        return len(self.entries) + len(self.met) + len(self.refused) + len(self.doubted)
+        return len(self.entries) + len(self.met) + len(self.refused) + (self.call is not None)
 
 
 class GroupCommitter:
@@ -121,14 +122,22 @@ class GroupCommitter:
         """
         size = sum(len(entry.frame) for entry in entries)
         written: list[Written] = await self._done(
-            _Job(entries, met, refused, (), self._new_future(), size)
+            _Job(entries, met, refused, None, self._new_future(), size)
         )
         return written
 
     async def recheck(self, seqs: Sequence[int]) -> Rechecked:
         """Have the writer read frames again, and mark or unmark each as lost. Raises as `submit`."""
-        rechecked: Rechecked = await self._done(_Job((), (), (), seqs, self._new_future(), 0))
+        rechecked: Rechecked = await self.call(lambda: self._store.recheck(seqs))
         return rechecked
+
+    async def call(self, do: Callable[[], T]) -> T:
+        """The result of a function of the store's writing side, called in its turn.
+
+        Raises as `submit`, and INTERNAL_ERROR for whatever else the function raises.
+        """
+        done: T = await self._done(_Job((), (), (), do, self._new_future(), 0))
+        return done
 
     def _new_future(self) -> asyncio.Future[Any]:
         if self._loop is None or self._closing:
@@ -162,12 +171,12 @@ class GroupCommitter:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while group := self._next_group():
-            writing = [job for job in group if not job.doubted]
-            reading = [job for job in group if job.doubted]
+            writing = [job for job in group if job.call is None]
             if writing:
                 loop.call_soon_threadsafe(self._finish, writing, self._write_or_retry(writing))
-            for job in reading:
-                loop.call_soon_threadsafe(self._finish, [job], [self._recheck(job)])
+            for job in group:
+                if job.call is not None:
+                    loop.call_soon_threadsafe(self._finish, [job], [self._called(job.call)])
 
     def _next_group(self) -> list[_Job]:
         """Everything that waits, up to the bounds of a group; nothing at the end."""
@@ -229,14 +238,14 @@ class GroupCommitter:
         counters.largest_group = max(counters.largest_group, len(entries))
         return [[next(results) for _ in job.entries] for job in group]
 
-    def _recheck(self, job: _Job) -> Answer:
+    def _called(self, do: Callable[[], Any]) -> Any:
         try:
-            return self._store.recheck(job.doubted)
+            return do()
         except Problem as problem:
             return problem
         except Exception:  # noqa: BLE001 - whatever it is, the caller gets an answer
-            _log.exception("frames could not be read again")
-            return Problem(Code.INTERNAL_ERROR, "the frames could not be read again")
+            _log.exception("a call of the writer failed")
+            return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")
 
     def _write_rows(self, job: _Job) -> list[Written]:
         self._attempt((), job.met, job.refused)
@@ -259,7 +268,7 @@ class GroupCommitter:
         committed = [
             Committed(entry, result)
             for job, answer in zip(group, answers, strict=True)
-            if isinstance(answer, list)
+            if job.call is None and isinstance(answer, list)
             for entry, result in zip(job.entries, answer, strict=True)
             if isinstance(result, WriteResult) and (result.is_new or result.new_claims)
         ]

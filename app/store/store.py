@@ -6,9 +6,12 @@ group committer's (`app.ingest.committer`). Callers bound `limit`s and numbers o
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
+
+from sqlalchemy import select
 
 from app.entries import START, Claim, Entry, NewEntry, Token, Watermark
 from app.limits import Limits
@@ -43,6 +46,9 @@ from app.store.records import (
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 from app.store.statements import read_statements
+
+PEERS_NAME = "peers"
+"""The row of `store_meta` that lists the peers which an operator added."""
 
 
 def _wall_clock_ms() -> int:
@@ -85,6 +91,11 @@ class Store:
         self._elements = ElementReads(database, statements)
         self._gaps = GapReads(database, statements, keys, limits)
         self._writer = GroupWriter(database, keys, limits, now_ms)
+        named_peers = select(store_meta.c.value).where(store_meta.c.name == PEERS_NAME)
+        self._peer_urls = database.sql.query(named_peers)
+        self._write_meta = database.sql.upsert(
+            store_meta, "name", lambda excluded: {"value": excluded.value}
+        )
 
     @classmethod
     async def open(
@@ -146,6 +157,12 @@ class Store:
     def recheck_with(self, recheck: Recheck | None) -> None:
         """Let readers have frames rechecked that they cannot read; None: they mark nothing."""
         self._frames.recheck = recheck
+
+    def write_peer_urls(self, urls: Sequence[str]) -> None:
+        """Keep the URLs of the peers that an operator added. Raises `Problem` as `write_group`."""
+        value = json.dumps(urls).encode()
+        with self._database.transaction() as transaction:
+            transaction.many(self._write_meta, [(PEERS_NAME, value)])
 
     # ---- reading: the event loop
 
@@ -321,6 +338,11 @@ class Store:
     async def follows(self, read: Watermark) -> tuple[bool, bool]:
         """(as `holds`, whether there is more behind these places)."""
         return await self._elements.holds(read)
+
+    async def peer_urls(self) -> list[str]:
+        """The URLs that `write_peer_urls` wrote last."""
+        rows = await self._database.rows(self._peer_urls)
+        return list(json.loads(rows[0][0])) if rows else []
 
     async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
         """Which of these digests a local policy refused lately."""

@@ -174,7 +174,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer of a node; `state` is "new", "healthy" or "failing"."""
+    """A peer of a node; `state` is "new", "healthy", "failing", "unreachable" or "refused"."""
 
     id: str
     url: str

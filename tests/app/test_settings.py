@@ -54,6 +54,9 @@ def test_variables_of_the_test_suite_are_no_settings() -> None:
         ("workers", 0),
         ("log_level", "loud"),
         ("database_url", "oracle://x"),
+        ("log_format", "xml"),
+        ("peers", ["http://good.example", "ftp://store.example"]),
+        ("peers", ["http://xn--a"]),
     ],
 )
 def test_a_wrong_value_is_told_with_its_name_and_layer(name: str, value: object) -> None:

@@ -47,13 +47,20 @@ def running_node(
     limits: Limits = DEFAULT_LIMITS,
     *,
     authorizer: Authorizer | None = None,
+    listener: socket.socket | None = None,
     **settings: Any,
 ) -> Iterator[RunningNode]:
-    """A node over `data_dir` until the block ends; `settings` as in `app.settings`."""
+    """A node over `data_dir` until the block ends; `settings` as in `app.settings`.
+
+    It listens on `listener`, or on a free port.
+    """
     node_settings = Settings(data_dir=data_dir, **settings)
 
     server = _Server(node_settings, limits, authorizer)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as executor:
+    with (
+        listener or socket.create_server(("127.0.0.1", 0)) as listener,
+        ThreadPoolExecutor(1) as executor,
+    ):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = executor.submit(server.run, listener)
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from app.cli.delimited import delimited
 from sdstore.sds.codec import encode
-from tests.support.cli import Result, cli, command, http_server, process
+from tests.support.cli import Result, cli, command, free_port, http_server, process
 from tests.support.federation import message
 
 FRAMES = b"".join(delimited(encode(message(number))) for number in range(20))
@@ -113,6 +113,28 @@ def test_an_unknown_environment_variable_is_2() -> None:
     result = process("serve", "--show-config", SDSTORE_PROT="9000")
     assert (result.code, error_code(result)) == (2, "invalid_setting")
     assert "prot" in result.err
+
+
+@pytest.mark.parametrize(
+    ("url", "flags"),
+    [
+        ("ftp://store.example", ()),
+        ("http://xn--a", ()),
+        ("store.example", ()),
+        ("http://10.0.0.1:8000", ("--host", "0.0.0.0", "--insecure")),
+        ("http://169.254.169.254", ()),
+    ],
+)
+def test_a_peer_that_no_node_can_have_is_2_and_named(
+    url: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    flags = ("--peer", "http://good.example", "--peer", url, *flags)
+    result = process("serve", "--port", 0, "--data-dir", tmp_path, *flags)
+    assert (result.code, error_code(result)) == (2, "invalid_setting")
+    assert f"peers (flag): {url!r}" in result.err
+    from_environment = process("serve", "--show-config", SDSTORE_PEERS="http://user@x.example")
+    assert (from_environment.code, error_code(from_environment)) == (2, "invalid_setting")
+    assert "peers (environment): 'http://user@x.example'" in from_environment.err
 
 
 def test_a_busy_peer_is_3(node: str) -> None:
@@ -231,10 +253,3 @@ def test_interrupting_a_node_is_130_and_terminating_it_0(tmp_path: Path) -> None
         assert (serving.returncode, err) == (code, b"")
         # What was left behind is a store in order.
         assert cli("check", "--data-dir", tmp_path).code == 0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -115,7 +116,21 @@ def test_peers_are_added_listed_and_removed(node: str, other_node: str) -> None:
     assert added.keys() == {"id", "url", "state", "failures", "last_sync_id", "next_sync_at_ms"}
     assert added["url"] == other_node
     assert cli("peers", "list", "--json", "--node", node).json["id"] == added["id"]
+    shown = cli("peers", "list", "--node", node).out
+    assert all(each in shown for each in (added["id"], other_node, "since", "reason"))
     removed = cli("peers", "remove", other_node, "--json", "--node", node).json
     assert removed == {"removed": added["id"], "url": other_node}
     assert cli("peers", "list", "--json", "--node", node).out == ""
     assert cli("peers", "remove", added["id"], "--node", node).code == 1
+
+
+def test_a_peer_that_cannot_be_reached_or_is_refused_is_listed_with_the_reason(node: str) -> None:
+    cli("peers", "add", "http://dead.invalid", "--node", node)
+    deadline = time.monotonic() + 20
+    while "unreachable" not in (shown := cli("peers", "list", "--node", node).out):
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.05)
+    assert "peer_unreachable: dead.invalid" in shown
+    cli("peers", "remove", "http://dead.invalid", "--node", node)
+    itself = cli("peers", "add", node, "--node", node)
+    assert (itself.code, itself.err.split(":")[1].strip()) == (4, "peer_url_refused")

@@ -33,6 +33,8 @@ NOT_URLS = [
     "http://exa mple.org",
     "http://[::1",
     "http://example.org\r\nHost: internal",
+    "http://xn--a",
+    "http://xn--a.example/x",
     "http://" + "a" * 3_000,
 ]
 INWARD_URLS = [

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
@@ -113,6 +117,9 @@ def test_a_session_is_shown_live_until_its_end(pair: tuple[RunningNode, RunningN
         ("POST", "/v1/peers", {"url": 5}, "invalid_body"),
         ("POST", "/v1/peers", {"url": "http://x", "more": 1}, "invalid_body"),
         ("POST", "/v1/syncs", {"peer_url": "file:///etc/passwd"}, "peer_url_refused"),
+        ("POST", "/v1/syncs", {"peer_url": "http://xn--a"}, "peer_url_refused"),
+        ("POST", "/v1/peers", {"url": "http://xn--a"}, "peer_url_refused"),
+        ("POST", "/v1/peers", {"url": "http://xn--a.example:80/x"}, "peer_url_refused"),
     ],
 )
 def test_wrong_requests_have_their_codes(
@@ -120,3 +127,139 @@ def test_wrong_requests_have_their_codes(
 ) -> None:
     answer = pair[0].http.request(method, path, json=body)
     assert answer.json()["code"] == code
+
+
+def state_of(node: RunningNode, url: str) -> dict[str, Any]:
+    """What a node says of a peer, once it has tried it."""
+    deadline = time.monotonic() + SYNC_SECONDS_MAX
+    while True:
+        (peer,) = (p for p in node.http.get("/v1/peers").json()["peers"] if p["url"] == url)
+        if peer["state"] != "new":
+            return dict(peer)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_node_is_never_its_own_peer(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
+        for url in (a.url, a.url.replace("127.0.0.1", "localhost")):
+            added = a.http.post("/v1/peers", json={"url": url})
+            assert (added.status_code, added.json().get("code")) == (422, "peer_url_refused")
+            assert "this node" in added.json()["detail"]
+            report = finished(a, a.http.post("/v1/syncs", json={"peer_url": url}).json())["report"]
+            assert (report["outcome"], report["code"]) == ("refused", "peer_url_refused")
+        assert a.http.get("/v1/peers").json()["peers"] == []
+        assert a.http.post("/v1/peers", json={"url": b.url}).status_code == 201
+
+
+def test_a_copy_of_a_database_is_another_node(tmp_path: Path) -> None:
+    with running_node(tmp_path / "a") as a:
+        fill(a, range(3))
+    (tmp_path / "b").mkdir()
+    copyfile(tmp_path / "a" / "sdstore.db", tmp_path / "b" / "sdstore.db")
+    with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
+        fill(b, range(3, 6))
+        report = finished(a, a.http.post("/v1/syncs", json={"peer_url": b.url}).json())["report"]
+        assert (report["outcome"], report["entries_received"]) == ("in_sync", 3), report
+
+
+def test_a_peer_of_the_settings_that_is_the_node_itself_is_refused_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        # A name for the same place, so that nothing but the contact can tell.
+        with running_node(tmp_path, listener=free, peers=[url]) as node:
+            peer = state_of(node, url)
+    assert (peer["state"], peer.get("code")) == ("refused", "peer_url_refused")
+    assert "this node" in peer["reason"]
+    (line,) = (r for r in caplog.records if r.levelname == "ERROR" and url in r.getMessage())
+    assert "refused" in line.getMessage()
+
+
+def test_a_peer_whose_name_does_not_resolve_yet_is_taken_and_shown_as_unreachable(
+    tmp_path: Path,
+) -> None:
+    configured, added = "http://configured.invalid", "http://added.invalid:8000"
+    with running_node(tmp_path, peers=[configured]) as node:
+        assert node.http.post("/v1/peers", json={"url": added}).status_code == 201
+        for url in (configured, added):
+            peer = state_of(node, url)
+            assert (peer["state"], peer["code"]) == ("unreachable", "peer_unreachable")
+            assert peer["reason"]
+            assert peer["since_ms"] <= time.time() * 1_000
+            report = node.http.get(f"/v1/peers/{peer['id']}/status").json()["last_report"]
+            assert report["outcome"] == "peer_fault"
+
+
+def test_peers_that_were_added_are_there_after_a_restart_until_they_are_removed(
+    tmp_path: Path,
+) -> None:
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    configured = "http://127.0.0.1:3"
+
+    def listed(node: RunningNode) -> dict[str, str]:
+        return {p["url"]: p.get("origin") for p in node.http.get("/v1/peers").json()["peers"]}
+
+    with running_node(tmp_path, peers=[configured]) as node:
+        ids = [node.http.post("/v1/peers", json={"url": url}).json()["id"] for url in urls]
+        # A peer of the settings that is added as well stays one of the settings.
+        assert node.http.post("/v1/peers", json={"url": configured}).status_code == 200
+    with running_node(tmp_path, peers=[configured]) as node:
+        assert listed(node) == {configured: "settings", urls[0]: "added", urls[1]: "added"}
+        assert node.http.delete(f"/v1/peers/{ids[0]}").status_code == 204
+    with running_node(tmp_path) as node:
+        assert listed(node) == {urls[1]: "added"}
+
+
+def samples(node: RunningNode, prefix: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Samples of `/metrics` by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(node.http.get("/metrics").text)
+        for sample in family.samples
+        if sample.name.startswith(prefix)
+    }
+
+
+def test_metrics_tell_of_each_peer_what_its_syncs_came_to(
+    pair: tuple[RunningNode, RunningNode],
+) -> None:
+    a, b = pair
+    fill(a, range(3))
+    fill(b, range(10, 15))
+    peer = a.http.post("/v1/peers", json={"url": b.url}).json()
+    assert state_of(a, b.url)["state"] == "healthy"
+    dead = "http://127.0.0.1:1"
+    a.http.post("/v1/peers", json={"url": dead})
+    state_of(a, dead)
+    report = a.http.get(f"/v1/peers/{peer['id']}/status").json()["last_report"]
+    found = samples(a, "sdstore_peer_")
+
+    def value(name: str, url: str = b.url, **labels: str) -> float | None:
+        return found.get((name, frozenset({"peer": url, **labels}.items())))
+
+    assert value("sdstore_peer_syncs_total", outcome="in_sync") == 1
+    assert value("sdstore_peer_syncs_total", dead, outcome="peer_fault") == 1
+    assert value("sdstore_peer_sync_seconds_total") == pytest.approx(report["seconds"])
+    assert value("sdstore_peer_sync_bytes_total", direction="up") == report["bytes_up"]
+    assert value("sdstore_peer_sync_bytes_total", direction="down") == report["bytes_down"]
+    assert value("sdstore_peer_sync_rounds_total") == report["rounds"]
+    moved = {
+        (direction, kind): value("sdstore_peer_elements_total", direction=direction, kind=kind)
+        for direction in ("received", "sent", "refused")
+        for kind in ("entries", "claims")
+    }
+    assert moved["received", "entries"] == 5
+    assert moved["sent", "entries"] == 3
+    assert moved["refused", "entries"] == 0
+    assert abs(time.time() - (value("sdstore_peer_last_proof_timestamp_seconds") or 0)) < 60
+    assert ("sdstore_peer_last_proof_timestamp_seconds", frozenset({("peer", dead)})) not in found
+    assert value("sdstore_peer_state", state="healthy") == 1
+    assert value("sdstore_peer_state", dead, state="unreachable") == 1
+    # A sync with a store that is no peer makes no series of its own.
+    finished(a, a.http.post("/v1/syncs", json={"peer_url": "http://127.0.0.1:2"}).json())
+    after = samples(a, "sdstore_peer_")
+    assert {dict(labels)["peer"] for _, labels in after} == {b.url, dead, "other"}
+    a.http.delete(f"/v1/peers/{peer['id']}")
+    assert b.url not in {dict(labels)["peer"] for _, labels in samples(a, "sdstore_peer_")}
