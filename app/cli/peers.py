@@ -10,7 +10,7 @@ import typer
 from app.cli.exits import CliError, Exit
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
-from app.cli.output import print_json, print_note, stdout, table
+from app.cli.output import print_json, print_note, printable, stdout, table
 from sdstore.client import StoreClient
 from sdstore.client.records import Peer
 
@@ -28,8 +28,16 @@ def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
         for peer in found:
             print_json(peer.document)
     elif found:
-        rows = [(peer.id, peer.url, peer.state, _since(peer), _why(peer)) for peer in found]
-        stdout().print(table("ID", "URL", "state", "since", "reason", rows=rows))
+        rows = [
+            (peer.id, peer.url, peer.state, _since(peer), str(peer.document.get("failures", "")))
+            for peer in found
+        ]
+        heads = ("ID", "URL", "state", "since", "failures")
+        stdout().print(table(*heads, rows=rows, right=["failures"]))
+        for peer in found:
+            if peer.document.get("code"):
+                code, reason = peer.document["code"], peer.document.get("reason")
+                stdout().print(printable(f"{peer.url}: {code}: {reason}"), markup=False)
     else:
         print_note("no peers")
 
@@ -55,7 +63,7 @@ def remove(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a peer; what came from it stays. One of the settings comes back at a restart."""
+    """Forget a peer; what came from it stays."""
     with node_client(node) as client:
         found = _named(client, peer)
         client.remove_peer(found.id)
@@ -70,11 +78,6 @@ def _since(peer: Peer) -> str:
     if not isinstance(since_ms, int):
         return ""
     return datetime.fromtimestamp(since_ms / 1_000).astimezone().isoformat(timespec="seconds")
-
-
-def _why(peer: Peer) -> str:
-    code, reason = peer.document.get("code"), peer.document.get("reason")
-    return f"{code}: {reason}" if code else ""
 
 
 def _named(client: StoreClient, name: str) -> Peer:

@@ -313,7 +313,7 @@ class Peers:
     def _stranger(self, url: httpx.URL) -> Peer:
         while len(self._memories) >= self._limits.syncs_remembered_max:
             del self._memories[next(iter(self._memories))]
-        return Peer("", url, self._memories.setdefault(str(url), PeerMemory()))
+        return Peer("", url, memory=self._memories.setdefault(str(url), PeerMemory()))
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         interest = interest_of(self._settings)

@@ -120,7 +120,7 @@ def test_a_dead_and_a_lying_peer_delay_nobody(tmp_path: Path) -> None:
             healthy.publish(message(number))
             until(lambda number=number: node.http.get(f"/v1/messages/m{number}").is_success)
         until(lambda: peers_of(node)["http://127.0.0.1:9"]["failures"] > 1)
-        expected = {"http://127.0.0.1:9": "failing", liar: "failing", healthy.url: "healthy"}
+        expected = {"http://127.0.0.1:9": "unreachable", liar: "failing", healthy.url: "healthy"}
         # A message is here before the session that brought it has ended.
         until(lambda: {url: peer["state"] for url, peer in peers_of(node).items()} == expected)
 
