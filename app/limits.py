@@ -112,6 +112,15 @@ class Limits:
         128 * MIB, "bytes of frames", "memory of frames that wait for the writer"
     )
 
+    # --- verification of stored frames -------------------------------------------------------
+    verification_percent_max: int = _bound(
+        1, "percent of one core", "10^6 frames of 19 kB in three hours, small ones in half an hour"
+    )
+    verification_interval_s: int = _bound(
+        86_400, "seconds", "between the beginnings of two passes; disks do not rot faster"
+    )
+    verification_delay_s: int = _bound(60, "seconds", "after a start, which has enough to read")
+
     # --- PostgreSQL ---------------------------------------------------------------------------
     database_connections_max: int = _bound(
         8, "connections", "one process's readers; more than the server has cores gain nothing"

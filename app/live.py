@@ -10,21 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from app.entries import START, Entry, Token
 from app.errors import Code, Problem
 from app.ingest.records import Committed, Relayed
 from app.limits import Limits
+from app.store.records import LeftOut, Page
 from app.store.store import Store
 
 _log = logging.getLogger(__name__)
 
 FEED_PAGE = 500
 """Entries read at once."""
+
+LEFT_OUT_BYTES = 1_500
+"""What naming an entry takes in the buffer, at most: its message ID, channel and digest."""
 
 POLL_S = 1.0
 """How long another process's commit may stay unseen; this one's are announced."""
@@ -34,10 +39,11 @@ POLL_S = 1.0
 class LiveMessage:
     """A message that was stored, or one that is only relayed.
 
-    `rendered` is for whoever shows it: many readers are shown the same bytes.
+    `item` is a `LeftOut` where the content of a stored message is lost. `rendered` is for whoever shows
+    it: many readers are shown the same bytes.
     """
 
-    item: Entry | Relayed
+    item: Entry | Relayed | LeftOut
     channel_id: str
     bytes_count: int
     rendered: bytes = b""
@@ -136,12 +142,10 @@ class LiveHub:
                 reader.last.number, FEED_PAGE, self._limits.reply_bytes_max
             )
             is_behind = page.next is not None
-            for entry in page.entries:
-                reader.last = entry.place
-                if reader.wanted(entry.channel_id):
-                    yield LiveMessage(entry, entry.channel_id, len(entry.frame))
-            # Behind the last entry may be others, whose frames are damaged.
-            reader.last = page.last or reader.last
+            for item in _in_order(page):
+                reader.last = item.place
+                if reader.wanted(item.channel_id):
+                    yield LiveMessage(item, item.channel_id, _bytes_of(item))
 
     async def _next_event(self, reader: _Reader) -> LiveEvent:
         while True:
@@ -167,7 +171,7 @@ class LiveHub:
     def _end(self) -> int:
         return self._first_number + len(self._buffer)
 
-    def _append(self, item: Entry | Relayed, channel_id: str, bytes_count: int) -> None:
+    def _append(self, item: Entry | Relayed | LeftOut, channel_id: str, bytes_count: int) -> None:
         self._buffer.append(LiveMessage(item, channel_id, bytes_count))
         self._buffer_bytes += bytes_count
         while (
@@ -215,15 +219,25 @@ class LiveHub:
 
     async def _read_feed(self) -> bool:
         page = await self._store.feed(self._last.number, FEED_PAGE, self._limits.reply_bytes_max)
-        for entry in page.entries:
-            self._append(entry, entry.channel_id, len(entry.frame))
-        # Damaged entries are in no page, and are passed all the same.
+        for item in _in_order(page):
+            self._append(item, item.channel_id, _bytes_of(item))
         self._last = page.last or self._last
-        if page.entries:
+        if page.last is not None:
             self._announce()
             # Readers get their turn before the buffer moves on.
             await asyncio.sleep(0)
         return page.next is not None
+
+
+def _in_order(page: Page) -> Sequence[Entry | LeftOut]:
+    """What a page of the feed tells, in the order it was stored."""
+    if not page.left_out:
+        return page.entries
+    return sorted([*page.entries, *page.left_out], key=attrgetter("seq"))
+
+
+def _bytes_of(item: Entry | LeftOut) -> int:
+    return len(item.frame) if isinstance(item, Entry) else LEFT_OUT_BYTES
 
 
 @dataclass(slots=True)
@@ -235,7 +249,7 @@ class _Reader:
     number: int
 
     def takes(self, message: LiveMessage) -> bool:
-        if isinstance(message.item, Entry):
+        if isinstance(message.item, Entry | LeftOut):
             if message.item.seq <= self.last.number:
                 return False
             self.last = message.item.place

@@ -31,11 +31,13 @@ from app.recon_endpoint import ReconEndpoint
 from app.settings import Settings
 from app.siblings import Siblings
 from app.store.store import Store
+from app.verification import Verification
 from recon.interest import Interest
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
 INDEX_FILE = "index.checkpoint"
+VERIFICATION_FILE = "verification.json"
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Node:
     live: LiveHub
     syncs: Syncs
     peers: Peers
+    verification: Verification
     metrics: CollectorRegistry
     instance_id: str
     siblings: Siblings | None = None
@@ -92,6 +95,8 @@ class Node:
             await node.index.start(settings.data_dir / INDEX_FILE)
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
+            await node.verification.start(reads_all=is_first)
+            closing.push_async_callback(node.verification.close)
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
             if is_first:
@@ -195,10 +200,11 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         live=live,
         syncs=syncs,
         peers=Peers(local, syncs, book, settings, limits, instance_id),
+        verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
         instance_id=instance_id,
     )
-    register_node_metrics(node.metrics, committer, index, live, node.peers)
+    register_node_metrics(node.metrics, committer, index, live, node.verification, node.peers)
     return node
 
 

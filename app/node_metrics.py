@@ -14,6 +14,7 @@ from app.federation.report import SyncOutcome
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
 from app.rangeindex import NodeIndex
+from app.verification import Verification
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -26,19 +27,27 @@ def register_node_metrics(
     committer: GroupCommitter,
     index: NodeIndex,
     live: LiveHub,
+    verification: Verification,
     peers: Peers,
 ) -> None:
-    """Add ingest, index, peer and process families to a registry."""
-    registry.register(_NodeCollector(committer, index, live))
+    """Add ingest, index, content, peer and process families to a registry."""
+    registry.register(_NodeCollector(committer, index, live, verification))
     registry.register(_PeerCollector(peers))
     ProcessCollector(namespace="sdstore", registry=registry)
 
 
 class _NodeCollector(Collector):
-    def __init__(self, committer: GroupCommitter, index: NodeIndex, live: LiveHub) -> None:
+    def __init__(
+        self,
+        committer: GroupCommitter,
+        index: NodeIndex,
+        live: LiveHub,
+        verification: Verification,
+    ) -> None:
         self._committer = committer
         self._index = index
         self._live = live
+        self._verification = verification
 
     def collect(self) -> Iterator[Family]:
         counters = self._committer.counters
@@ -50,6 +59,18 @@ class _NodeCollector(Collector):
         yield _gauge("ingest_queue_items", "Messages waiting", counters.queue_items)
         yield _gauge("ingest_queue_bytes", "Bytes of frames waiting", counters.queue_bytes)
         yield _gauge("index_elements", "Elements of the range index", len(self._index.elements))
+        verification = self._verification
+        lost = verification.lost_count
+        yield _gauge("content_lost", "Messages whose content cannot be read", lost)
+        read = verification.frames_total
+        yield _counter("verified_frames", "Stored frames read by the verification", read)
+        place = verification.current
+        yield _gauge("verification_seq", "Position of the verification", place.seq)
+        ended_s = (place.ended_at_ms or 0) / 1_000
+        yield _gauge("verification_pass_ended_seconds", "Time of the last whole pass", ended_s)
+        yield _counter(
+            "content_mended", "Lost messages whose content came again", counters.mended_entries
+        )
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
 
 

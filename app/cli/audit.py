@@ -117,8 +117,8 @@ async def _check_messages(
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
     async for page in _pages(store, channel):
-        for digest in page.damaged:
-            findings.add(f"message {digest.hex()}: the frame is damaged")
+        for left_out in page.left_out:
+            findings.add(f"message {left_out.digest.hex()}: its content is lost")
         for entry in page.entries:
             if fault := fault_of(entry):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
@@ -127,8 +127,8 @@ async def _check_messages(
                 findings.add(f"channel {channel.channel_id!r}: the log is out of order")
             last = position
             digests.append(entry.digest)
-        digests += page.damaged
-        tick(len(page.entries) + len(page.damaged))
+        digests += [left_out.digest for left_out in page.left_out]
+        tick(len(page.entries) + len(page.left_out))
     ids = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     if root_of(ids) != root:
         findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")

@@ -51,7 +51,7 @@ async def export_to(
                 wanted = [e for e in page.entries if _is_wanted(e.channel_id, channels)]
                 written += target.write(await _records(store, wanted, file_format))
                 messages += len(wanted)
-                damaged += [digest.hex() for digest in page.damaged]
+                damaged += [left_out.digest.hex() for left_out in page.left_out]
                 seq = page.last_seq
                 tell(seq, total)
         lacking = max(0, wanted_count - held - messages - len(damaged)) if before else 0

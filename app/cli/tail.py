@@ -121,6 +121,9 @@ def _show_events(
             follower.cursor = document["cursor"]
             print_note("too slow: catching up")
             return
+        if event.name == "left_out":
+            print_note(f"the node has lost the content of message {document['message_id']!r}")
+            continue
         digest = document["meta"].get("digest", "")
         if digest not in seen:
             show(document)

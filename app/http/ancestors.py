@@ -146,9 +146,17 @@ async def _page(call: Call, wanted: _Wanted) -> tuple[AncestorPage, str | None]:
 def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Response:
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         message = wire.AncestorsPage(
-            messages=map(message_protobuf, page.entries), missing=page.missing, next=token or ""
+            messages=map(message_protobuf, page.entries),
+            missing=page.missing,
+            next=token or "",
+            left_out=page.left_out,
         )
         return respond(protobuf_reply(message.SerializeToString(), 200, headers))
     messages = list(map(message_json, page.entries))
-    document = {"messages": messages, "missing": page.missing, "next": token}
+    document = {
+        "messages": messages,
+        "missing": page.missing,
+        "next": token,
+        "left_out": [digest.hex() for digest in page.left_out],
+    }
     return respond(json_reply(document, 200, headers))

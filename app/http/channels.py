@@ -119,7 +119,7 @@ async def list_messages(
     )
     page, described = await read_described(call, limit, lambda limit: read(limit=limit))
     token = None if page.next is None else cursors.write(kind, *page.next)
-    return respond(page_reply(call, request, described, token))
+    return respond(page_reply(call, request, page, described, token))
 
 
 @router.get("/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ))
@@ -160,7 +160,7 @@ async def feed(
     )
     # A follower always gets a place to go on from, also at the end.
     token = cursors.write(CursorKind.ARRIVAL, *(page.last or place))
-    return respond(page_reply(call, request, described, token))
+    return respond(page_reply(call, request, page, described, token))
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from app.http.framework import CurrentCall, demands
 from app.http.parsing import read_json, read_protobuf
 from app.http.render import message_json, message_protobuf
 from app.limits import DEFAULT_LIMITS
+from app.store.records import ContentState
 from sdstore.wire import store_pb2 as wire
 
 router = APIRouter(prefix="/v1", tags=["messages"])
@@ -28,7 +29,7 @@ router = APIRouter(prefix="/v1", tags=["messages"])
 ENTRIES_PER_READ = 64
 """Of the largest frames 64 MiB, of real ones 1 MiB."""
 
-Render = Callable[[bytes, Entry | None], bytes]
+Render = Callable[[bytes, Entry | ContentState | None], bytes]
 
 
 class EntriesBody(BaseModel):
@@ -55,7 +56,7 @@ _REQUEST_BODY = {
     response_class=StreamingResponse,
 )
 async def stream_entries(call: CurrentCall) -> StreamingResponse:
-    """One line, or length-delimited `EntryItem`, per digest and in order: the entry or `missing`."""
+    """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing` or `lost`."""
     render, media_type = _json_line, NDJSON_TYPE
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         render, media_type = _delimited, PROTOBUF_TYPE
@@ -70,7 +71,13 @@ async def _chunks(call: Call, digests: Sequence[bytes], render: Render) -> Async
     for start in range(0, len(digests), ENTRIES_PER_READ):
         part = digests[start : start + ENTRIES_PER_READ]
         entries = await call.node.store.by_digest(part)
-        found = {e.digest: e for e in entries if call.caller.covers(e.channel_id)}
+        found: dict[bytes, Entry | ContentState] = {
+            e.digest: e for e in entries if call.caller.covers(e.channel_id)
+        }
+        if len(entries) < len(part):
+            for left_out in await call.node.store.left_out(part):
+                if call.caller.covers(left_out.channel_id):
+                    found.setdefault(left_out.digest, ContentState.LOST)
         yield b"".join(render(digest, found.get(digest)) for digest in part)
 
 
@@ -80,15 +87,20 @@ def _wanted(call: Call) -> list[bytes]:
     return [hex_bytes(digest, "a digest") for digest in read_json(_ENTRIES_BODY, call.body).digests]
 
 
-def _json_line(digest: bytes, entry: Entry | None) -> bytes:
-    document = {"missing": digest.hex()} if entry is None else message_json(entry)
+def _json_line(digest: bytes, found: Entry | ContentState | None) -> bytes:
+    if isinstance(found, Entry):
+        document = message_json(found)
+    else:
+        document = {"missing" if found is None else found.value: digest.hex()}
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _delimited(digest: bytes, entry: Entry | None) -> bytes:
+def _delimited(digest: bytes, found: Entry | ContentState | None) -> bytes:
     item = wire.EntryItem(missing=digest)
-    if entry is not None:
-        item = wire.EntryItem(entry=message_protobuf(entry))
+    if isinstance(found, Entry):
+        item = wire.EntryItem(entry=message_protobuf(found))
+    elif found is ContentState.LOST:
+        item = wire.EntryItem(lost=digest)
     output = BytesIO()
     serialize_length_prefixed(item, output)
     return output.getvalue()

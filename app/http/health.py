@@ -30,4 +30,5 @@ async def readyz(call: CurrentCall) -> dict[str, str]:
 @router.get("/metrics", openapi_extra=demands(Scope.OPEN), response_class=Response)
 async def metrics(call: CurrentCall) -> Response:
     """Prometheus metrics, prefix `sdstore_`."""
+    await call.node.verification.count_lost()
     return Response(generate_latest(call.node.metrics), media_type=CONTENT_TYPE_LATEST)

@@ -31,4 +31,4 @@ async def get_hint(
         call, limit, lambda limit: call.node.store.hint(wanted, channel_id, limit, position)
     )
     token = None if page.next is None else cursors.write(CursorKind.HINT, *page.next)
-    return respond(page_reply(call, request, described, token))
+    return respond(page_reply(call, request, page, described, token))

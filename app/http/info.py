@@ -24,10 +24,10 @@ router = APIRouter(tags=["node"])
 @router.get("/v1/info", openapi_extra=demands(Scope.READ))
 async def info(call: CurrentCall) -> Response:
     """Version, node ID, limits, protocols, digest and session parameters."""
-    return respond(json_reply(_document(call.node)))
+    return respond(json_reply(await _document(call.node)))
 
 
-def _document(node: Node) -> dict[str, Any]:
+async def _document(node: Node) -> dict[str, Any]:
     return {
         "version": version("sdstore"),
         "node_id": node.node_id,
@@ -38,6 +38,7 @@ def _document(node: Node) -> dict[str, Any]:
             "short_id_bytes": SHORT_ID_BYTES,
             "summary_hash_bytes": SUMMARY_HASH_BYTES,
         },
+        "content": await node.verification.document(),
         "limits": asdict(node.limits),
     }
 

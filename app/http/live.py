@@ -1,4 +1,5 @@
-"""Live messages as server-sent events: `message`, `relayed`, and `gap` for a reader who fell behind.
+"""Live messages as server-sent events: `message`, `relayed`, `left_out` for a stored message whose
+content is lost, and `gap` for a reader who fell behind.
 
 Comments and stored messages carry a feed cursor as event ID, so a reader that reconnects
 (`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it
@@ -23,6 +24,7 @@ from app.http.render import message_json
 from app.http.sse import event, event_stream, heartbeat
 from app.ingest.records import Relayed
 from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
+from app.store.records import LeftOut
 from sdstore.sds.jsonform import to_json
 
 router = APIRouter(prefix="/v1", tags=["live"])
@@ -83,7 +85,18 @@ def _message(message: LiveMessage, cursors: Cursors) -> bytes:
     if isinstance(message.item, Entry):
         event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
         return event("message", message_json(message.item), event_id)
+    if isinstance(message.item, LeftOut):
+        event_id = cursors.write(CursorKind.ARRIVAL, *message.item.place)
+        return event("left_out", _left_out_json(message.item), event_id)
     return event("relayed", _relayed_json(message.item))
+
+
+def _left_out_json(left_out: LeftOut) -> dict[str, str]:
+    return {
+        "channel_id": left_out.channel_id,
+        "message_id": left_out.message_id,
+        "digest": left_out.digest.hex(),
+    }
 
 
 def _relayed_json(relayed: Relayed) -> dict[str, Any]:

@@ -169,6 +169,7 @@ def _lookup_json(result: LookupResult) -> dict[str, Any]:
         "found": [_match_json(key, match) for key, match in result.found],
         "missing": list(map(_key_json, result.missing)),
         "not_examined": list(map(_key_json, result.not_examined)),
+        "left_out": [_match_json(key, digest) for key, digest in result.left_out],
     }
 
 
@@ -187,6 +188,7 @@ def _lookup_protobuf(result: LookupResult) -> wire.LookupReply:
         found=[_match_protobuf(key, match) for key, match in result.found],
         missing=map(_key_protobuf, result.missing),
         not_examined=map(_key_protobuf, result.not_examined),
+        left_out=[_match_protobuf(key, digest) for key, digest in result.left_out],
     )
 
 

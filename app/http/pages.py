@@ -38,18 +38,30 @@ async def read_described(
     return page, list(zip(entries, metas, strict=True))
 
 
-def page_reply(call: Call, request: Request, described: Described, next_token: str | None) -> Reply:
-    """A page of entries; `next_token` None where nothing follows."""
+def page_reply(
+    call: Call,
+    request: Request,
+    page: Page | HintPage,
+    described: Described,
+    next_token: str | None,
+) -> Reply:
+    """The `described` entries of a page; `next_token` None where nothing follows."""
     form = answer_form(call.headers.get(b"accept"))
     headers = next_link(request, next_token)
+    left_out = [each.digest for each in page.left_out if call.caller.covers(each.channel_id)]
     if form is Form.PROTOBUF:
-        page = wire.MessagePage(
+        message = wire.MessagePage(
             messages=[message_protobuf(e, meta.variants, meta.hints) for e, meta in described],
             next=next_token or "",
+            left_out=left_out,
         )
-        return protobuf_reply(page.SerializeToString(), 200, headers)
-    messages = [message_json(e, meta.variants, meta.hints) for e, meta in described]
-    return json_reply({"messages": messages, "next": next_token}, 200, headers)
+        return protobuf_reply(message.SerializeToString(), 200, headers)
+    document = {
+        "messages": [message_json(e, meta.variants, meta.hints) for e, meta in described],
+        "next": next_token,
+        "left_out": [digest.hex() for digest in left_out],
+    }
+    return json_reply(document, 200, headers)
 
 
 def next_link(request: Request, next_token: str | None) -> Headers:

@@ -53,6 +53,7 @@ class Counters:
     bytes: int = 0
     largest_group: int = 0
     failed_groups: int = 0
+    mended_entries: int = 0
     queue_items: int = 0
     queue_bytes: int = 0
 
@@ -229,9 +230,11 @@ class GroupCommitter:
         entries = [entry for job in group for entry in job.entries]
         met = [each for job in group for each in job.met]
         refused = [digest for job in group for digest in job.refused]
-        results = iter(self._store.write_group(entries, met, refused))
+        written = self._store.write_group(entries, met, refused)
+        results = iter(written)
         self.fault = None
         counters = self.counters
+        counters.mended_entries += sum(result.is_mended for result in written)
         counters.groups += 1
         counters.entries += len(entries)
         counters.bytes += sum(job.bytes for job in group)

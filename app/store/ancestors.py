@@ -67,7 +67,7 @@ class _Walk:
 
     `seen`: IDs for which nothing is left to be done, heads and known ones among them. `until`: the
     earliest log position taken. `late`: taken although they lie behind it. `absent`: IDs that lead
-    nowhere; `missing`: those that lead on, but not for this walk.
+    nowhere; `missing`: those that lead on, but not for this walk. `left_out`: digests of lost content.
     """
 
     channel: ChannelInfo
@@ -80,6 +80,7 @@ class _Walk:
     taken: list[_Loaded] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
+    left_out: list[bytes] = field(default_factory=list)
     # What was read ahead, and what its IDs lead to.
     loaded: dict[int, _Loaded] = field(default_factory=dict)
     named: dict[str, list[EntryRow]] = field(default_factory=dict)
@@ -179,7 +180,8 @@ class AncestorReads:
         after = walk.next()
         missing = [*walk.missing, *await self._not_met(channel_id, walk.absent)]
         entries = _in_causal_order(walk.taken)
-        return AncestorPage(entries, sorted({*missing}, key=str.encode), after)
+        missing = sorted({*missing}, key=str.encode)
+        return AncestorPage(entries, missing, after, tuple(walk.left_out))
 
     async def _not_met(self, channel_id: str, absent: Iterable[str]) -> list[str]:
         """Without IDs of sync messages: their content is not missing, they never had any."""
@@ -202,8 +204,9 @@ class AncestorReads:
             walk.used += 1
             loaded = walk.loaded.pop(row.seq, None)
             if loaded is None:
-                # Its frame is damaged: here nothing is known of its causes.
+                # Its content is lost: here nothing is known of its causes.
                 walk.missing.add(row.message_id)
+                walk.left_out.append(row.digest)
             else:
                 walk.take(latest, loaded)
 

@@ -11,7 +11,7 @@ from app.entries import Watermark
 from app.store.arrivals import watermark_of
 from app.store.database import Database
 from app.store.groupwriter import PREFIX_BYTES
-from app.store.records import ContentState, ElementColumns, LostElement
+from app.store.records import ElementColumns, LeftOut, LostElement
 from app.store.sql import Row
 from app.store.statements import ReadStatements
 from sdstore.sds.digest import order_value
@@ -70,12 +70,12 @@ class ElementReads:
         rows = await self._database.among(self._statements.refused, digests)
         return {row[0] for row in rows}
 
-    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, ContentState]:
-        """Entries that are here and cannot be served, by digest."""
+    async def left_out(self, digests: Sequence[bytes]) -> list[LeftOut]:
+        """Those of these entries that are marked as lost."""
         prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
         rows = await self._database.among(self._statements.lost_by_digest, prefixes)
-        lost = {row[0] for row in rows}
-        return {digest: ContentState.LOST for digest in digests if digest in lost}
+        wanted = set(digests)
+        return [left_out for row in rows if (left_out := LeftOut(*row)).digest in wanted]
 
     async def lost(self, limit: int, after: int) -> list[LostElement]:
         """Lost entries with sequence numbers above `after`, in their order."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from app.entries import Entry
+from app.store.records import LeftOut
 from app.store.sql import Row
 from sdstore.sds.model import Dialect
 
@@ -36,6 +37,14 @@ _DIALECTS = {int(dialect): dialect for dialect in Dialect}
 def entry_row(row: Row) -> EntryRow:
     """The columns of `EntryRow` of a row that begins with them."""
     return EntryRow(*row[:ENTRY_WIDTH])
+
+
+def left_out(rows: Sequence[Row], entries: Iterable[Entry]) -> tuple[LeftOut, ...]:
+    """Those of the rows that gave no entry."""
+    read = {entry.seq for entry in entries}
+    return tuple(
+        LeftOut(row[0], row[8], row[1], row[2], row[4]) for row in rows if row[0] not in read
+    )
 
 
 def entry_of(row: Row, frame: bytes) -> Entry:

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.store.database import Database
-from app.store.entryrows import ENTRY_WIDTH, entry_of
+from app.store.entryrows import ENTRY_WIDTH, entry_of, fitting_count
 from app.store.frames import FrameUnpacker, PackedFrame
-from app.store.records import Rechecked
+from app.store.records import Rechecked, Verified
 from app.store.sql import Row
 from app.store.statements import ReadStatements
 
@@ -38,6 +38,8 @@ class FrameReads:
         self._database = database
         self._statements = statements
         self._unpacker = FrameUnpacker()
+        # Does not remember references: those in memory say nothing about the disk.
+        self._verifier = FrameUnpacker()
 
     async def entry(self, row: Row) -> Entry:
         """The entry of a row that goes on with the columns of its frame; CONTENT_LOST."""
@@ -54,15 +56,35 @@ class FrameReads:
 
         Frames that the rows do not bring along are asked for.
         """
+        frames = await self._frames_of(rows, self._unpacker)
+        return [entry_of(row, frames[row[0]]) for row in rows if row[0] in frames]
+
+    async def verify(self, after_seq: int, limit: int, bytes_max: int) -> Verified:
+        """Read frames behind a sequence number, and all that they need, from the database."""
+        found = await self._database.rows(self._statements.feed, after=after_seq, limit=limit)
+        if not found:
+            return Verified(0, 0, after_seq)
+        rows = found[: fitting_count(found, bytes_max)]
+        self._verifier.forget_references()
+        frames = await self._frames_of(rows, self._verifier)
+        return Verified(len(rows), len(rows) - len(frames), rows[-1][0])
+
+    async def retry(self, seqs: Sequence[int]) -> None:
+        """Read frames again that are marked as lost: one whose rows were repaired is whole."""
+        rows = await self._database.among(self._statements.entries_by_seq, seqs)
+        await self._frames_of(rows, FrameUnpacker())
+
+    async def _frames_of(self, rows: Sequence[Row], unpacker: FrameUnpacker) -> dict[int, bytes]:
         absent = [row[0] for row in rows if not _brings_frame(row)]
         stored = await self._database.among(self._statements.frames, absent)
         columns = {seq: packed for seq, *packed in stored}
         frames = await self._unpack(
-            [_packed(row, columns.get(row[0]) or row[ENTRY_WIDTH:] or _MISSING) for row in rows]
+            unpacker,
+            [_packed(row, columns.get(row[0]) or row[ENTRY_WIDTH:] or _MISSING) for row in rows],
         )
         if len(frames) < len(rows) or self.lost:
             await self._settle([row[0] for row in rows], frames)
-        return [entry_of(row, frames[row[0]]) for row in rows if row[0] in frames]
+        return frames
 
     async def _settle(self, seqs: Sequence[int], frames: Mapping[int, bytes]) -> None:
         """Have marks brought up to date where they are not what was just read."""
@@ -84,8 +106,10 @@ class FrameReads:
         rows = await self._database.rows(self._statements.references_in_doubt, limit=limit)
         return [row[0] for row in rows]
 
-    async def _unpack(self, packed: Sequence[PackedFrame]) -> dict[int, bytes]:
-        unpacking = self._unpacker.unpack(packed)
+    async def _unpack(
+        self, unpacker: FrameUnpacker, packed: Sequence[PackedFrame]
+    ) -> dict[int, bytes]:
+        unpacking = unpacker.unpack(packed)
         statements = self._statements
         try:
             ask = next(unpacking)

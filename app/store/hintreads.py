@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
 from app.store.database import Database
-from app.store.entryrows import fitting_count
+from app.store.entryrows import fitting_count, left_out
 from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.records import HintPage, Position
@@ -62,7 +62,8 @@ class HintReads:
         rows = [row for _, row in found]
         count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
         resume = found[count - 1][0] if count < len(found) else candidates.resume
-        return HintPage(await self._frames.entries(rows[:count]), resume)
+        entries = await self._frames.entries(rows[:count])
+        return HintPage(entries, resume, left_out(rows[:count], entries))
 
     async def matches(
         self, hints: Sequence[bytes], channel_id: str | None

@@ -21,6 +21,7 @@ LookupKey = str | bytes
 Match = tuple[LookupKey, int, bytes]
 """(key, sequence number, digest)."""
 Answer = tuple[LookupKey, Entry | bytes]
+Lost = tuple[LookupKey, bytes]
 
 KEYS_PER_STEP = 256
 """Keys looked up before the size of the reply is checked again."""
@@ -104,7 +105,7 @@ class MessageReads:
         bytes_max: int,
     ) -> LookupResult:
         """What each key leads to, until the rows of the answer pass `bytes_max`."""
-        result = LookupResult([], [], [])
+        result = LookupResult([], [], [], [])
         room = bytes_max
         asked: list[LookupKey] = [*dict.fromkeys(ids), *dict.fromkeys(hints)]
         for step in chunks(asked, KEYS_PER_STEP):
@@ -115,11 +116,12 @@ class MessageReads:
             rows = {} if presence_only else await self._rows_of(matches)
             sizes = [_row_bytes(key, rows.get(seq)) for key, seq, _ in matches]
             count = _fitting_count(matches, sizes, room, is_first=not result.found)
+            taken = matches[:count]
             if presence_only:
-                found: list[Answer] = [(key, digest) for key, _, digest in matches[:count]]
+                found, lost = self._present(taken)
             else:
-                found = await self._loaded(matches[:count], rows)
-            _add_step(result, step, found, {key for key, _, _ in matches[count:]})
+                found, lost = await self._loaded(taken, rows)
+            _add_step(result, step, found, lost, {key for key, _, _ in matches[count:]})
             room = room - sum(sizes) if count == len(matches) else 0
         return result
 
@@ -128,11 +130,20 @@ class MessageReads:
         rows = await self._database.among(self._statements.entries_by_seq, seqs)
         return {row[0]: row for row in rows}
 
-    async def _loaded(self, matches: Sequence[Match], rows: Mapping[int, Row]) -> list[Answer]:
-        """The entries of the matches. A damaged one is left out: whoever asked gets it elsewhere."""
+    def _present(self, matches: Sequence[Match]) -> tuple[list[Answer], list[Lost]]:
+        """The digests of matches, those of lost content apart."""
+        marked = self._frames.lost
+        found: list[Answer] = [(key, digest) for key, seq, digest in matches if seq not in marked]
+        return found, [(key, digest) for key, seq, digest in matches if seq in marked]
+
+    async def _loaded(
+        self, matches: Sequence[Match], rows: Mapping[int, Row]
+    ) -> tuple[list[Answer], list[Lost]]:
+        """The entries of matches; those that cannot be read are left out: others may have them."""
         wanted = [rows[seq] for seq in dict.fromkeys(seq for _, seq, _ in matches)]
         entries = {entry.seq: entry for entry in await self._frames.entries(wanted)}
-        return [(key, entries[seq]) for key, seq, _ in matches if seq in entries]
+        found: list[Answer] = [(key, entries[seq]) for key, seq, _ in matches if seq in entries]
+        return found, [(key, digest) for key, seq, digest in matches if seq not in entries]
 
     async def _matches(self, step: Sequence[LookupKey], channel_id: str | None) -> list[Match]:
         ids = [key for key in step if isinstance(key, str)]
@@ -169,10 +180,15 @@ def _fitting_count(
 
 
 def _add_step(
-    result: LookupResult, step: Sequence[LookupKey], found: list[Answer], left_out: set[LookupKey]
+    result: LookupResult,
+    step: Sequence[LookupKey],
+    found: list[Answer],
+    lost: list[Lost],
+    not_fitting: set[LookupKey],
 ) -> None:
-    answered = {key for key, _ in found}
+    answered = {key for key, _ in found} | {key for key, _ in lost}
     result.found.extend(found)
+    result.left_out.extend(lost)
     for key in step:
         if key not in answered:
-            (result.not_examined if key in left_out else result.missing).append(key)
+            (result.not_examined if key in not_fitting else result.missing).append(key)

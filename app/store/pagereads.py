@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from app.entries import Token
 from app.store.database import Database
-from app.store.entryrows import entry_row, fitting_count
+from app.store.entryrows import entry_row, fitting_count, left_out
 from app.store.framereads import FrameReads
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ChannelInfo, Page, Position
@@ -126,14 +126,13 @@ class PageReads:
             return Page([], None)
         count = min(limit, fitting_count(rows, bytes_max))
         entries = await self._frames.entries(rows[:count])
-        read = {entry.seq for entry in entries}
-        damaged = tuple(row[4] for row in rows[:count] if row[0] not in read)
         last = entry_row(rows[count - 1])
         place = Token(last.seq, last.arrival_sum)
         after: Position = place
         if in_log_order:
             after = (last.lamport, last.message_id, last.digest.hex())
-        return Page(entries, None if count == len(rows) else after, damaged, place)
+        following = None if count == len(rows) else after
+        return Page(entries, following, left_out(rows[:count], entries), place)
 
 
 def window(lamport_from: int | None, lamport_to: int | None) -> tuple[int, int]:

@@ -57,6 +57,14 @@ class Rechecked(NamedTuple):
     whole: frozenset[int]
 
 
+class Verified(NamedTuple):
+    """Frames that were read to see whether they are whole: how many, the last one's sequence number."""
+
+    frames_count: int
+    lost_count: int
+    last_seq: int
+
+
 class WriteResult(NamedTuple):
     """What became of one entry of a group. `received_at_ms` is that of the first copy.
 
@@ -84,27 +92,42 @@ class Found:
         return len(self.variants)
 
 
+class LeftOut(NamedTuple):
+    """An entry that belongs into an answer and is not in it, because its content is lost."""
+
+    seq: int
+    arrival_sum: int
+    channel_id: str
+    message_id: str
+    digest: bytes
+
+    @property
+    def place(self) -> Token:
+        """The entry's place in arrival order."""
+        return Token(self.seq, self.arrival_sum)
+
+
 @dataclass(frozen=True, slots=True)
 class LookupResult:
     """Answers to many keys (IDs as str, hints as bytes). A key with several matches has several
-    rows; `not_examined` keys did not fit the reply."""
+    rows; `not_examined` keys did not fit the reply; `left_out` are matches whose content is lost."""
 
     found: list[tuple[str | bytes, Entry | bytes]]
     missing: list[str | bytes]
     not_examined: list[str | bytes]
+    left_out: list[tuple[str | bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """Entries in order; `next` is None at the end.
 
-    `damaged`: digests of the entries left out because their frames cannot be read. `last`: the place of
-    the last entry of the page, damaged or not; None where there is none.
+    `last`: the place of the last entry of the page, left out or not; None where there is none.
     """
 
     entries: list[Entry]
     next: Position | None
-    damaged: tuple[bytes, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     last: Token | None = None
 
     @property
@@ -118,13 +141,14 @@ class AncestorPage:
     """Part of a causal closure, every message after its causes; `next` is None at the end.
 
     `missing`: IDs that it names and that are not here (IDs of sync messages that were met need not be),
-    cannot be read, or did not fit into `next`:
-    what comes before them is not followed.
+    cannot be read (`left_out` has the digests of those), or did not fit into `next`: what comes
+    before them is not followed.
     """
 
     entries: list[Entry]
     missing: list[str]
     next: Position | None
+    left_out: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +157,7 @@ class HintPage:
 
     entries: list[Entry]
     next: Position | None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

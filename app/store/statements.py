@@ -195,8 +195,15 @@ class ReadStatements:
     def _compile_lost(self) -> None:
         sql, lost = self._sql, lost_content.c.seq
         self.lost_count = sql.query(select(func.count()).select_from(lost_content))
-        known = select(messages.c.digest, lost)
+        known = select(
+            lost,
+            messages.c.arrival_sum,
+            channels.c.channel_id,
+            messages.c.message_id,
+            messages.c.digest,
+        )
         known = known.join_from(messages, lost_content, lost == messages.c.seq)
+        known = known.join(channels, channels.c.channel_no == messages.c.channel_no)
         self.lost_by_digest = sql.among(messages.c.digest_prefix, known.where)
         self.lost_elements = lost_elements(sql)
 

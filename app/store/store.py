@@ -19,7 +19,7 @@ from app.store.ancestors import AncestorReads
 from app.store.database import Database
 from app.store.elementreads import ElementReads
 from app.store.faults import UnsupportedDatabaseError, missing_driver
-from app.store.framereads import FrameReads, Recheck
+from app.store.framereads import MARKS_REMEMBERED_MAX, FrameReads, Recheck
 from app.store.gapreads import GapReads
 from app.store.groupwriter import GroupWriter
 from app.store.hintreads import HintReads
@@ -35,12 +35,14 @@ from app.store.records import (
     Found,
     GapPage,
     HintPage,
+    LeftOut,
     LookupResult,
     LostElement,
     MetId,
     Page,
     Position,
     Rechecked,
+    Verified,
     WriteResult,
 )
 from app.store.schema import store_meta
@@ -308,7 +310,11 @@ class Store:
 
         To be asked after `by_digest`, which leaves them out.
         """
-        return await self._elements.content_states(digests)
+        return {each.digest: ContentState.LOST for each in await self.left_out(digests)}
+
+    async def left_out(self, digests: Sequence[bytes]) -> list[LeftOut]:
+        """Those of these entries whose content is lost, with what they are named by."""
+        return await self._elements.left_out(digests)
 
     async def lost_elements(self, limit: int, after: int = 0) -> list[LostElement]:
         """Entries whose content is lost, in order of their sequence numbers, from `after` on."""
@@ -317,6 +323,25 @@ class Store:
     async def lost_count(self) -> int:
         """How many entries have lost content."""
         return await self._elements.lost_count()
+
+    async def verify_frames(self, after_seq: int, limit: int, bytes_max: int) -> Verified:
+        """Read the frames that came after `after_seq`, up to `limit` and until they pass `bytes_max`.
+
+        Nothing that earlier reads left in memory is trusted.
+        """
+        return await self._frames.verify(after_seq, limit, bytes_max)
+
+    async def follow_marks(self) -> int:
+        """Learn what other processes marked as lost; how many entries are."""
+        marked = await self.lost_elements(MARKS_REMEMBERED_MAX)
+        self._frames.lost = {each.seq for each in marked}
+        return len(marked) if len(marked) < MARKS_REMEMBERED_MAX else await self.lost_count()
+
+    async def retry_lost(self, after_seq: int, limit: int) -> int:
+        """Read lost frames again, in turn; where to go on."""
+        lost = await self.lost_elements(limit, after_seq)
+        await self._frames.retry([each.seq for each in lost])
+        return lost[-1].seq if len(lost) == limit else 0
 
     async def watermark(self) -> tuple[int, int]:
         """Sequence and claim numbers up to which everything is committed."""

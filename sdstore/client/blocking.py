@@ -146,9 +146,15 @@ class StoreClient:
         from_lamport: int | None = None,
         to_lamport: int | None = None,
         page_size: int | None = None,
+        on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
     ) -> Iterator[StoredMessage]:
-        """All messages of a channel, page by page as they are read."""
-        query = MessagesQuery(channel_id, order, direction, from_lamport, to_lamport, page_size)
+        """All messages of a channel, page by page as they are read.
+
+        `on_left_out` is called with the digests of messages whose content the node has lost.
+        """
+        query = MessagesQuery(
+            channel_id, order, direction, from_lamport, to_lamport, page_size, on_left_out
+        )
         return self._pages(lambda after: calls.messages(query, after))
 
     def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:

@@ -137,6 +137,7 @@ class MessagesQuery:
     from_lamport: int | None = None
     to_lamport: int | None = None
     page_size: int | None = None
+    on_left_out: Callable[[tuple[bytes, ...]], None] | None = None
 
 
 def messages(query: MessagesQuery, after: str | None) -> Call[Items[StoredMessage]]:
@@ -150,7 +151,8 @@ def messages(query: MessagesQuery, after: str | None) -> Call[Items[StoredMessag
         "limit": query.page_size,
         "after": after,
     }
-    return _get("v1/channels/messages", replies.message_items, parameters)
+    read = replies.message_items(query.on_left_out)
+    return _get("v1/channels/messages", read, parameters)
 
 
 def feed(after: str | None, limit: int | None) -> Call[MessagePage]:

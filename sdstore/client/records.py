@@ -110,10 +110,14 @@ class LiveMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages and the cursor of the next page; `next` is None after the last one."""
+    """Messages and the cursor of the next page; `next` is None after the last one.
+
+    `left_out`: digests of messages that belong here and whose content the node has lost.
+    """
 
     messages: tuple[StoredMessage, ...]
     next: str | None
+    left_out: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,15 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """`not_examined` are keys the reply had no room for: ask for them again."""
+    """`not_examined` are keys the reply had no room for: ask for them again.
+
+    `left_out` are matches whose content the node has lost; other nodes may have it.
+    """
 
     found: tuple[Match, ...]
     missing: tuple[Key, ...]
     not_examined: tuple[Key, ...]
+    left_out: tuple[Match, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +163,15 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class AncestorsPage:
-    """Part of a causal closure, in causal order; `missing` are IDs the node lacks."""
+    """Part of a causal closure, in causal order; `missing` are IDs the node lacks.
+
+    `left_out`: digests of those among them whose content the node has lost.
+    """
 
     messages: tuple[StoredMessage, ...]
     missing: tuple[str, ...]
     next: str | None
+    left_out: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

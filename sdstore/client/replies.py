@@ -107,7 +107,8 @@ def publish_outcomes(items_count: int) -> Callable[[Reply], Sequence[PublishOutc
 def message_page(reply: Reply) -> MessagePage:
     """A page of messages."""
     page = _parse(wire.MessagePage, reply)
-    return MessagePage(_messages(page.messages), page.next or None)
+    left_out = tuple(map(_digest, page.left_out))
+    return MessagePage(_messages(page.messages), page.next or None, left_out)
 
 
 def lookup_result(reply: Reply) -> LookupResult:
@@ -117,13 +118,19 @@ def lookup_result(reply: Reply) -> LookupResult:
         tuple(_match(match) for match in result.found),
         tuple(_key(key) for key in result.missing),
         tuple(_key(key) for key in result.not_examined),
+        tuple(_match(match) for match in result.left_out),
     )
 
 
 def ancestors_page(reply: Reply) -> AncestorsPage:
     """Part of a causal closure."""
     page = _parse(wire.AncestorsPage, reply)
-    return AncestorsPage(_messages(page.messages), tuple(page.missing), page.next or None)
+    return AncestorsPage(
+        _messages(page.messages),
+        tuple(page.missing),
+        page.next or None,
+        tuple(map(_digest, page.left_out)),
+    )
 
 
 def channel(reply: Reply) -> Channel:
@@ -137,10 +144,18 @@ def channel_page(reply: Reply) -> tuple[tuple[Channel, ...], str | None]:
     return tuple(_channel(found) for found in page.channels), page.next or None
 
 
-def message_items(reply: Reply) -> tuple[tuple[StoredMessage, ...], str | None]:
-    """Messages and the cursor of the next page."""
-    page = message_page(reply)
-    return page.messages, page.next
+def message_items(
+    on_left_out: Callable[[tuple[bytes, ...]], None] | None,
+) -> Callable[[Reply], tuple[tuple[StoredMessage, ...], str | None]]:
+    """A reader of messages and the cursor of the next page; it passes on what the page leaves out."""
+
+    def read(reply: Reply) -> tuple[tuple[StoredMessage, ...], str | None]:
+        page = message_page(reply)
+        if page.left_out and on_left_out is not None:
+            on_left_out(page.left_out)
+        return page.messages, page.next
+
+    return read
 
 
 def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:

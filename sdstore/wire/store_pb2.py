@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0bstore.proto\x12\x10sdstore.store.v1\"_\n\x0cWakuEnvelope\x12\x14\n\x0cpubsub_topic\x18\x01 \x01(\t\x12\x15\n\rcontent_topic\x18\x02 \x01(\t\x12\x0c\n\x04meta\x18\x03 \x01(\x0c\x12\x14\n\x0ctimestamp_ns\x18\x04 \x01(\x12\"c\n\x0bPublishItem\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\x12,\n\x04waku\x18\x03 \x01(\x0b\x32\x1e.sdstore.store.v1.WakuEnvelope\"<\n\x0cPublishBatch\x12,\n\x05items\x18\x01 \x03(\x0b\x32\x1d.sdstore.store.v1.PublishItem\"F\n\x07Problem\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\r\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x85\x01\n\x0ePublishOutcome\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12*\n\x07problem\x18\x05 \x01(\x0b\x32\x19.sdstore.store.v1.Problem\"E\n\x0fPublishOutcomes\x12\x32\n\x08outcomes\x18\x01 \x03(\x0b\x32 .sdstore.store.v1.PublishOutcome\"\xa3\x01\n\rStoredMessage\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nframe_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64ialect\x18\x04 \x01(\t\x12\x16\n\x0ereceived_at_ms\x18\x05 \x01(\x03\x12\x0b\n\x03seq\x18\x06 \x01(\x04\x12\x10\n\x08variants\x18\x07 \x03(\x0c\x12\x17\n\x0fretrieval_hints\x18\x08 \x03(\x0c\"N\n\x0bMessagePage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\x12\x0c\n\x04next\x18\x02 \x01(\t\"|\n\rLookupRequest\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\t\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\x12\x17\n\nchannel_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x15\n\rpresence_only\x18\x04 \x01(\x08\x42\r\n\x0b_channel_id\"B\n\tLookupKey\x12\x14\n\nmessage_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0eretrieval_hint\x18\x02 \x01(\x0cH\x00\x42\x05\n\x03key\"y\n\x0bLookupMatch\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.sdstore.store.v1.LookupKey\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x30\n\x07message\x18\x03 \x01(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\"\x9c\x01\n\x0bLookupReply\x12,\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x1d.sdstore.store.v1.LookupMatch\x12,\n\x07missing\x18\x02 \x03(\x0b\x32\x1b.sdstore.store.v1.LookupKey\x12\x31\n\x0cnot_examined\x18\x03 \x03(\x0b\x32\x1b.sdstore.store.v1.LookupKey\"!\n\x0e\x45ntriesRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"X\n\tEntryItem\x12\x30\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1f.sdstore.store.v1.StoredMessageH\x00\x12\x11\n\x07missing\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04item\"g\n\x07\x43hannel\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x15\n\rlamport_first\x18\x03 \x01(\x12\x12\x14\n\x0clamport_last\x18\x04 \x01(\x12\x12\x0c\n\x04root\x18\x05 \x01(\x0c\"H\n\x0b\x43hannelPage\x12+\n\x08\x63hannels\x18\x01 \x03(\x0b\x32\x19.sdstore.store.v1.Channel\x12\x0c\n\x04next\x18\x02 \x01(\t\"2\n\x03Gap\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\"<\n\x07GapPage\x12#\n\x04gaps\x18\x01 \x03(\x0b\x32\x15.sdstore.store.v1.Gap\x12\x0c\n\x04next\x18\x02 \x01(\t\"b\n\x10\x41ncestorsRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\r\n\x05heads\x18\x02 \x03(\t\x12\r\n\x05known\x18\x03 \x03(\t\x12\r\n\x05limit\x18\x04 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\"a\n\rAncestorsPage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x0c\n\x04next\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0bstore.proto\x12\x10sdstore.store.v1\"_\n\x0cWakuEnvelope\x12\x14\n\x0cpubsub_topic\x18\x01 \x01(\t\x12\x15\n\rcontent_topic\x18\x02 \x01(\t\x12\x0c\n\x04meta\x18\x03 \x01(\x0c\x12\x14\n\x0ctimestamp_ns\x18\x04 \x01(\x12\"c\n\x0bPublishItem\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\x12,\n\x04waku\x18\x03 \x01(\x0b\x32\x1e.sdstore.store.v1.WakuEnvelope\"<\n\x0cPublishBatch\x12,\n\x05items\x18\x01 \x03(\x0b\x32\x1d.sdstore.store.v1.PublishItem\"F\n\x07Problem\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\r\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x85\x01\n\x0ePublishOutcome\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12*\n\x07problem\x18\x05 \x01(\x0b\x32\x19.sdstore.store.v1.Problem\"E\n\x0fPublishOutcomes\x12\x32\n\x08outcomes\x18\x01 \x03(\x0b\x32 .sdstore.store.v1.PublishOutcome\"\xa3\x01\n\rStoredMessage\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nframe_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64ialect\x18\x04 \x01(\t\x12\x16\n\x0ereceived_at_ms\x18\x05 \x01(\x03\x12\x0b\n\x03seq\x18\x06 \x01(\x04\x12\x10\n\x08variants\x18\x07 \x03(\x0c\x12\x17\n\x0fretrieval_hints\x18\x08 \x03(\x0c\"`\n\x0bMessagePage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x10\n\x08left_out\x18\x03 \x03(\x0c\"|\n\rLookupRequest\x12\x13\n\x0bmessage_ids\x18\x01 \x03(\t\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\x12\x17\n\nchannel_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x15\n\rpresence_only\x18\x04 \x01(\x08\x42\r\n\x0b_channel_id\"B\n\tLookupKey\x12\x14\n\nmessage_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0eretrieval_hint\x18\x02 \x01(\x0cH\x00\x42\x05\n\x03key\"y\n\x0bLookupMatch\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.sdstore.store.v1.LookupKey\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x30\n\x07message\x18\x03 \x01(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\"\xcd\x01\n\x0bLookupReply\x12,\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x1d.sdstore.store.v1.LookupMatch\x12,\n\x07missing\x18\x02 \x03(\x0b\x32\x1b.sdstore.store.v1.LookupKey\x12\x31\n\x0cnot_examined\x18\x03 \x03(\x0b\x32\x1b.sdstore.store.v1.LookupKey\x12/\n\x08left_out\x18\x04 \x03(\x0b\x32\x1d.sdstore.store.v1.LookupMatch\"!\n\x0e\x45ntriesRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"h\n\tEntryItem\x12\x30\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1f.sdstore.store.v1.StoredMessageH\x00\x12\x11\n\x07missing\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04lost\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04item\"g\n\x07\x43hannel\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x15\n\rlamport_first\x18\x03 \x01(\x12\x12\x14\n\x0clamport_last\x18\x04 \x01(\x12\x12\x0c\n\x04root\x18\x05 \x01(\x0c\"H\n\x0b\x43hannelPage\x12+\n\x08\x63hannels\x18\x01 \x03(\x0b\x32\x19.sdstore.store.v1.Channel\x12\x0c\n\x04next\x18\x02 \x01(\t\"2\n\x03Gap\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x17\n\x0fretrieval_hints\x18\x02 \x03(\x0c\"<\n\x07GapPage\x12#\n\x04gaps\x18\x01 \x03(\x0b\x32\x15.sdstore.store.v1.Gap\x12\x0c\n\x04next\x18\x02 \x01(\t\"b\n\x10\x41ncestorsRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\r\n\x05heads\x18\x02 \x03(\t\x12\r\n\x05known\x18\x03 \x03(\t\x12\r\n\x05limit\x18\x04 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\"s\n\rAncestorsPage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.sdstore.store.v1.StoredMessage\x12\x0f\n\x07missing\x18\x02 \x03(\t\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x10\n\x08left_out\x18\x04 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,29 +46,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOREDMESSAGE']._serialized_start=573
   _globals['_STOREDMESSAGE']._serialized_end=736
   _globals['_MESSAGEPAGE']._serialized_start=738
-  _globals['_MESSAGEPAGE']._serialized_end=816
-  _globals['_LOOKUPREQUEST']._serialized_start=818
-  _globals['_LOOKUPREQUEST']._serialized_end=942
-  _globals['_LOOKUPKEY']._serialized_start=944
-  _globals['_LOOKUPKEY']._serialized_end=1010
-  _globals['_LOOKUPMATCH']._serialized_start=1012
-  _globals['_LOOKUPMATCH']._serialized_end=1133
-  _globals['_LOOKUPREPLY']._serialized_start=1136
-  _globals['_LOOKUPREPLY']._serialized_end=1292
-  _globals['_ENTRIESREQUEST']._serialized_start=1294
-  _globals['_ENTRIESREQUEST']._serialized_end=1327
-  _globals['_ENTRYITEM']._serialized_start=1329
-  _globals['_ENTRYITEM']._serialized_end=1417
-  _globals['_CHANNEL']._serialized_start=1419
-  _globals['_CHANNEL']._serialized_end=1522
-  _globals['_CHANNELPAGE']._serialized_start=1524
-  _globals['_CHANNELPAGE']._serialized_end=1596
-  _globals['_GAP']._serialized_start=1598
-  _globals['_GAP']._serialized_end=1648
-  _globals['_GAPPAGE']._serialized_start=1650
-  _globals['_GAPPAGE']._serialized_end=1710
-  _globals['_ANCESTORSREQUEST']._serialized_start=1712
-  _globals['_ANCESTORSREQUEST']._serialized_end=1810
-  _globals['_ANCESTORSPAGE']._serialized_start=1812
-  _globals['_ANCESTORSPAGE']._serialized_end=1909
+  _globals['_MESSAGEPAGE']._serialized_end=834
+  _globals['_LOOKUPREQUEST']._serialized_start=836
+  _globals['_LOOKUPREQUEST']._serialized_end=960
+  _globals['_LOOKUPKEY']._serialized_start=962
+  _globals['_LOOKUPKEY']._serialized_end=1028
+  _globals['_LOOKUPMATCH']._serialized_start=1030
+  _globals['_LOOKUPMATCH']._serialized_end=1151
+  _globals['_LOOKUPREPLY']._serialized_start=1154
+  _globals['_LOOKUPREPLY']._serialized_end=1359
+  _globals['_ENTRIESREQUEST']._serialized_start=1361
+  _globals['_ENTRIESREQUEST']._serialized_end=1394
+  _globals['_ENTRYITEM']._serialized_start=1396
+  _globals['_ENTRYITEM']._serialized_end=1500
+  _globals['_CHANNEL']._serialized_start=1502
+  _globals['_CHANNEL']._serialized_end=1605
+  _globals['_CHANNELPAGE']._serialized_start=1607
+  _globals['_CHANNELPAGE']._serialized_end=1679
+  _globals['_GAP']._serialized_start=1681
+  _globals['_GAP']._serialized_end=1731
+  _globals['_GAPPAGE']._serialized_start=1733
+  _globals['_GAPPAGE']._serialized_end=1793
+  _globals['_ANCESTORSREQUEST']._serialized_start=1795
+  _globals['_ANCESTORSREQUEST']._serialized_end=1893
+  _globals['_ANCESTORSPAGE']._serialized_start=1895
+  _globals['_ANCESTORSPAGE']._serialized_end=2010
 # @@protoc_insertion_point(module_scope)

@@ -87,12 +87,14 @@ class StoredMessage(_message.Message):
     def __init__(self, frame: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., frame_hash: _Optional[bytes] = ..., dialect: _Optional[str] = ..., received_at_ms: _Optional[int] = ..., seq: _Optional[int] = ..., variants: _Optional[_Iterable[bytes]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MessagePage(_message.Message):
-    __slots__ = ("messages", "next")
+    __slots__ = ("messages", "next", "left_out")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     next: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+    left_out: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("message_ids", "retrieval_hints", "channel_id", "presence_only")
@@ -125,14 +127,16 @@ class LookupMatch(_message.Message):
     def __init__(self, key: _Optional[_Union[LookupKey, _Mapping]] = ..., digest: _Optional[bytes] = ..., message: _Optional[_Union[StoredMessage, _Mapping]] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("found", "missing", "not_examined")
+    __slots__ = ("found", "missing", "not_examined", "left_out")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     NOT_EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     found: _containers.RepeatedCompositeFieldContainer[LookupMatch]
     missing: _containers.RepeatedCompositeFieldContainer[LookupKey]
     not_examined: _containers.RepeatedCompositeFieldContainer[LookupKey]
-    def __init__(self, found: _Optional[_Iterable[_Union[LookupMatch, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ..., not_examined: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[LookupMatch]
+    def __init__(self, found: _Optional[_Iterable[_Union[LookupMatch, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ..., not_examined: _Optional[_Iterable[_Union[LookupKey, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LookupMatch, _Mapping]]] = ...) -> None: ...
 
 class EntriesRequest(_message.Message):
     __slots__ = ("digests",)
@@ -141,12 +145,14 @@ class EntriesRequest(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EntryItem(_message.Message):
-    __slots__ = ("entry", "missing")
+    __slots__ = ("entry", "missing", "lost")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     entry: StoredMessage
     missing: bytes
-    def __init__(self, entry: _Optional[_Union[StoredMessage, _Mapping]] = ..., missing: _Optional[bytes] = ...) -> None: ...
+    lost: bytes
+    def __init__(self, entry: _Optional[_Union[StoredMessage, _Mapping]] = ..., missing: _Optional[bytes] = ..., lost: _Optional[bytes] = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("channel_id", "count", "lamport_first", "lamport_last", "root")
@@ -201,11 +207,13 @@ class AncestorsRequest(_message.Message):
     def __init__(self, channel_id: _Optional[str] = ..., heads: _Optional[_Iterable[str]] = ..., known: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class AncestorsPage(_message.Message):
-    __slots__ = ("messages", "missing", "next")
+    __slots__ = ("messages", "missing", "next", "left_out")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     missing: _containers.RepeatedScalarFieldContainer[str]
     next: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ...) -> None: ...
+    left_out: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...
