@@ -279,7 +279,7 @@ class _Sink:
 
     def _write(self, group: Sequence[NewEntry]) -> None:
         results = self._store.write_group(group)
-        self._restored.written_count += sum(result.is_new for result in results)
+        self._restored.written_count += sum(result.is_new or result.is_mended for result in results)
 
     def _write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
         self._restored.claims_count += self._store.write_claims(claims)

@@ -72,7 +72,7 @@ class FrameReads:
     async def retry(self, seqs: Sequence[int]) -> None:
         """Read frames again that are marked as lost: one whose rows were repaired is whole."""
         rows = await self._database.among(self._statements.entries_by_seq, seqs)
-        await self._frames_of(rows, FrameUnpacker())
+        await self._frames_of(rows, FrameUnpacker(is_silent=True))
 
     async def _frames_of(self, rows: Sequence[Row], unpacker: FrameUnpacker) -> dict[int, bytes]:
         absent = [row[0] for row in rows if not _brings_frame(row)]

@@ -136,10 +136,12 @@ class FrameUnpacker:
     """Gives frames back byte for byte, each proved by its hash; belongs to one thread.
 
     References have two copies, one in `frames` and one in `frame_references`. The second is read
-    first; only where the outcome is wrong every combination of copies is tried.
+    first; only where the outcome is wrong every combination of copies is tried. Damages are logged, unless
+    it `is_silent`: those who read again what another one has told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self._is_silent = is_silent
         self._built_in = ZstdDecompressor(dict_data=_BUILT_IN)
         self._references: OrderedDict[int, _Dictionary] = OrderedDict()
         self._references_bytes = 0
@@ -267,6 +269,8 @@ class FrameUnpacker:
 
     def _tell(self, damage: str, seq: int) -> None:
         """Log a damage, once for each frame; `sdstore check --deep` lists all."""
+        if self._is_silent:
+            return
         if seq not in self._damages_told and len(self._damages_told) < DAMAGES_TOLD_MAX:
             self._damages_told.add(seq)
             _log.error(damage, seq)

@@ -205,7 +205,9 @@ class FrameWriter:
                 continue
             if each.is_same:
                 copies.append((each.seq, each.channel_no, *stored))
-            elif contents := _answered(transaction, statements, FrameUnpacker().contents(each.seq)):
+            elif contents := _answered(
+                transaction, statements, FrameUnpacker(is_silent=True).contents(each.seq)
+            ):
                 copies.append((each.seq, FORMER_REFERENCE, *self._packer.pack(contents[0])))
         transaction.many(statements.delete_frames, [(seq,) for seq in seqs])
         transaction.many(statements.delete_copies, [(seq,) for seq in seqs if seq not in former])

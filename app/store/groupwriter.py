@@ -63,7 +63,7 @@ class GroupWriter:
         self._now_ms = now_ms
         self._statements = write_statements(database.sql, limits)
         self._frames = FrameWriter(self._statements)
-        self._unpacker = FrameUnpacker()
+        self._unpacker = FrameUnpacker(is_silent=True)
         self._references = ReferenceWriter(self._statements, keys, limits)
         self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
@@ -206,7 +206,7 @@ class GroupWriter:
             self._unpacker.forget_references()
             _, doubted = read_frames(transaction, self._statements, self._unpacker, part)
             if doubted:
-                again = FrameUnpacker()
+                again = FrameUnpacker(is_silent=True)
                 unreadable |= read_frames(transaction, self._statements, again, list(doubted))[1]
         return unreadable
 

@@ -1,0 +1,336 @@
+"""A store whose content rots says so wherever it is read, and is mended by whatever brings it back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.proto import parse_length_prefixed
+from sqlalchemy import Connection, text
+
+from app.cli.delimited import delimited
+from app.entries import NewEntry
+from app.limits import DEFAULT_LIMITS, Limits
+from sdstore.client import StoreClient
+from sdstore.sds.codec import encode
+from sdstore.sds.model import HistoryEntry
+from sdstore.wire import store_pb2 as wire
+from tests.app.http.test_live import live
+from tests.app.store.test_frames import conversation, cut, delete, flip, in_database
+from tests.support.cli import cli
+from tests.support.federation import message
+from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores, entry_of
+
+CHANNEL = "channel"
+HINT = bytes(range(32))
+BAD, HEAD, COUNT = 3, 5, 6
+"""The message that rots, the last one, and how many there are: each is the cause of the next."""
+
+
+@contextmanager
+def node_over(folder: Path, url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[RunningNode]:
+    with running_node(folder, limits, database_url=url) as running:
+        yield running
+
+
+def small() -> list[NewEntry]:
+    """Small messages, each the cause of the next."""
+    return [
+        entry_of(
+            encode(
+                message(
+                    number, CHANNEL, causal_history=(HistoryEntry(f"m{number - 1}"),) * (number > 0)
+                )
+            ),
+            *([HINT] if number == BAD else []),
+        )
+        for number in range(COUNT)
+    ]
+
+
+def publish_batch(node: RunningNode, entries: list[NewEntry]) -> list[str]:
+    body = wire.PublishBatch(
+        items=[
+            wire.PublishItem(frame=e.frame, retrieval_hints=[c.hint for c in e.claims])
+            for e in entries
+        ]
+    )
+    answer = node.http.post(
+        "/v1/messages/batch", content=body.SerializeToString(), headers=PROTOBUF
+    )
+    return [each["outcome"] for each in answer.json()["outcomes"]]
+
+
+def publish(node: RunningNode, entry: NewEntry) -> tuple[int, str]:
+    answer = node.http.post("/v1/messages", content=entry.frame, headers=PROTOBUF)
+    return answer.status_code, answer.json()["outcome"]
+
+
+def get(node: RunningNode, entry: NewEntry) -> tuple[int, str | bytes]:
+    """The status, and the frame or the code of the problem."""
+    query = {"message_id": entry.message.message_id, "channel_id": CHANNEL}
+    answer = node.http.get("/v1/messages", params=query, headers=WANTS_PROTOBUF)
+    return answer.status_code, answer.content if answer.is_success else answer.json()["code"]
+
+
+def gauge(node: RunningNode, name: str) -> float:
+    lines = node.http.get("/metrics").text.splitlines()
+    (value,) = [line.split()[-1] for line in lines if line.split()[0] == f"sdstore_{name}"]
+    return float(value)
+
+
+def harm_frame(url: str, seq: int, harm: Callable[[Connection, str, int], None]) -> None:
+    """Every copy of a frame."""
+
+    def act(connection: Connection) -> None:
+        for table in ("frames", "frame_references"):
+            if connection.scalar(text(f"SELECT 1 FROM {table} WHERE seq = {seq}")):
+                harm(connection, table, seq)
+
+    in_database(url, act)
+
+
+def seq_of(node: RunningNode, entry: NewEntry) -> int:
+    return int(node.http.get(f"/v1/entries/{entry.digest.hex()}").json()["meta"]["seq"])
+
+
+@pytest.mark.parametrize("harm", [flip, cut, delete])
+@pytest.mark.parametrize("batch", [False, True])
+def test_lost_content_is_a_503_and_publishing_it_again_stores_it(
+    stores: Stores, tmp_path: Path, harm: Callable[[Connection, str, int], None], batch: bool
+) -> None:
+    url, entries = stores.new_url(), small()
+    bad = entries[BAD]
+    with node_over(tmp_path, url) as node:
+        assert publish_batch(node, entries) == ["stored"] * COUNT
+        harm_frame(url, seq_of(node, bad), harm)
+    with node_over(tmp_path, url) as node:
+        assert get(node, bad) == (503, "content_lost")
+        assert node.http.get(f"/v1/entries/{bad.digest.hex()}").json()["code"] == "content_lost"
+        assert node.http.get("/readyz").status_code == 200
+        assert gauge(node, "content_lost") == 1
+        assert node.http.get("/v1/info").json()["content"]["lost"] == 1
+        if batch:
+            outcomes = publish_batch(node, entries)
+            assert outcomes == ["stored" if e is bad else "duplicate" for e in entries]
+        else:
+            assert publish(node, bad) == (201, "stored")
+        assert publish(node, bad) == (200, "duplicate")
+        assert get(node, bad) == (200, bad.frame)
+        assert gauge(node, "content_lost") == 0
+        feed = node.http.get("/v1/feed").json()
+        assert (
+            len({m["meta"]["digest"] for m in feed["messages"]}) == len(feed["messages"]) == COUNT
+        )
+
+
+def test_a_publication_is_no_duplicate_of_content_that_nobody_can_read(
+    stores: Stores, tmp_path: Path
+) -> None:
+    url, entries = stores.new_url(), small()
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+        harm_frame(url, BAD + 1, cut)
+        # Nobody has read it since.
+        assert publish(node, entries[BAD]) == (201, "stored")
+        assert get(node, entries[BAD]) == (200, entries[BAD].frame)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_lost_reference_and_what_was_compressed_against_it_come_back(
+    stores: Stores, tmp_path: Path, is_same: bool
+) -> None:
+    url, entries = stores.new_url(), conversation(40, known=500)
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+        reference = int(
+            in_database(url, lambda c: c.scalar(text("SELECT min(seq) FROM frame_references")))
+        )
+        harm_frame(url, reference, cut)
+    with node_over(tmp_path, url) as node:
+        node.http.get("/v1/feed", params={"limit": 1000})
+        lost_count = gauge(node, "content_lost")
+        assert lost_count > 10
+        again = entries[reference - 1]
+        if not is_same:
+            filtered = replace(again.message, bloom_filter=bytes(8_000))
+            again = entry_of(encode(filtered, again.dialect))
+        assert publish(node, again) == (201, "stored")
+        assert get(node, again) == (200, again.frame)
+        assert gauge(node, "content_lost") == (0 if is_same else lost_count - 1)
+        query = {"message_id": again.message.message_id}
+        etag = node.http.get("/v1/messages", params=query, headers=WANTS_PROTOBUF).headers["etag"]
+        assert etag == f'"{again.frame_hash.hex()}"'
+        # The others are stored one by one, each once, and none of them is another's frame.
+        outcomes = publish_batch(node, entries)
+        assert outcomes.count("stored") == (0 if is_same else lost_count - 1)
+        for entry in [*entries[: reference - 1], again, *entries[reference:]]:
+            assert get(node, entry) == (200, entry.frame)
+        assert node.http.get("/v1/channels", params={"channel_id": CHANNEL}).json()["count"] == 40
+
+
+def test_lost_content_is_never_replaced_by_another_variant(stores: Stores, tmp_path: Path) -> None:
+    url = stores.new_url()
+    first = entry_of(encode(message(1, CHANNEL)))
+    second = entry_of(encode(message(1, CHANNEL, content=b"other")))
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, [first, second])
+        harm_frame(url, 1, flip)
+    with node_over(tmp_path, url) as node:
+        for _ in range(2):
+            assert get(node, first) == (503, "content_lost")
+        variant = {"message_id": "m1", "digest": second.digest.hex()}
+        assert node.http.get("/v1/entries/" + second.digest.hex()).status_code == 200
+        assert node.http.get("/v1/messages", params=variant).status_code in (200, 503)
+
+
+def test_every_answer_that_leaves_lost_content_out_says_so(stores: Stores, tmp_path: Path) -> None:
+    url, entries = stores.new_url(), small()
+    bad = entries[BAD].digest
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+        harm_frame(url, BAD + 1, cut)
+    with node_over(tmp_path, url) as node:
+        in_channel = {"channel_id": CHANNEL}
+        for path, query in [
+            ("/v1/feed", {}),
+            ("/v1/channels/messages", in_channel),
+            ("/v1/channels/messages", {**in_channel, "order": "arrival", "direction": "desc"}),
+            (f"/v1/hints/{HINT.hex()}", {}),
+        ]:
+            page = node.http.get(path, params=query)
+            assert page.json()["left_out"] == [bad.hex()], path
+            raw = node.http.get(path, params=query, headers=WANTS_PROTOBUF).content
+            assert list(wire.MessagePage.FromString(raw).left_out) == [bad], path
+        check_look_ups(node, bad)
+        check_ancestors(node, bad)
+        check_entries(node, bad, entries[0])
+        check_live(node, bad)
+        check_client(node, bad)
+
+
+def check_look_ups(node: RunningNode, bad: bytes) -> None:
+    body = {"message_ids": [f"m{BAD}", "m0"], "retrieval_hints": [HINT.hex()]}
+    for presence_only in (False, True):
+        asked = {**body, "presence_only": presence_only}
+        found = node.http.post("/v1/messages/lookup", json=asked).json()
+        assert [each["key"] for each in found["found"]] == [{"message_id": "m0"}]
+        assert found["missing"] == []
+        assert found["left_out"] == [
+            {"key": {"message_id": f"m{BAD}"}, "digest": bad.hex()},
+            {"key": {"retrieval_hint": HINT.hex()}, "digest": bad.hex()},
+        ]
+
+
+def check_ancestors(node: RunningNode, bad: bytes) -> None:
+    body = {"channel_id": CHANNEL, "heads": [f"m{HEAD}"]}
+    page = node.http.post("/v1/messages/ancestors", json=body).json()
+    assert (page["missing"], page["left_out"]) == ([f"m{BAD}"], [bad.hex()])
+    assert [each["message"]["message_id"] for each in page["messages"]] == ["m4"]
+
+
+def check_entries(node: RunningNode, bad: bytes, whole: NewEntry) -> None:
+    digests = [bytes(32), bad, whole.digest]
+    body = {"digests": [digest.hex() for digest in digests]}
+    lines = node.http.post("/v1/entries", json=body).text.splitlines()
+    assert json.loads(lines[0]) == {"missing": bytes(32).hex()}
+    assert json.loads(lines[1]) == {"lost": bad.hex()}
+    request = wire.EntriesRequest(digests=digests).SerializeToString()
+    headers = {**PROTOBUF, **WANTS_PROTOBUF}
+    stream = BytesIO(node.http.post("/v1/entries", content=request, headers=headers).content)
+    items = [parse_length_prefixed(wire.EntryItem, stream) for _ in digests]
+    assert [item.WhichOneof("item") for item in items if item] == ["missing", "lost", "entry"]
+
+
+def check_live(node: RunningNode, bad: bytes) -> None:
+    cursor = node.http.get("/v1/feed", params={"limit": 1}).json()["next"]
+    with live(node, after=cursor) as events:
+        shown = [event for event in (next(events) for _ in range(COUNT - 1)) if event.data]
+    assert [event.name for event in shown] == [
+        "message",
+        "message",
+        "left_out",
+        "message",
+        "message",
+    ]
+    left_out = shown[BAD - 1]
+    assert left_out.data == {"channel_id": CHANNEL, "message_id": f"m{BAD}", "digest": bad.hex()}
+    with live(node, after=left_out.event_id) as events:
+        assert next(events).message_id == f"m{BAD + 1}"
+
+
+def check_client(node: RunningNode, bad: bytes) -> None:
+    left_out: list[bytes] = []
+    with StoreClient(node.url) as client:
+        assert client.feed().left_out == (bad,)
+        assert client.hint(HINT).left_out == (bad,)
+        assert client.ancestors(CHANNEL, [f"m{HEAD}"]).left_out == (bad,)
+        assert [m.digest for m in client.lookup([f"m{BAD}"]).left_out] == [bad]
+        shown = list(client.messages(CHANNEL, page_size=2, on_left_out=left_out.extend))
+    assert (len(shown), left_out) == (COUNT - 1, [bad])
+
+
+def test_a_fault_of_the_database_marks_nothing(stores: Stores, tmp_path: Path) -> None:
+    url, entries = stores.new_url(), small()
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+        in_database(url, lambda c: c.execute(text("ALTER TABLE frames RENAME TO elsewhere")))
+        for entry in entries:
+            assert get(node, entry)[0] >= 500
+        in_database(url, lambda c: c.execute(text("ALTER TABLE elsewhere RENAME TO frames")))
+        assert [get(node, entry) for entry in entries] == [(200, e.frame) for e in entries]
+        assert gauge(node, "content_lost") == 0
+
+
+def test_the_verification_finds_what_nobody_reads_and_goes_on_where_it_was(
+    stores: Stores, tmp_path: Path
+) -> None:
+    limits = replace(
+        DEFAULT_LIMITS,
+        verification_delay_s=0,
+        verification_interval_s=1,
+        verification_percent_max=50,
+    )
+    url, entries = stores.new_url(), small()
+    with node_over(tmp_path, url, limits) as node:
+        publish_batch(node, entries)
+        harm_frame(url, BAD + 1, flip)
+        until(lambda: gauge(node, "content_lost") == 1)
+        assert node.http.get("/v1/info").json()["content"]["lost"] == 1
+        until(lambda: gauge(node, "verified_frames_total") >= COUNT)
+        # The row is repaired: nobody asks for the message, and it is unmarked.
+        harm_frame(url, BAD + 1, flip)
+        until(lambda: gauge(node, "content_lost") == 0)
+        assert get(node, entries[BAD]) == (200, entries[BAD].frame)
+    slow = replace(limits, verification_interval_s=1_000)
+    with node_over(tmp_path, url, slow) as node:
+        ended = node.http.get("/v1/info").json()["content"]["verification"]["last_pass_ended_at_ms"]
+        assert abs(ended / 1_000 - time.time()) < 60
+
+
+def test_an_import_mends_what_it_holds(stores: Stores, tmp_path: Path) -> None:
+    url, entries = stores.new_url(), small()
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+    harm_frame(url, BAD + 1, cut)
+    file = tmp_path / "all.ldp"
+    file.write_bytes(b"".join(delimited(entry.frame) for entry in entries))
+    done = cli("import", file, "--database", url, "--json")
+    assert done.json["counts"] == {"duplicate": COUNT - 1, "stored": 1}
+    with node_over(tmp_path, url) as node:
+        assert get(node, entries[BAD]) == (200, entries[BAD].frame)
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
