@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from app.entries import Entry
+from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
 from app.rangeindex import NodeIndex, root_of
 from app.settings import Settings
+from app.store.database import chunks
+from app.store.faults import StoreError
 from app.store.integrity import check_structure
 from app.store.records import ChannelInfo, Page
 from app.store.store import Store
@@ -35,6 +38,7 @@ class Findings:
     damages: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    lost_count: int = 0
 
     def add(self, text: str) -> None:
         """Note a damage."""
@@ -70,17 +74,43 @@ async def audit(
     """
     index = NodeIndex(store, DEFAULT_LIMITS)
     await index.catch_up()
+    lost: set[int] = set()
     async for channel in channels_of(store):
         findings.channels += 1
         findings.entries += channel.count
         digests = _check_index(index, channel, findings)
         if deep:
-            await _check_messages(store, channel, digests, findings, tick)
+            await _check_messages(store, channel, digests, findings, lost, tick)
         else:
             tick(channel.count)
     if deep:
+        findings.lost_count = len(lost)
+        _mark_lost(store, sorted(lost), findings)
+    elif lost_count := await store.lost_count():
+        findings.lost_count = lost_count
+        findings.add(f"the content of {lost_count} messages is lost: check --deep names them")
+    if findings.lost_count:
+        findings.advice.append(
+            "lost content comes back with a sync with a node that has it, an import, the restore of a "
+            "snapshot, or when the messages are published again"
+        )
+    if deep:
         for seq in await store.references_in_doubt(FINDINGS_MAX):
             findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
+
+
+def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
+    """Let the node find marks when it starts; one that runs makes its own."""
+    if not seqs:
+        return
+    try:
+        store.begin_writing()
+        for part in chunks(seqs, ENTRIES_PER_READ):
+            store.recheck(part)
+    except (StoreError, Problem) as error:
+        findings.unchecked.append(
+            f"lost content was not marked ({error}); a running node finds it by itself"
+        )
 
 
 async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
@@ -111,13 +141,22 @@ def _check_index(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> 
 
 
 async def _check_messages(
-    store: Store, channel: ChannelInfo, root: bytes, findings: Findings, tick: Callable[[int], None]
+    store: Store,
+    channel: ChannelInfo,
+    root: bytes,
+    findings: Findings,
+    lost: set[int],
+    tick: Callable[[int], None],
 ) -> None:
-    """Read the channel's log: each entry is its frame's, in order, and all together have the root."""
+    """Read the channel's log: each entry is its frame's, in order, and all together have the root.
+
+    Sequence numbers of those that cannot be read are added to `lost`.
+    """
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
     async for page in _pages(store, channel):
         for left_out in page.left_out:
+            lost.add(left_out.seq)
             findings.add(f"message {left_out.digest.hex()}: its content is lost")
         for entry in page.entries:
             if fault := fault_of(entry):

@@ -61,6 +61,7 @@ def check(
                 "deep": deep,
                 "channels": findings.channels,
                 "entries": findings.entries,
+                "lost": findings.lost_count,
                 "damages": findings.damages,
                 "advice": findings.advice,
                 "unchecked": findings.unchecked,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from app.entries import START
+from app.entries import START, Entry
 from app.limits import DEFAULT_LIMITS
 from app.live import LiveEvent, LiveHub, LiveMessage
+from app.store.records import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
 from tests.support.stores import Stores, entry_of
@@ -36,7 +37,13 @@ def seqs(events: list[LiveEvent]) -> list[int]:
     return [each.item.seq for each in events if isinstance(each, LiveMessage)]  # type: ignore[union-attr]
 
 
-async def test_pages_of_damaged_frames_are_passed(
+def left_out_and_seqs(events: list[LiveEvent]) -> tuple[int, list[int]]:
+    items = [each.item for each in events if isinstance(each, LiveMessage)]
+    entries = [item.seq for item in items if isinstance(item, Entry)]
+    return sum(isinstance(item, LeftOut) for item in items), entries
+
+
+async def test_readers_are_told_of_messages_whose_content_is_lost(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.live.FEED_PAGE", 5)
@@ -48,14 +55,16 @@ async def test_pages_of_damaged_frames_are_passed(
     lose_frames(url, 1, 12)
     async with asyncio.timeout(10):
         stored = hub.events(lambda _: True, after=START)
-        assert seqs([await anext(stored), await anext(stored)]) == [13]
-        # Both wait for what comes now; of it twelve are damaged before anybody reads them.
+        await anext(stored)
+        assert left_out_and_seqs([await anext(stored) for _ in range(13)]) == (12, [13])
+        # Both wait for what comes now; of it twelve are lost before anybody reads them.
         fresh = hub.events(lambda _: True, after=None)
         await anext(fresh)
         write(store, range(14, 27))
         lose_frames(url, 14, 25)
         hub.on_committed([])
-        assert seqs([await anext(stored), await anext(fresh)]) == [26, 26]
+        for events in (stored, fresh):
+            assert left_out_and_seqs([await anext(events) for _ in range(13)]) == (12, [26])
     await hub.close()
     for events in (stored, fresh):
         await events.aclose()

@@ -117,6 +117,7 @@ def test_check_prints_what_it_looked_at(node: str, node_folder: Path) -> None:
         "deep",
         "channels",
         "entries",
+        "lost",
         "damages",
         "advice",
         "unchecked",

@@ -210,7 +210,7 @@ def test_the_root_follows_what_is_published(node: RunningNode) -> None:
 def test_an_unknown_channel_is_not_found_and_its_page_is_empty(node: RunningNode) -> None:
     assert node.http.get("/v1/channels/nobody").status_code == 404
     page = node.http.get("/v1/channels/nobody/messages").json()
-    assert page == {"messages": [], "next": None}
+    assert page == {"messages": [], "next": None, "left_out": []}
 
 
 def test_gaps_are_what_histories_name_and_nobody_sent(node: RunningNode) -> None:

@@ -329,6 +329,23 @@ def test_an_import_mends_what_it_holds(stores: Stores, tmp_path: Path) -> None:
         assert get(node, entries[BAD]) == (200, entries[BAD].frame)
 
 
+def test_a_deep_check_names_and_marks_lost_content(stores: Stores, tmp_path: Path) -> None:
+    url, entries = stores.new_url(), small()
+    with node_over(tmp_path, url) as node:
+        publish_batch(node, entries)
+        harm_frame(url, BAD + 1, cut)
+    deep = cli("check", "--deep", "--database", url, "--json")
+    assert deep.code == 1
+    assert deep.json["lost"] == 1
+    assert any(entries[BAD].digest.hex() in damage for damage in deep.json["damages"])
+    # What the deep one marked, the quick one counts.
+    assert cli("check", "--database", url, "--json").json["lost"] == 1
+    with node_over(tmp_path, url) as node:
+        assert gauge(node, "content_lost") == 1
+        assert publish(node, entries[BAD]) == (201, "stored")
+    assert cli("check", "--deep", "--database", url, "--json").code == 0
+
+
 def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
