@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ class _Local:
     door: Door
     index: NodeIndex
     limits: Limits
+    nonce_secret: bytes
 
 
 @dataclass(slots=True)
@@ -179,7 +181,8 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         relay_listeners=[live.on_relayed],
     )
     index = NodeIndex(store, limits)
-    local = _Local(store, door, index, limits)
+    secret = node_secret(settings.data_dir)
+    local = _Local(store, door, index, limits, nonce_secret(secret, settings.data_dir))
     interest = interest_of(settings)
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
@@ -228,3 +231,13 @@ def node_secret(data_dir: Path) -> bytes:
             path.hardlink_to(fresh)
         fresh.unlink()
     return path.read_bytes()
+
+
+def nonce_secret(secret: bytes, data_dir: Path) -> bytes:
+    """By this the workers of a node know their own session nonces.
+
+    A data directory may be copied with its secret, so the host, the path and the parent process
+    enter too: a copy is another node.
+    """
+    place = f"{socket.gethostname()} {data_dir.resolve()} {os.getppid()}"
+    return blake3(secret + place.encode()).digest()

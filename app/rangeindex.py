@@ -23,6 +23,7 @@ from app.indexfile import load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
 from recon.cache import ViewCache
+from recon.columns import U8, U64, Mask
 from recon.index import RangeIndex
 from recon.interest import Interest
 from recon.proof import idle_root
@@ -120,12 +121,30 @@ class NodeIndex:
             return 0
         return VIEW_COST_MIN + self._sums.count(groups)
 
-    def root_of_ids(self, interest: Interest) -> bytes | None:
-        """The unkeyed root of an interest's elements; None where it has a Lamport window."""
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """Which elements are here, whatever their channel: bool[n]."""
+        return self.elements.holds(orders, ids)
+
+    def root_of_ids(
+        self,
+        interest: Interest,
+        policy: int = 0,
+        added: U8 | None = None,
+        removed: U8 | None = None,
+    ) -> bytes | None:
+        """The unkeyed root of an interest's elements; None where it has a Lamport window.
+
+        `added` and `removed`, u8[n, 32]: elements that one session sets aside.
+        """
         if interest.window != ALL_ORDERS:
             return None
         groups = self._channels.of(interest)
-        return idle_root(self._sums.count(groups), self._sums.sums(groups))
+        count, sums = self._sums.count(groups), self._sums.sums(groups)
+        if added is not None:
+            count, sums = count + len(added), sums + added.view("<u8").sum(axis=0)
+        if removed is not None:
+            count, sums = count - len(removed), sums - removed.view("<u8").sum(axis=0)
+        return idle_root(count, sums, policy)
 
     def channel_elements(
         self, channel_id: str, window: OrderWindow

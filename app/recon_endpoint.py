@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from app.budget import Allowance, ReconBudgets
 from app.errors import Code, Problem
-from app.federation.content import items_size, load_items, take_items
-from app.federation.interests import KnownInterests
+from app.federation.content import Message, items_size, load_items, take_items
+from app.federation.inbound import Element
+from app.federation.interests import KnownInterests, policy_of
 from app.federation.local import LocalSide
 from app.http.auth import Caller, Scope
 from app.rangeindex import NodeIndex
@@ -25,7 +27,13 @@ from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_
 from recon.ranges import Bound, bound_bytes
 from recon.resolving import read_fetch, resolve
 from recon.responder import respond
-from recon.session import SessionKey, derive_session_key, nonce_is_fresh, responder_nonce
+from recon.session import (
+    SessionKey,
+    derive_session_key,
+    is_own_nonce,
+    nonce_is_fresh,
+    responder_nonce,
+)
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import recon_pb2 as wire
@@ -57,6 +65,7 @@ class ReconEndpoint:
         self._secret = secret
         self._interests = KnownInterests(interest, local.limits.recon_interests_bytes_max)
         self._budgets = budgets
+        self._policy = policy_of(local.limits, interest)
 
     async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
@@ -72,14 +81,17 @@ class ReconEndpoint:
             # element; roots and cached views are answered without any.
             parts = (request.session, request.ranges, request.fetch)
             self._budgets.views.spend(caller.name, sum(part.ByteSize() for part in parts))
+            if request.version != PROTOCOL_VERSION:
+                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
+            # An interest sent with a nonce that has expired is remembered: it need not come again.
+            known = self._interests.find(request.session, caller.channels)
             if refusal := self._refusal(request, caller.name.encode()):
                 return refusal
-            known = self._interests.find(request.session, caller.channels)
             if known is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
             name, mutual = known
             if request.idle_root:
-                return await self._compare_roots(request.idle_root, mutual)
+                return await self._compare_roots(request.idle_root, mutual, self._policy_for(caller))
             key = _session_key(request.session, name)
             return await self._answer(request, key, mutual, caller, allowance)
         except DecodeError:
@@ -90,8 +102,8 @@ class ReconEndpoint:
             ) from None
 
     def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:
-        if request.version != PROTOCOL_VERSION:
-            return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
+        if is_own_nonce(request.session.initiator_nonce, self._local.nonce_secret):
+            return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.REFUSED)
         epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
         if request.idle_root:  # roots have no key
             return None
@@ -103,9 +115,19 @@ class ReconEndpoint:
             responder_nonce=responder_nonce(self._secret, pair, epoch),
         )
 
-    async def _compare_roots(self, root: bytes, mutual: Interest) -> wire.ReconResponse:
+    def _policy_for(self, caller: Caller) -> int:
+        """This node's policy, and what it grants this caller."""
+        if Scope.PUBLISH in caller.scopes and caller.channels is None:
+            return self._policy
+        channels = None if caller.channels is None else sorted(caller.channels)
+        grants = f"{self._policy} {sorted(caller.scopes)} {channels}"
+        return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
+
+    async def _compare_roots(
+        self, root: bytes, mutual: Interest, policy: int
+    ) -> wire.ReconResponse:
         await self._index.catch_up()
-        is_same = root == self._index.root_of_ids(mutual)
+        is_same = root == self._index.root_of_ids(mutual, policy)
         return wire.ReconResponse(version=PROTOCOL_VERSION, same_root=is_same)
 
     async def _answer(
@@ -128,6 +150,7 @@ class ReconEndpoint:
         response = self._compare(view, request, room)
         await self._fill(response, view, request.fetch, room, allowance)
         response.push_outcomes.extend(outcomes)
+        response.policy = self._policy_for(caller)
         self._budgets.replies.spend(caller.name, response.ByteSize())
         return response
 
@@ -149,7 +172,7 @@ class ReconEndpoint:
         outcomes: list[wire.PushOutcome] = []
         admitted: list[int] = []
         for at, item in enumerate(items):
-            outcomes.append(wire.NOT_EXAMINED if item.HasField("claim") else wire.PUSH_REFUSED)
+            outcomes.append(wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED)
             if item.claim.digest in readable or _is_covered(item, caller):
                 admitted.append(at)
         taken = await take_items(self._local, [items[at] for at in admitted])
@@ -158,7 +181,7 @@ class ReconEndpoint:
         return outcomes
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
-        if not request.HasField("ranges"):
+        if not (request.HasField("ranges") or request.total):
             return wire.ReconResponse(version=PROTOCOL_VERSION)
         if request.HasField("fetch"):
             # The largest item always fits beside the answers.
@@ -176,14 +199,17 @@ class ReconEndpoint:
     ) -> None:
         """Append the items asked for until the reply is full; then say where to go on."""
         found = resolve(view, read_fetch(fetch))
-        sent_count, resume = 0, found.resume
+        sent_count, resume, message = 0, found.resume, Message()
         while sent_count < len(found.ids):
             room = bytes_max - response.ByteSize()
+            chunk = slice(sent_count, sent_count + FETCH_CHUNK)
+            rows = zip(found.orders[chunk].tolist(), found.ids[chunk], strict=True)
             loaded = await load_items(
                 self._local.store,
-                [row.tobytes() for row in found.ids[sent_count : sent_count + FETCH_CHUNK]],
+                [Element(order, row.tobytes()) for order, row in rows],
                 bytes_max=room,
                 hints_max=self._local.limits.hints_per_publish_max,
+                message=message,
             )
             # A fetch makes progress, if only by one item larger than the room; but nobody gets more
             # than its allowance.

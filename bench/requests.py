@@ -29,6 +29,7 @@ from recon.limits import (
     ORDER_END,
     PARTS_MAX,
     PHASE_NONE,
+    PROTOCOL_VERSION,
 )
 from recon.ranges import ALL_ORDERS, RangeColumns
 from recon.resolving import Found, read_fetch, resolve
@@ -83,7 +84,7 @@ def compared(view: View, count: int, list_max: int, *, listed: bool = False) -> 
     ranges = ranges_of(view, count)
     counts = np.full(count, 0 if listed else 1)
     asks = Asks(ranges, np.full(count, listed), counts, np.zeros((count, 6), np.uint8))
-    return ReconRequest(version=1, ranges=pack_asks(asks, PARTS_MAX, list_max, 30))
+    return ReconRequest(version=PROTOCOL_VERSION, ranges=pack_asks(asks, PARTS_MAX, list_max, 30))
 
 
 def fetched(view: View, count: int, names_count: int) -> Fetch:
@@ -131,7 +132,9 @@ def dear_before_equal_ms(orders: U64) -> float:
     hashes, counts = view.summaries(view.locate(ranges))
     hashes[:dear] ^= 1
     asks = Asks(ranges, np.zeros(len(ranges), bool), counts, hashes)
-    request = ReconRequest(version=1, ranges=pack_asks(asks, PARTS_MAX, 0, PHASE_NONE))
+    request = ReconRequest(
+        version=PROTOCOL_VERSION, ranges=pack_asks(asks, PARTS_MAX, 0, PHASE_NONE)
+    )
     return cpu_ms(lambda: respond(view, request, LIMITS))
 
 

@@ -33,11 +33,30 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class InSync:
-    """These ranges are proved equal, by summary or by list; `count` elements in all.
+class NotThere:
+    """The peer does not name these, which the view has only because they were set aside."""
 
-    Where all that we hold is so, and nothing is needed, both sides are equal. Ranges may be left
-    out of which there is nothing to tell: a list that names an element twice proves nothing.
+    orders: NDArray[np.uint64]
+    ids: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The first answer's total of all that the peer holds, and whether it is that of our view.
+
+    The peer is never told ours, so one that agrees holds, or has read, every element.
+    """
+
+    count: int
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InSync:
+    """These ranges are equal, by summary or by list; `count` elements in all.
+
+    Equal by the peer's word; `Stated` proves it. Ranges may be left out of which there is nothing
+    to tell: a list that names an element twice proves nothing.
     """
 
     ranges: RangeColumns
@@ -81,4 +100,4 @@ class Unsupported:
     version: int
 
 
-Event = Have | Need | InSync | Done | Fault | Expired | Busy | Unsupported
+Event = Have | Need | NotThere | Stated | InSync | Done | Fault | Expired | Busy | Unsupported

@@ -129,6 +129,16 @@ class RangeIndex:
                 return True
         return False
 
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """Which elements, orders u64[n] and ids u8[n, 32], are in the index: bool[n]."""
+        elements = zip(orders.tolist(), map(bytes, ids), strict=True)
+        found = np.array([each in self._pending for each in elements], dtype=bool)
+        heads = heads_of(np.ascontiguousarray(ids))
+        for run in self.state.runs:
+            places = run.lower_bounds(self.state.snapshot, orders, heads)
+            found |= self._stored(run, places, orders, ids, heads)
+        return found
+
     def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
         heads = heads_of(ids)
         sequence = element_sequence(orders, heads)

@@ -18,7 +18,7 @@ import numpy as np
 from recon.budget import Budget
 from recon.codec import Asks, pack_asks
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault, Unsupported
+from recon.events import Busy, Done, Event, Expired, Fault, Stated, Unsupported
 from recon.filling import fill
 from recon.learning import Asked, Learning
 from recon.limits import (
@@ -36,6 +36,7 @@ from recon.limits import (
 )
 from recon.opening import opening_work
 from recon.progress import Progress, RangeState, Stretch, measure
+from recon.proof import read_total
 from recon.session import SessionHeader
 from recon.view import View
 from recon.worklist import Work
@@ -86,6 +87,9 @@ class Initiator:
         room = limits.response_bytes_max // SHORT_ID_BYTES
         self._list_cap = min(LIST_COUNT_MAX, room - FRAME_RESERVE_BYTES) // 2
         self._waiting = opening_work(view, self._phase(), recent)
+        self._opening_count = len(self._waiting)
+        self._total = view.total()
+        self._wants_total = True
         self._in_flight: dict[int, Asked] = {}
         self._settled: list[Stretch] = []
         self._budget = Budget(limits)
@@ -140,7 +144,9 @@ class Initiator:
         costs = np.where(listed, _ASK_LIST_BYTES, _ASK_BYTES)
         count, message = fill(partial(self._message, phase), costs, room)
         work = self._waiting.take(slice(count))
-        return Asked(work, self._parts, phase, self._send_interest), message
+        asked = Asked(work, self._parts, phase, self._send_interest, self._wants_total)
+        self._wants_total = False
+        return asked, message
 
     def _answerable(self) -> int:
         """How many ranges may be in one request, by their number and by what is answered."""
@@ -158,6 +164,7 @@ class Initiator:
             session=self._header.message(in_full=self._send_interest),
             ranges=pack_asks(asks, self._parts, self._options.list_max, phase),
             response_bytes_max=self._limits.response_bytes_max,
+            total=self._wants_total,
         )
 
     def receive(
@@ -189,7 +196,11 @@ class Initiator:
 
     def lost(self, request_id: int) -> None:
         """The request got no answer (connection broke): its ranges wait again."""
-        self._wait(self._landed(request_id).work)
+        self._ask_again(self._landed(request_id))
+
+    def _ask_again(self, flying: Asked) -> None:
+        self._wants_total |= flying.wants_total
+        self._wait(flying.work)
 
     def _wait(self, *work: Work) -> None:
         self._waiting = Work.concatenate([self._waiting, *work])
@@ -203,10 +214,12 @@ class Initiator:
             self._parts = learned.peer_parts or self._parts
             self._list_cap = min(self._list_cap, learned.list_cap)
             self._wait(learned.work)
+            if flying.wants_total:
+                learned.events.insert(0, self._stated(flying, response))
             return learned.events
         if status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
             self._send_interest = True
-            self._wait(flying.work)
+            self._ask_again(flying)
             return []
         self._over = True
         if status == recon_pb2.NONCE_EXPIRED:
@@ -216,6 +229,14 @@ class Initiator:
         if status == recon_pb2.UNSUPPORTED_VERSION and response.version != PROTOCOL_VERSION:
             return [Unsupported(response.version)]
         raise RemoteProtocolError("status", str(status))
+
+    def _stated(self, flying: Asked, response: ReconResponse) -> Stated:
+        """Ranges that tile everything and are all equal have an equal total."""
+        theirs, answers = read_total(response), response.answers
+        compares_all = len(flying.work) == self._opening_count == answers.answered
+        if compares_all and not any(answers.kinds) and theirs != self._total:
+            raise RemoteProtocolError("total", "all ranges are said to be equal, the total is not")
+        return Stated(theirs.count, theirs == self._total)
 
     def _fresh_nonce(self, nonce: bytes) -> bytes:
         """A nonce to go on with; one that we use already cannot have expired in favour of itself."""

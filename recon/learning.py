@@ -14,8 +14,8 @@ import numpy as np
 from recon.columns import F64, I64, U8, U32, Mask
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.errors import RemoteProtocolError
-from recon.events import Event, Have, InSync, Need
-from recon.limits import LIST_COUNT_MAX
+from recon.events import Event, Have, InSync, Need, NotThere
+from recon.limits import ASIDE_ROW_FIRST, LIST_COUNT_MAX
 from recon.matching import match_lists
 from recon.plan import SMALL_COUNT, Plan, choose, differences
 from recon.progress import RangeState, Stretch
@@ -32,14 +32,15 @@ _WHOLE_NEEDS = 1 << 10  # about so many at most of ranges that touch, whatever c
 class Asked(NamedTuple):
     """A request in flight.
 
-    Its ranges, the parts and phase that splits were wanted with, and whether it carried the
-    interest in full.
+    Its ranges, the parts and phase that splits were wanted with, whether it carried the interest in
+    full, and whether it asked for the total.
     """
 
     work: Work
     parts: int
     phase: int
     told_interest: bool = False
+    wants_total: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +111,10 @@ class Learning:
                 self._out.events.append(InSync(ranges, int(counts.sum())))
 
     def _have(self, rows: U32) -> None:
+        is_aside = rows >= ASIDE_ROW_FIRST
+        if is_aside.any():
+            self._out.events.append(NotThere(*self._view.columns_of(rows[is_aside])))
+            rows = rows[~is_aside]
         if len(rows):
             self._out.events.append(Have(*self._view.columns_of(rows)))
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from recon.errors import LocalProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 16  # 128 bits: never repeats by accident
 SESSION_KEY_BYTES = 16  # AES-128
 INTEREST_HASH_BYTES = 16  # names a document both sides hold; a collision ends in a mismatch only
 ID_BYTES = 32  # a BLAKE3 digest
 SHORT_ID_BYTES = 6  # 10^6 ids against lists of 16: one accident in 10^7 sessions
+SUM_BYTES = 16  # keyed sum of a whole view: nobody guesses it, and nobody finds another set with it
 SUMMARY_HASH_BYTES = 6  # keyed, so only chance can hit: 2^-48 per different range
 INTEREST_BYTES_MAX = 1 << 20  # 4,000 channels of the longest name; sent once per peer
 INTEREST_NAMES_MAX = 1 << 14  # channels and prefixes together: matching stays below a second
@@ -28,6 +29,7 @@ PHASE_MAX = 128  # cuts move by up to a quarter of a part either way
 PHASE_NONE = 64  # the middle: not at all
 FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
+ASIDE_ROW_FIRST = 2**32 - 2**20  # row numbers of elements that a view names and the index lacks
 VIEW_ELEMENT_BYTES = 28  # of memory: order, row number, two prefix sums
 VIEW_BYTES = 140_000  # of memory, whatever it holds: buffers of the hasher, the unsorted tail
 VIEW_GROUP_BYTES = 64  # of memory: a number in a set

@@ -73,21 +73,26 @@ class _Decided(NamedTuple):
 
 
 def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) -> ReconResponse:
-    """Answer the ranges of a request from the view as it is now.
+    """Answer the ranges of a request, and state the total, from the view as it is now.
 
-    Fills `answers` only; the caller checks nonce and interest before, and adds items for `fetch`
+    Fills `answers` and `total` only; the caller checks nonce and interest before, and adds items for `fetch`
     and outcomes for `push`. Raises `RemoteProtocolError` for a malformed request.
     """
     if request.version != PROTOCOL_VERSION:
         return ReconResponse(status=UNSUPPORTED_VERSION, version=PROTOCOL_VERSION)
+    response = ReconResponse(version=PROTOCOL_VERSION)
+    if request.total:
+        total = view.total()
+        response.total.count, response.total.sum = total.count, total.sum
     room = _room(request, limits)
     asks = _read(request.ranges, limits)
     if not len(asks.ranges):
-        return ReconResponse(version=PROTOCOL_VERSION)
+        return response
     decided = _decide(view, asks, request.ranges, room)
     build = partial(_answers, view, decided, request.ranges)
     _, answers = fill(build, _costs(decided, request.ranges.parts), room)
-    return ReconResponse(version=PROTOCOL_VERSION, answers=answers)
+    response.answers.CopyFrom(answers)
+    return response
 
 
 def _room(request: ReconRequest, limits: Limits) -> int:

@@ -17,8 +17,9 @@ from recon.errors import LocalProtocolError
 from recon.limits import INTEREST_HASH_BYTES, NONCE_BYTES, SESSION_KEY_BYTES
 from sdstore.wire.recon_pb2 import Session
 
-_KEY_CONTEXT = "sdstore recon v1 session key"
-_NONCE_CONTEXT = "sdstore recon v1 responder nonce"
+_KEY_CONTEXT = "sdstore recon v2 session key"
+_OWN_NONCE_CONTEXT = "sdstore recon v2 initiator nonce"
+_NONCE_CONTEXT = "sdstore recon v2 responder nonce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,22 @@ def responder_nonce(node_secret: bytes, pair: bytes, epoch: int) -> bytes:
     keyed = blake3.blake3(node_secret, derive_key_context=_NONCE_CONTEXT).digest()
     message = epoch.to_bytes(8, "big") + pair
     return blake3.blake3(message, key=keyed).digest(length=NONCE_BYTES)
+
+
+def initiator_nonce(node_secret: bytes, fresh: bytes) -> bytes:
+    """The initiator's nonce for one session: 8 random bytes, and what the node knows it by.
+
+    A peer that hands our own session back to us, as its initiator, would have us state our total
+    under the key under which we asked for its own.
+    """
+    keyed = blake3.blake3(node_secret, derive_key_context=_OWN_NONCE_CONTEXT).digest()
+    return fresh + blake3.blake3(fresh, key=keyed).digest(length=NONCE_BYTES - len(fresh))
+
+
+def is_own_nonce(nonce: bytes, node_secret: bytes) -> bool:
+    """Whether an initiator's nonce is one that this node made."""
+    half = NONCE_BYTES // 2
+    return hmac.compare_digest(nonce, initiator_nonce(node_secret, nonce[:half]))
 
 
 def nonce_is_fresh(nonce: bytes, node_secret: bytes, pair: bytes, epoch: int) -> bool:

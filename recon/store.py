@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recon.columns import U8, U32, U64, Mask
-from recon.limits import ID_BYTES
+from recon.limits import ASIDE_ROW_FIRST, ID_BYTES
 
 _TAIL_ROWS_MIN = 1024  # the first tail; it doubles from there
 
@@ -48,17 +48,27 @@ def empty_columns(rows: int) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The store at one moment: `size` rows, the first `len(base)` of them in the base."""
+    """The store at one moment: `size` rows, the first `len(base)` of them in the base.
+
+    `aside`: elements that only one session's view has, numbered from `ASIDE_ROW_FIRST`.
+    """
 
     base: Columns
     tail: Columns
     size: int
+    aside: Columns | None = None
+
+    def beside(self, aside: Columns | None) -> Snapshot:
+        """The same store with other elements set beside it."""
+        return self if aside is None else Snapshot(self.base, self.tail, self.size, aside)
 
     def take(self, rows: U32) -> Columns:
         """Rows by number, in the given order."""
         split = len(self.base)
-        if len(rows) == 0 or int(rows.max()) < split:
+        if len(rows) == 0 or (highest := int(rows.max())) < split:
             return self.base.take(rows)
+        if self.aside is not None and highest >= ASIDE_ROW_FIRST:
+            return self._take_with_aside(rows, self.aside)
         if split == 0 or int(rows.min()) >= split:
             return self.tail.take(rows - np.uint32(split) if split else rows)
         in_base = rows < split
@@ -67,8 +77,17 @@ class Snapshot:
         out.put(~in_base, self.tail.take(rows[~in_base] - np.uint32(split)))
         return out
 
+    def _take_with_aside(self, rows: U32, aside: Columns) -> Columns:
+        is_aside = rows >= ASIDE_ROW_FIRST
+        out = empty_columns(len(rows))
+        out.put(is_aside, aside.take(rows[is_aside] - np.uint32(ASIDE_ROW_FIRST)))
+        out.put(~is_aside, self.take(rows[~is_aside]))
+        return out
+
     def ids_of(self, rows: U32) -> U8:
         """Ids u8[n, 32] of rows."""
+        if self.aside is not None:
+            return self.take(rows).ids
         if len(self.base) == 0:
             return self.tail.ids[rows]
         if len(self.base) == self.size:

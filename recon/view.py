@@ -7,6 +7,7 @@ single new elements wait in a small unsorted tail, so that following a trickle s
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from recon.hashing import (
     summary_hash,
     summary_hashes,
 )
+from recon.limits import ASIDE_ROW_FIRST
 from recon.ranges import END, START, OrderWindow, Range, RangeColumns
 from recon.runs import EMPTY_RUN, Run, element_sequence, merge_runs, prefix_sums, push_run
 from recon.session import SessionKey
+from recon.store import Columns
 
 if TYPE_CHECKING:
     from recon.index import IndexState, RangeIndex
@@ -43,6 +46,14 @@ class Places:
     def take(self, which: I64 | Mask | slice) -> Places:
         """Some of the ranges."""
         return Places(tuple(s[which] for s in self.starts), tuple(s[which] for s in self.stops))
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A whole view: the number of its elements, and 16 bytes of keyed sums over all of them."""
+
+    count: int
+    sum: bytes
 
 
 class View:
@@ -133,7 +144,7 @@ class View:
 
     def refresh(self) -> int:
         """Take in what was inserted since the last call; returns how many elements came."""
-        self._snapshot, _, _ = self._index.state
+        self._snapshot = self._index.state.snapshot.beside(self._snapshot.aside)
         seen, self._seen = self._seen, self._snapshot.size
         if seen >= self._seen:
             return 0
@@ -245,7 +256,7 @@ class View:
         oldest = self._seen - count
         if run.rows is None:
             return np.arange(max(oldest, 0), len(run))
-        return np.flatnonzero(run.rows >= oldest)
+        return np.flatnonzero((run.rows >= oldest) & (run.rows < ASIDE_ROW_FIRST))
 
     def heads_of_places(self, run: Run, places: I64) -> U64:
         """Heads of elements of one run."""
@@ -270,12 +281,60 @@ class View:
         return hashes[0].tobytes(), int(counts[0])
 
     def _summary_of_all(self) -> tuple[bytes, int]:
+        low, high = self._sums()
+        count = len(self)
+        return summary_hash(low & _WORD, high & _WORD, count), count
+
+    def _sums(self) -> tuple[int, int]:
         low, high = self._tail_sums
         for run in self._runs:
             low += int(run.low[-1])
             high += int(run.high[-1])
-        count = len(self)
-        return summary_hash(low & _WORD, high & _WORD, count), count
+        return low, high
+
+    def total(self, added: Columns | None = None, removed: Columns | None = None) -> Total:
+        """All of the view, with some elements that it lacks and without some that it has."""
+        count, sums = len(self), self._sums()
+        for columns, sign in ((added, 1), (removed, -1)):
+            if columns is not None and len(columns):
+                lanes = self._hasher.lanes(columns.orders, np.ascontiguousarray(columns.ids))
+                low, high = (sign * sum(lane.tolist()) for lane in lanes)
+                count, sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)
+        return Total(count, b"".join((each & _WORD).to_bytes(8, "little") for each in sums))
+
+    # What one session sets aside
+
+    def apart(self, added: Columns, removed: Columns) -> View:
+        """A view of its own that names `added`, which this one lacks, and not `removed`.
+
+        Elements added have the row numbers from `ASIDE_ROW_FIRST` on. Costs a pass over the view.
+        """
+        self._settle_tail()
+        view = copy.copy(self)
+        view._set_apart(added, removed)  # noqa: SLF001 - a copy of ourselves
+        return view
+
+    def _set_apart(self, added: Columns, removed: Columns) -> None:
+        self._tail = np.empty_like(self._tail)
+        if len(removed):
+            kept = (self._without(run, removed) for run in self._runs)
+            self._runs = tuple(run for run in kept if len(run))
+        if len(added):
+            self._snapshot = self._snapshot.beside(added)
+            sequence = element_sequence(added.orders, heads_of(added.ids))
+            rows = (sequence + ASIDE_ROW_FIRST).astype(np.uint32)
+            self._push(self._keyed(added.orders[sequence], rows))
+
+    def _without(self, run: Run, removed: Columns) -> Run:
+        places = run.lower_bounds(self._snapshot, removed.orders, heads_of(removed.ids))
+        there = np.flatnonzero(run.holds_order(places, removed.orders))
+        places = places[there]
+        same = (self._snapshot.ids_of(run.rows_at(places)) == removed.ids[there]).all(axis=1)
+        kept = np.ones(len(run), bool)
+        kept[places[same]] = False
+        rows = run.rows_between(0, len(run))[kept]
+        low, high = (prefix_sums(np.diff(sums)[kept]) for sums in (run.low, run.high))
+        return Run(run.orders[kept], rows, low, high)
 
     def short_ids(self, orders: U64, ids: U8) -> U8:
         """Short ids u8[n, 6] of any elements under this view's key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -13,11 +14,13 @@ from app.cli.frames import FileFormat, record_of
 from app.entries import Claim, Entry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.federation.address import parse_peer_url
+from app.federation.local import LostElement
 from app.federation.report import Progress, SyncReport
 from app.federation.session import sync_with_peer
 from app.federation.transport import open_http_transport
 from app.ingest.door import Publication
 from app.limits import DEFAULT_LIMITS, Limits
+from recon.columns import U8, U64, Mask
 from recon.index import RangeIndex
 from recon.interest import Interest
 from recon.limits import ID_BYTES
@@ -56,6 +59,7 @@ class FileSide:
 
     def __init__(self, existing: ExistingMessages, file_format: FileFormat) -> None:
         self.limits: Limits = DEFAULT_LIMITS
+        self.nonce_secret = os.urandom(16)
         self.elements = RangeIndex()
         self.target: IO[bytes] | None = None
         self._format = file_format
@@ -100,9 +104,27 @@ class FileSide:
         """What the file holds; all of it is of the one channel."""
         return self.elements.view(key, None, interest.window)
 
-    def root_of_ids(self, interest: Interest) -> bytes | None:  # noqa: ARG002
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """Which elements are in the file."""
+        return self.elements.holds(orders, ids)
+
+    def root_of_ids(
+        self,
+        interest: Interest,  # noqa: ARG002
+        policy: int = 0,  # noqa: ARG002
+        added: U8 | None = None,  # noqa: ARG002
+        removed: U8 | None = None,  # noqa: ARG002
+    ) -> bytes | None:
         """A file is compared once."""
         return None
+
+    async def lost_count(self) -> int:
+        """What is in the file can be read."""
+        return 0
+
+    async def lost_elements(self, limit: int, after: int = 0) -> list[LostElement]:  # noqa: ARG002
+        """See `lost_count`."""
+        return []
 
     def _append(self, item: Publication) -> Outcome:
         message, _ = decode(item.frame)

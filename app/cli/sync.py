@@ -69,6 +69,9 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
         print_error(f"{report['code']}: {report['detail']}")
     for line in _lines(report) if report["requests"] else ():
         console.print(f"  {line}", markup=False)
+    for each in report["set_aside"]:
+        side = "not here" if each["lacked_by"] == "here" else "not there"
+        console.print(f"    {each['kind']} {each['id']} {side}: {each['code']}", markup=False)
 
 
 _HEADLINES = {
@@ -86,14 +89,19 @@ def _lines(report: dict[str, Any]) -> list[str]:
     missing = f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
     lines = [f"{compared} compared; {missing}"]
     lines += [_moved(report, what) for what in ("received", "sent") if _is_any(report, what)]
-    if _is_any(report, "refused"):
-        lines.append(f"{_moved(report, 'refused')} by local policy")
+    if report["mended"] or report["lost_here"]:
+        lost = counted(report["lost_here"], "entry", "entries")
+        mended = counted(report["mended"], "entry", "entries")
+        lines.append(f"content of {mended} that was lost here fetched again; {lost} still lost")
     lines.append(
         f"{counted(report['rounds'], 'round', 'rounds')}, "
         f"{counted(report['requests'], 'request', 'requests')}, "
         f"{human_bytes(report['bytes_up'])} up, {human_bytes(report['bytes_down'])} down, "
         f"{report['seconds']:.2f} s"
     )
+    if report["set_aside_count"]:
+        aside = counted(report["set_aside_count"], "element", "elements")
+        lines.append(f"{aside} set aside: one side lacks the content or refuses it")
     return lines
 
 

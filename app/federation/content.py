@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 from app.entries import ClaimSource, Outcome, OutcomeKind
 from app.errors import Code, Problem
+from app.federation.inbound import Element
 from app.federation.local import ContentStore, LocalSide
 from app.ingest.door import Publication
 from app.limits import Limits
 from sdstore.sds.digest import claim_id
 from sdstore.wire.recon_pb2 import (
     DUPLICATE,
+    LOST,
+    NO_ENTRY,
     NOT_EXAMINED,
     PUSH_REFUSED,
     STORED,
@@ -35,40 +38,76 @@ _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
 
 class Loaded(NamedTuple):
-    """Items for a prefix of the elements asked for: `ids[i]` is the element of `items[i]`.
+    """Items for a prefix of the elements asked for: `elements[i]` is that of `items[i]`.
 
-    `covered` elements are dealt with: sent, folded into an entry that is sent, or gone.
+    `covered` elements are dealt with: sent, or folded into an entry that is sent. An element whose
+    content is gone has an item that says so.
     """
 
     items: list[Item]
-    ids: list[bytes]
+    elements: list[Element]
     covered: int
 
 
+class Message:
+    """What one message holds already: no claim goes both alone and inside its entry."""
+
+    def __init__(self) -> None:
+        self.alone: set[bytes] = set()
+        self.folded: set[bytes] = set()
+
+
 async def load_items(
-    store: ContentStore, ids: Sequence[bytes], *, bytes_max: int, hints_max: int
+    store: ContentStore,
+    elements: Sequence[Element],
+    *,
+    bytes_max: int,
+    hints_max: int,
+    message: Message | None = None,
 ) -> Loaded:
-    """Items of as many elements as `bytes_max` holds; at least one, however large it is."""
+    """Items of as many elements as `bytes_max` holds; at least one, however large it is.
+
+    `message`: what earlier calls put into the same message.
+    """
+    message = message or Message()
     loaded = Loaded([], [], 0)
     room = bytes_max
-    folded: set[bytes] = set()
-    wanted = ids[:ITEMS_PER_MESSAGE_MAX]
+    wanted = elements[:ITEMS_PER_MESSAGE_MAX]
     while loaded.covered < len(wanted):
         chunk = wanted[loaded.covered :][: _chunk_size(len(loaded.items), bytes_max - room, room)]
         found = await _items_by_element(store, chunk, hints_max)
-        open_ = [each for each in chunk if each not in folded and each in found]
-        fitting = _fitting_count([_size(found[each]) for each in open_], room, bool(loaded.items))
+        for item in found.values():
+            _leave_out(item, message.alone)
+        open_ = [each for each in chunk if each.element_id not in message.folded]
+        sizes = [_size(found[each.element_id]) for each in open_]
+        fitting = _fitting_count(sizes, room, bool(loaded.items))
         # Folded once the cut is known: what lies below it is sent, in an entry or alone.
         for each in open_[:fitting]:
-            folded.update(claim_id(each, hint) for hint in found[each].entry.hints)
-        sent = [each for each in open_[:fitting] if each not in folded]
-        room -= items_size(found[each] for each in sent)
-        loaded.items.extend(found[each] for each in sent)
-        loaded.ids.extend(sent)
+            hints = found[each.element_id].entry.hints
+            message.folded.update(claim_id(each.element_id, hint) for hint in hints)
+        sent = [each for each in open_[:fitting] if each.element_id not in message.folded]
+        items = [found[each.element_id] for each in sent]
+        message.alone.update(
+            each.element_id
+            for each, item in zip(sent, items, strict=True)
+            if item.HasField("claim")
+        )
+        room -= items_size(items)
+        loaded.items.extend(items)
+        loaded.elements.extend(sent)
+        covered = len(chunk) if fitting == len(open_) else chunk.index(open_[fitting])
+        loaded = loaded._replace(covered=loaded.covered + covered)
         if fitting < len(open_):
-            return loaded._replace(covered=loaded.covered + chunk.index(open_[fitting]))
-        loaded = loaded._replace(covered=loaded.covered + len(chunk))
+            break
     return loaded
+
+
+def _leave_out(item: Item, alone: set[bytes]) -> None:
+    """Take hints out of an entry whose claims have been sent alone in the same message."""
+    if alone and item.HasField("entry"):
+        digest = item.id
+        kept = [hint for hint in item.entry.hints if claim_id(digest, hint) not in alone]
+        item.entry.hints[:] = kept
 
 
 def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
@@ -94,25 +133,40 @@ def _fitting_count(sizes: Sequence[int], room: int, is_begun: bool) -> int:
 
 
 async def _items_by_element(
-    store: ContentStore, ids: Sequence[bytes], hints_max: int
+    store: ContentStore, elements: Sequence[Element], hints_max: int
 ) -> dict[bytes, Item]:
-    entries = {entry.digest: entry for entry in await store.by_digest(ids)}
-    claims = await store.claims_by_element([each for each in ids if each not in entries])
-    found = {
-        claim_id(digest, hint): Item(claim=Item.Claim(digest=digest, hint=hint))
-        for digest, hint in claims
-    }
+    orders = {each.element_id: each.order for each in elements}
+    entries = {entry.digest: entry for entry in await store.by_digest(list(orders))}
+    claims = await store.claims_by_element([each for each in orders if each not in entries])
+    found: dict[bytes, Item] = {}
+    for digest, hint in claims:
+        element_id = claim_id(digest, hint)
+        claim = Item.Claim(digest=digest, hint=hint)
+        found[element_id] = Item(claim=claim, order=orders[element_id])
     known_hints = await store.hints_of(list(entries))
     for digest, entry in entries.items():
         published = [c.hint for c in known_hints.get(digest, ()) if c.source < ClaimSource.HISTORY]
-        found[digest] = Item(entry=Item.Entry(frame=entry.frame, hints=published[:hints_max]))
+        content = Item.Entry(frame=entry.frame, hints=published[:hints_max])
+        found[digest] = Item(entry=content, order=orders[digest], id=digest)
+    for order, element_id in elements:
+        if element_id not in found:
+            absent = Item.Absent(reason=LOST)
+            found[element_id] = Item(absent=absent, order=order, id=element_id)
     return found
+
+
+def pushed(items: Iterable[Item]) -> list[Item]:
+    """The same items without the names of their elements, which only an answer needs."""
+    return [
+        Item(entry=item.entry) if item.HasField("entry") else Item(claim=item.claim)
+        for item in items
+    ]
 
 
 async def take_items(local: LocalSide, items: Sequence[Item]) -> list[PushOutcome]:
     """Pass what a peer pushed through the one door; one outcome per item, in order.
 
-    A claim whose entry is not here, and whatever the node has no room for now, is NOT_EXAMINED.
+    A claim whose entry is not here is NO_ENTRY, what the node has no room for now NOT_EXAMINED.
     Raises Problem where this node is at fault (disk full, database gone).
     """
     outcomes = await publish_items(local, items)
@@ -120,13 +174,34 @@ async def take_items(local: LocalSide, items: Sequence[Item]) -> list[PushOutcom
 
 
 async def publish_items(local: LocalSide, items: Sequence[Item]) -> list[Outcome | Problem | None]:
-    """Entries first, then the claims on them; None for a claim whose entry is not here."""
+    """Entries first, then the claims on them; None for a claim whose entry is not here.
+
+    A claim beyond the number that an entry may have is refused as too many hints.
+    """
     outcomes: list[Outcome | Problem | None] = [None] * len(items)
     for kind in ("entry", "claim"):
         positions = [at for at, item in enumerate(items) if item.HasField(kind)]
         for start in range(0, len(positions), _DOOR_ITEMS):
             await _publish_slice(local, items, positions[start : start + _DOOR_ITEMS], outcomes)
+    await _refuse_dropped_claims(local.store, items, outcomes)
     return outcomes
+
+
+async def _refuse_dropped_claims(
+    store: ContentStore, items: Sequence[Item], outcomes: list[Outcome | Problem | None]
+) -> None:
+    """The door answers for the entry of a claim; whether the claim was kept shows in the store."""
+    taken = {
+        at: claim_id(item.claim.digest, item.claim.hint)
+        for at, item in enumerate(items)
+        if item.HasField("claim") and isinstance(outcomes[at], Outcome)
+    }
+    if not taken:
+        return
+    kept = {claim_id(*each) for each in await store.claims_by_element(list(taken.values()))}
+    for at, element_id in taken.items():
+        if element_id not in kept:
+            outcomes[at] = Problem(Code.TOO_MANY_HINTS, "the entry has as many claims as it may")
 
 
 async def _publish_slice(
@@ -173,7 +248,7 @@ def is_refusal(outcome: Outcome | Problem) -> bool:
 
 def _push_outcome(item: Item, outcome: Outcome | Problem | None) -> PushOutcome:
     if outcome is None:
-        return NOT_EXAMINED
+        return NO_ENTRY if item.HasField("claim") else PUSH_REFUSED
     if is_refusal(outcome):
         return PUSH_REFUSED
     if isinstance(outcome, Problem):

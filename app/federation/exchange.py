@@ -28,6 +28,8 @@ class Exchange:
         self._transport = transport
         self._traffic = traffic
         self._send_interest = False
+        self.policy: int | None = None
+        """The peer's policy, as its last answer told."""
 
     async def call(self, message: ReconRequest) -> ReconResponse:
         """Send a request; the answer, whatever its status. Raises Problem."""
@@ -42,6 +44,8 @@ class Exchange:
             self._traffic.bytes_up = self._transport.bytes_up
             self._traffic.bytes_down = self._transport.bytes_down
         self._traffic.rounds = max(self._traffic.rounds, round_number)
+        if response.status == recon_pb2.OK and not message.idle_root:
+            self.policy = response.policy
         return response
 
     async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:

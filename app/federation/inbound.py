@@ -1,4 +1,8 @@
-"""What a peer serves, checked before it enters: only what was asked for, by recomputing."""
+"""What a peer serves, checked before it enters: only what was asked for, by recomputing.
+
+Each item names its element. A frame whose own digest is another one is a fault of the peer; a frame
+that this node cannot decode has no digest, so the name stands for it and it is set aside.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import Code, Problem
+from app.federation.aside import LOST, RETIRED, AsideElement, LackedBy
 from app.federation.local import ContentStore
 from recon.limits import ID_BYTES
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import claim_id, entry_digest, order_value
 from sdstore.sds.model import Kind
+from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item
 
 _DECODED_AT_ONCE = 512  # about 5 ms of the event loop
+_NOT_CONTENT = "not_content"  # a message of another kind, though it has the digest it was asked by
 
 
 class Element(NamedTuple):
@@ -28,24 +35,26 @@ class Element(NamedTuple):
     element_id: bytes
 
 
+class Row(NamedTuple):
+    """An item that can be published, and the element it was checked to be."""
+
+    item: Item
+    element: Element
+
+
 @dataclass(slots=True)
 class Arrived:
-    """The items of one answer, as they came. `elements[i]` belongs to `items[i]`.
+    """The items of one answer, as they came. `named` are all elements that the items name.
 
-    `folded` are claims that came inside entries, `orphans` claims whose entry is not here yet,
-    `retired_count` elements whose content the peer no longer has.
+    `rows` can be published, `orphans` are claims whose entry is not here yet, `aside` what cannot be
+    had from this peer; `folded` are claims that came inside entries.
     """
 
-    items: list[Item] = field(default_factory=list)
-    elements: list[Element] = field(default_factory=list)
+    named: list[Element] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    orphans: list[Row] = field(default_factory=list)
     folded: list[Element] = field(default_factory=list)
-    orphans: list[Item] = field(default_factory=list)
-    retired_count: int = 0
-
-    @property
-    def content_bytes(self) -> int:
-        """Bytes of the items."""
-        return sum(item.ByteSize() for item in self.items)
+    aside: list[AsideElement] = field(default_factory=list)
 
 
 def columns(elements: Iterable[Element]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -55,57 +64,88 @@ def columns(elements: Iterable[Element]) -> tuple[NDArray[np.uint64], NDArray[np
     return np.array([row.order for row in rows], dtype=np.uint64), ids.reshape(-1, ID_BYTES)
 
 
+def claims_of(item: Item, entry: Element) -> list[Element]:
+    """The claims that travel inside an entry."""
+    hints = item.entry.hints
+    return [Element(entry.order, claim_id(entry.element_id, hint)) for hint in hints]
+
+
 async def read_items(store: ContentStore, items: Sequence[Item]) -> Arrived:
-    """Recompute the element of every item. Raises Problem(PEER_MISBEHAVED) for one that has none."""
-    entries: dict[int, Element] = {}
+    """Check every item against the element it names. Raises Problem(PEER_MISBEHAVED)."""
     arrived = Arrived()
+    orders: dict[bytes, int] = {}
     for start in range(0, len(items), _DECODED_AT_ONCE):
-        for at, item in enumerate(items[start : start + _DECODED_AT_ONCE], start):
+        for item in items[start : start + _DECODED_AT_ONCE]:
+            element = named_element(item)
+            arrived.named.append(element)
             if item.HasField("entry"):
-                order, digest = entries[at] = _element_of(item.entry.frame)
-                claims = (claim_id(digest, hint) for hint in item.entry.hints)
-                arrived.folded += [Element(order, each) for each in claims]
+                _read_entry(arrived, item, element)
+                orders[element.element_id] = element.order
+            elif item.HasField("absent"):
+                is_retired = item.absent.reason == recon_pb2.RETIRED
+                code = RETIRED if is_retired else LOST
+                arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
         await asyncio.sleep(0)
-    orders = await _orders_of_claimed(store, items, entries.values())
-    for at, item in enumerate(items):
-        element = entries.get(at) or _claim_of(item, orders)
-        if element is not None:
-            arrived.items.append(item)
-            arrived.elements.append(element)
-        elif item.HasField("claim"):
-            arrived.orphans.append(item)
-        else:
-            arrived.retired_count += item.HasField("retired")
+    claims = [
+        Row(item, element)
+        for item, element in zip(items, arrived.named, strict=True)
+        if item.HasField("claim")
+    ]
+    await sort_claims(store, arrived, claims, orders)
     return arrived
 
 
-def _element_of(frame: bytes) -> Element:
+def named_element(item: Item) -> Element:
+    """The element that a served item names; that of a claim follows from its digest and hint."""
+    element_id = item.id
+    if item.HasField("claim"):
+        if len(item.claim.digest) != ID_BYTES:
+            raise Problem(Code.PEER_MISBEHAVED, f"a digest has {ID_BYTES} bytes")
+        element_id = claim_id(item.claim.digest, item.claim.hint)
+    if len(element_id) != ID_BYTES or item.WhichOneof("item") is None:
+        raise Problem(Code.PEER_MISBEHAVED, "a served item names no element")
+    return Element(item.order, element_id)
+
+
+def _read_entry(arrived: Arrived, item: Item, element: Element) -> None:
+    """A frame that decodes has to be the entry that the item names."""
+    code = ""
     try:
-        message, _ = decode(frame)
+        message, _ = decode(item.entry.frame)
     except MessageError as error:
-        raise Problem(Code.PEER_MISBEHAVED, f"a served frame is damaged: {error}") from None
-    if message.kind is not Kind.CONTENT or message.lamport_timestamp is None:
-        raise Problem(Code.PEER_MISBEHAVED, f"a served frame is a {message.kind} message")
-    return Element(order_value(message.lamport_timestamp), entry_digest(message))
+        code = error.code
+    else:
+        order = order_value(message.lamport_timestamp or 0)
+        if (order, entry_digest(message)) != element:
+            detail = f"the frame served as {element.element_id.hex()} is another entry"
+            raise Problem(Code.PEER_MISBEHAVED, detail)
+        if message.kind is not Kind.CONTENT or message.lamport_timestamp is None:
+            code = _NOT_CONTENT
+    folded = claims_of(item, element)
+    arrived.folded += folded
+    if code:
+        arrived.aside += refused_entry(element, folded, code)
+    else:
+        arrived.rows.append(Row(item, element))
 
 
-async def _orders_of_claimed(
-    store: ContentStore, items: Sequence[Item], entries: Iterable[Element]
-) -> dict[bytes, int]:
-    """By digest, of the entries that came along and of those that are here."""
-    orders = {digest: order for order, digest in entries}
-    claimed = {item.claim.digest for item in items if item.HasField("claim")}
-    if any(len(digest) != ID_BYTES for digest in claimed):
-        raise Problem(Code.PEER_MISBEHAVED, f"a digest has {ID_BYTES} bytes")
-    unknown = list(claimed - orders.keys())
+def refused_entry(entry: Element, claims: Iterable[Element], code: str) -> list[AsideElement]:
+    """An entry that this node does not take covers the claims on it."""
+    covered = (AsideElement(LackedBy.HERE, *claim, code, entry.element_id) for claim in claims)
+    return [AsideElement(LackedBy.HERE, *entry, code), *covered]
+
+
+async def sort_claims(
+    store: ContentStore, arrived: Arrived, claims: Sequence[Row], orders: Mapping[bytes, int]
+) -> None:
+    """Claims on entries that came along (`orders`, by digest) or are here, and the others."""
+    unknown = list({row.item.claim.digest for row in claims} - orders.keys())
+    known = dict(orders)
     for start in range(0, len(unknown), _DECODED_AT_ONCE):
         for entry in await store.by_digest(unknown[start : start + _DECODED_AT_ONCE]):
-            orders[entry.digest] = order_value(entry.lamport_timestamp)
-    return orders
-
-
-def _claim_of(item: Item, orders: Mapping[bytes, int]) -> Element | None:
-    """The element of a claim whose entry is known."""
-    digest, hint = item.claim.digest, item.claim.hint
-    is_known = item.HasField("claim") and digest in orders
-    return Element(orders[digest], claim_id(digest, hint)) if is_known else None
+            known[entry.digest] = order_value(entry.lamport_timestamp)
+    for row in claims:
+        order = known.get(row.item.claim.digest)
+        if order is not None and order != row.element.order:
+            raise Problem(Code.PEER_MISBEHAVED, "a claim is served under another order")
+        (arrived.orphans if order is None else arrived.rows).append(row)

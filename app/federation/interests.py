@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from blake3 import blake3
+
+from app.limits import Limits
 from app.settings import Settings
 from recon.interest import Interest, decode_interest
 from recon.session import interest_hash
+from sdstore.sds.codec import DECODER_VERSION
 from sdstore.wire.recon_pb2 import Session
 
 _Key = tuple[bytes, frozenset[str] | None]
@@ -28,6 +32,25 @@ def interest_of(settings: Settings) -> Interest:
 def readable_part(interest: Interest, channels: frozenset[str] | None) -> Interest:
     """The part of an interest that a caller may read; `channels` None: every channel."""
     return interest if channels is None else interest.intersect(Interest.make(channels=channels))
+
+
+def policy_of(limits: Limits, interest: Interest) -> int:
+    """Changes when this node may take what it refused before: another decoder, bound or interest.
+
+    A 32-bit number that means nothing else.
+    """
+    bounds = (
+        limits.frame_bytes_max,
+        limits.message_id_bytes_max,
+        limits.channel_id_bytes_max,
+        limits.sender_id_bytes_max,
+        limits.history_entries_max,
+        limits.bloom_filter_bytes_max,
+        limits.hint_bytes_max,
+        limits.hint_claims_per_entry_max,
+    )
+    text = ",".join(map(str, (DECODER_VERSION, *bounds))).encode()
+    return int.from_bytes(blake3(text + interest.encode()).digest(length=4), "little")
 
 
 class KnownInterests:

@@ -8,12 +8,29 @@ from typing import TYPE_CHECKING, Protocol
 from app.entries import Claim, Entry, Outcome
 from app.errors import Problem
 from app.limits import Limits
+from recon.columns import U8, U64, Mask
 from recon.interest import Interest
 from recon.session import SessionKey
 from recon.view import View
 
 if TYPE_CHECKING:
     from app.ingest.door import Publication
+
+
+class LostElement(Protocol):
+    """An entry that is here, whose content is lost."""
+
+    @property
+    def order(self) -> int:
+        """Its order value."""
+
+    @property
+    def digest(self) -> bytes:
+        """Its ID."""
+
+    @property
+    def seq(self) -> int:
+        """Its place in the sequence of lost elements."""
 
 
 class ContentStore(Protocol):
@@ -27,6 +44,12 @@ class ContentStore(Protocol):
 
     async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """(digest, hint) of those claim elements the store has, in any order."""
+
+    async def lost_count(self) -> int:
+        """How many entries have lost content."""
+
+    async def lost_elements(self, limit: int, after: int = 0) -> Sequence[LostElement]:
+        """Entries with lost content, in the order of their sequence numbers above `after`."""
 
 
 class ContentDoor(Protocol):
@@ -49,8 +72,20 @@ class ElementIndex(Protocol):
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key."""
 
-    def root_of_ids(self, interest: Interest) -> bytes | None:
-        """The unkeyed root of an interest's elements, where there is one."""
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """Which elements are here, whatever their channel: bool[n]."""
+
+    def root_of_ids(
+        self,
+        interest: Interest,
+        policy: int = 0,
+        added: U8 | None = None,
+        removed: U8 | None = None,
+    ) -> bytes | None:
+        """The unkeyed root of an interest's elements, where there is one.
+
+        `added` and `removed`, u8[n, 32]: elements that one session sets aside.
+        """
 
 
 class LocalSide(Protocol):
@@ -67,6 +102,10 @@ class LocalSide(Protocol):
     @property
     def index(self) -> ElementIndex:
         """Where elements are compared."""
+
+    @property
+    def nonce_secret(self) -> bytes:
+        """By this a node recognises the nonces of its own sessions."""
 
     @property
     def limits(self) -> Limits:

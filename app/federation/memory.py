@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from app.federation.aside import RETRY_FACTOR, RETRY_S_MAX, RETRY_S_MIN, SetAside
 from recon.interest import Interest
 
-REFUSALS_MAX = 65_536  # elements a side; beyond it the oldest are tried once more
-
-
-class Refusals:
-    """Elements that a local policy turned away, with their order values; the oldest go first."""
-
-    def __init__(self) -> None:
-        self._orders: OrderedDict[bytes, int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._orders)
-
-    def __contains__(self, element_id: bytes) -> bool:
-        return element_id in self._orders
-
-    def add(self, element_id: bytes, order: int = 0) -> None:
-        """Remember an element; its order value matters only where it would be fetched."""
-        self._orders[element_id] = order
-        if len(self._orders) > REFUSALS_MAX:
-            self._orders.popitem(last=False)
-
-    def order_of(self, element_id: bytes) -> int | None:
-        """The order value of an element that was refused."""
-        return self._orders.get(element_id)
-
-    def items(self) -> list[tuple[bytes, int]]:
-        """(element ID, order value) of all."""
-        return list(self._orders.items())
+INTERESTS_MAX = 4  # whose set-aside elements are remembered; the rest is found once more
+LOST_ASKED_MAX = 4_096  # lost entries that this peer could not give; the oldest are asked for again
 
 
 class Proof(NamedTuple):
@@ -47,20 +23,63 @@ class Proof(NamedTuple):
     at_s: float
 
 
+class _Asked(NamedTuple):
+    times: int
+    again_at_s: float
+
+
+class LostAsked:
+    """Which of our lost entries this peer was asked for in vain, and when to ask again."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
+
+    def is_due(self, digest: bytes) -> bool:
+        """Whether to ask now."""
+        asked = self._asked.get(digest)
+        return asked is None or asked.again_at_s <= time.monotonic()
+
+    def add(self, digest: bytes) -> None:
+        """It was not given."""
+        times = self._asked.pop(digest, _Asked(0, 0.0)).times
+        wait_s = min(RETRY_S_MIN * RETRY_FACTOR**times, RETRY_S_MAX)
+        self._asked[digest] = _Asked(times + 1, time.monotonic() + wait_s)
+        if len(self._asked) > LOST_ASKED_MAX:
+            self._asked.popitem(last=False)
+
+
 @dataclass(slots=True)
 class PeerMemory:
     """Kept per peer, so that one peer's bad frame of a message never costs another's good one.
 
     `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
-    `index_length` is the length of our index when the last session began, `proof` the last
-    comparison under a session's key that found everything equal. `refused_here` is what we turned
-    away, `refused_there` what the peer did: neither is moved again.
+    `index_length` is the length of our index when the last session began, `proof` the last total
+    of the peer's that was ours; `policy` is the peer's, as it last told.
     """
 
     responder_nonce: bytes = b""
     interest: bytes = b""
     interest_read_at_s: float = float("-inf")
+    policy: int | None = None
     index_length: int = 0
     proof: Proof | None = None
-    refused_here: Refusals = field(default_factory=Refusals)
-    refused_there: Refusals = field(default_factory=Refusals)
+    lost_asked: LostAsked = field(default_factory=LostAsked)
+    _aside: OrderedDict[Interest, SetAside] = field(default_factory=OrderedDict)
+
+    def set_aside(self, interest: Interest) -> SetAside:
+        """The elements set aside over one mutual interest."""
+        found = self._aside.setdefault(interest, SetAside())
+        self._aside.move_to_end(interest)
+        if len(self._aside) > INTERESTS_MAX:
+            self._aside.popitem(last=False)
+        return found
+
+    def learn_policy(self, policy: int) -> bool:
+        """Whether the peer's policy has changed; what it refused is then offered again."""
+        known, self.policy = self.policy, policy
+        if known in (None, policy):
+            return False
+        for each in self._aside.values():
+            each.forget_refused_there()
+        self.interest_read_at_s = float("-inf")
+        return True

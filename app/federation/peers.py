@@ -362,16 +362,19 @@ class Peers:
 
     async def _keep_equal(self, peer: Peer) -> None:
         while True:
-            peer.failures = 0 if await self._sync_once(peer) else peer.failures + 1
+            is_good = await self._sync_once(peer)
+            if is_good is not None:
+                peer.failures = 0 if is_good else peer.failures + 1
             pause_s = self._pause_s(peer.failures)
             peer.next_sync_at_ms = int((time.time() + pause_s) * 1_000)
             await asyncio.sleep(pause_s)
 
-    async def _sync_once(self, peer: Peer) -> bool:
+    async def _sync_once(self, peer: Peer) -> bool | None:
+        """Whether the sync was good; None where it did not happen."""
         try:
             report = await self._start(peer, (), False).finished()
         except Problem:  # another sync with this peer runs, or too many do: the next turn comes
-            return True
+            return None
         return report.in_sync
 
     def _pause_s(self, failures: int) -> float:

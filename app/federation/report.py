@@ -53,7 +53,10 @@ class Progress(Traffic):
 class SyncReport(Traffic):
     """The end of a sync. `missing_here` and `missing_there` count the elements found to differ.
 
-    `proved`: a comparison of everything under the session's key found both sides equal.
+    `proved`: the peer stated a total over all its elements that is ours, under the session's key.
+    `set_aside` names the first of the elements that one side cannot get or does not take;
+    `set_aside_count` counts them. `mended` entries had lost their content here and have it again;
+    `lost_here` have not.
     """
 
     outcome: SyncOutcome
@@ -63,6 +66,10 @@ class SyncReport(Traffic):
     missing_here: int = 0
     missing_there: int = 0
     proved: bool = False
+    set_aside_count: int = 0
+    set_aside: list[dict[str, str]] = field(default_factory=list)
+    mended: int = 0
+    lost_here: int = 0
     seconds: float = 0.0
 
     @property

@@ -13,13 +13,16 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import NoReturn
 
 from app.errors import Code, Problem
+from app.federation.aside import SetAside
 from app.federation.equality import compare_everything, is_still_proved, proof_of
 from app.federation.exchange import Exchange, NonceExpiredError, busy, unsupported
+from app.federation.inbound import Element
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory, Proof
-from app.federation.moves import MOVE_ELEMENTS_MAX, Moves
+from app.federation.moves import MOVE_ELEMENTS_MAX, Ledger, Moves
 from app.federation.report import (
     Progress,
     SegmentState,
@@ -30,15 +33,19 @@ from app.federation.report import (
 )
 from app.federation.transport import PeerTransport
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Event, Expired, Fault, Have, InSync, Need, Unsupported
+from recon.events import Busy, Event, Expired, Fault, Have, Need, NotThere, Stated, Unsupported
 from recon.initiator import Initiator, OutgoingRequest
 from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
-from recon.session import SessionHeader
+from recon.session import SessionHeader, initiator_nonce
 
 ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
 MOVES_IN_FLIGHT_MAX = 3  # one on its way, one at the peer, one at our own door
 RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
+PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
+PASS_PAUSE_S = 0.2  # before the third: what was stored is seen by every worker of the peer
+LOST_FETCHED_MAX = 256  # entries with lost content that a pass asks for: about one batch
+LOST_PAGES_MAX = 8  # of lost entries read to find those; the others wait for their time
 PROGRESS_INTERVAL_S = 0.1
 
 _PARTIAL = {Code.OVERLOADED, Code.SYNC_BUSY, Code.RECON_BUDGET_SPENT}
@@ -79,6 +86,10 @@ async def sync_with_peer(
         missing_here=session.missing_here,
         missing_there=session.missing_there,
         proved=session.proof is not None,
+        set_aside_count=len(session.aside),
+        set_aside=session.aside.reported(),
+        mended=session.mended_count,
+        lost_here=session.lost_count,
         seconds=round(time.monotonic() - started, 3),
         **{each.name: getattr(session.progress, each.name) for each in fields(Traffic)},
     )
@@ -133,10 +144,15 @@ class _Session:
         self.progress = progress
         self.missing_here = 0
         self.missing_there = 0
-        self.in_sync_count = 0
+        self.found_count = 0
         self.elements_count = 0
         self.unserved_count = 0
+        self.mended_count = 0
+        self.lost_count = 0
         self.proof: Proof | None = None
+        self.aside = SetAside()
+        self.stated: Stated | None = None
+        self.ledger = Ledger()
         self._local = local
         self._transport = transport
         self._interest = interest
@@ -149,11 +165,12 @@ class _Session:
     async def run(self) -> None:
         """Hand-shake and reconcile, again where the peer's nonce expires under way."""
         mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
+        self.aside = self._memory.set_aside(mutual)
         if mutual.is_empty or (self.sends and await self._is_idle(mutual)):
             return
         for _ in range(RESTARTS_MAX):
             try:
-                await self._reconcile(await self._header(mutual.encode()), mutual)
+                await self._attempt(await self._header(mutual.encode()), mutual)
             except NonceExpiredError as expired:
                 self._memory.responder_nonce = expired.responder_nonce
             else:
@@ -163,6 +180,8 @@ class _Session:
     async def _is_idle(self, mutual: Interest) -> bool:
         if self._memory.proof is not None:
             self.elements_count = self._memory.proof.elements_count
+        if await self._lost_due():
+            return False
         return await is_still_proved(self._local, self._exchange, self._memory, mutual)
 
     async def _peer_interest(self) -> bytes:
@@ -174,17 +193,58 @@ class _Session:
         return self._memory.interest
 
     async def _header(self, interest: bytes) -> SessionHeader:
-        ours = os.urandom(NONCE_BYTES)
+        ours = initiator_nonce(self._local.nonce_secret, os.urandom(NONCE_BYTES // 2))
         if len(self._memory.responder_nonce) != NONCE_BYTES:
             self._memory.responder_nonce = await self._exchange.first_contact(ours, interest)
         if len(self._memory.responder_nonce) != NONCE_BYTES:
             raise Problem(Code.PEER_MISBEHAVED, f"a nonce has {NONCE_BYTES} bytes")
         return SessionHeader(ours, self._memory.responder_nonce, interest)
 
-    async def _reconcile(self, header: SessionHeader, mutual: Interest) -> None:
+    async def _attempt(self, header: SessionHeader, mutual: Interest) -> None:
+        """Passes under one key until the peer's total is ours.
+
+        An honest pair needs one, and another where a side grew, or where claims were dropped.
+        """
+        self.missing_here = self.missing_there = 0
+        self.ledger = Ledger()
+        self.aside.try_again()
+        length = len(self._local.index.elements)
+        for number in range(PASSES_MAX):
+            if number > 1:
+                await asyncio.sleep(PASS_PAUSE_S)
+            compared = await self._pass(header, mutual)
+            if self._memory.learn_policy(self._exchange.policy or 0):
+                self.ledger.policy_changed = True
+                continue  # what the peer refused before is offered again
+            if self.stated is not None and self.stated.agrees:
+                self.proof = compared
+            elif self._is_comparable:
+                self.proof = await compare_everything(
+                    self._local, self._exchange, header, mutual, self.aside
+                )
+            if self.proof is not None or not self._is_comparable:
+                break
+        self._memory.index_length = length
+        self._memory.proof = self.proof
+        if self.proof is None and self._is_comparable and not self.found_count:
+            detail = "the peer says that all ranges are equal, and that it holds something else"
+            raise Problem(Code.PEER_MISBEHAVED, detail)
+
+    @property
+    def _is_comparable(self) -> bool:
+        """Whether both totals have to be equal now: everything found was moved, both ways."""
+        if self.sends or not self.fetches:
+            is_moved = self.sends or not (self.missing_here or self.missing_there)
+            return is_moved and not self.unserved_count
+        return False
+
+    async def _pass(self, header: SessionHeader, mutual: Interest) -> Proof:
+        """Compare, and move what differs. The proof to record if the first answer was equality."""
         await self._local.index.catch_up()
-        view = self._local.index.view(header.key(), mutual)
-        compared, self.in_sync_count = proof_of(self._local, mutual, view), 0
+        self.aside.forget_held(self._local.index)
+        view = self.aside.view(self._local.index.view(header.key(), mutual))
+        compared = proof_of(self._local, mutual, view, self.aside, self._memory.policy)
+        self.stated, self.found_count = None, 0
         length = len(self._local.index.elements)
         initiator = Initiator(
             view,
@@ -199,17 +259,49 @@ class _Session:
         )
         self._initiator = initiator
         moves = Moves(
-            self._local, view, header, self._exchange, self._memory, self.progress, initiator
+            self._local,
+            view,
+            header,
+            self._exchange,
+            self.aside,
+            self.ledger,
+            self.progress,
+            initiator,
         )
         await _Streams(self, initiator, moves, self._exchange).run()
-        await moves.settle_orphans()
-        self._memory.index_length = length
+        await moves.finish()
+        if self.fetches:
+            await self._fetch_lost(moves)
         self.unserved_count = moves.unserved_count
-        if self.in_sync_count == compared.elements_count and not self.missing_here:
-            self.proof = compared
-        elif self.sends and not (self.progress.entries_refused or self.progress.claims_refused):
-            self.proof = await compare_everything(self._local, self._exchange, header, mutual)
-        self._memory.proof = self.proof
+        if self._exchange.policy != self._memory.policy:
+            compared = proof_of(self._local, mutual, view, self.aside, self._exchange.policy)
+        return compared
+
+    async def _lost_due(self) -> list[Element]:
+        """Entries whose content is lost here, and which this peer is to be asked for now."""
+        store, asked = self._local.store, self._memory.lost_asked
+        self.lost_count = await store.lost_count()
+        found: list[Element] = []
+        after = 0
+        for _ in range(LOST_PAGES_MAX if self.lost_count else 0):
+            page = await store.lost_elements(LOST_FETCHED_MAX, after)
+            found += [Element(e.order, e.digest) for e in page if asked.is_due(e.digest)]
+            if not page or len(found) >= LOST_FETCHED_MAX:
+                break
+            after = page[-1].seq
+        return found[:LOST_FETCHED_MAX]
+
+    async def _fetch_lost(self, moves: Moves) -> None:
+        """The sets may be equal although content is lost here: the peer is asked for it by name."""
+        lost = await self._lost_due()
+        if not lost:
+            return
+        came = await moves.fetch_lost(lost)
+        for each in lost:
+            if each.element_id not in came:
+                self._memory.lost_asked.add(each.element_id)
+        self.mended_count += len(came)
+        self.lost_count = await self._local.store.lost_count()
 
     def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
         """Bring `progress` up to date, at most ten times a second until the last time."""
@@ -252,11 +344,19 @@ class _Streams:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._asks -= done
                 self._carries -= done
-                for task in done:
-                    task.result()
+                await self._end_of(done)
                 self._session.show_progress()
         finally:
             await _cancel(self._asks | self._carries)
+
+    async def _end_of(self, done: set[asyncio.Task[None]]) -> None:
+        try:
+            for task in done:
+                task.result()
+        except NonceExpiredError:
+            # What is on its way was refused too: each batch sends its push again, then ends.
+            await asyncio.gather(*self._carries, return_exceptions=True)
+            raise
 
     def _launched(self) -> set[asyncio.Task[None]]:
         while request := self._initiator.next_request(self._elapsed_s()):
@@ -278,33 +378,42 @@ class _Streams:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Have):
-            self._session.missing_there += len(event.ids)
-            if self._session.sends:
-                self._moves.add_have(event)
-        elif isinstance(event, Need):
-            self._session.missing_here += event.count
-            if self._session.fetches:
-                self._moves.add_need(event)
-        elif isinstance(event, InSync):
-            self._session.in_sync_count += event.count
-        elif isinstance(event, Fault):
-            raise event.error
-        elif isinstance(event, Expired):
-            raise NonceExpiredError(event.responder_nonce)
-        elif isinstance(event, Busy):
-            raise _problem_of_busy(event)
-        elif isinstance(event, Unsupported):
-            raise unsupported(event.version)
+        session = self._session
+        match event:
+            case Have():
+                session.found_count += 1
+                session.missing_there += session.ledger.offer(event.ids)
+                if session.sends:
+                    self._moves.add_have(event)
+            case Need():
+                session.found_count += 1
+                session.missing_here += event.count
+                if session.fetches:
+                    self._moves.add_need(event)
+            case NotThere():
+                session.found_count += 1
+                session.aside.forget([row.tobytes() for row in event.ids])
+            case Stated():
+                session.stated = event
+            case Fault() | Expired() | Busy() | Unsupported():
+                _raise(event)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
 
-def _problem_of_busy(event: Busy) -> Problem:
-    if event.refused:
-        return Problem(Code.FORBIDDEN, "the peer refuses to reconcile this interest with us")
-    return busy(event.retry_after_s)
+def _raise(event: Fault | Expired | Busy | Unsupported) -> NoReturn:
+    match event:
+        case Fault():
+            raise event.error
+        case Expired():
+            raise NonceExpiredError(event.responder_nonce)
+        case Busy(refused=True):
+            raise Problem(Code.FORBIDDEN, "the peer refuses to reconcile this interest with us")
+        case Busy():
+            raise busy(event.retry_after_s)
+        case Unsupported():
+            raise unsupported(event.version)
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

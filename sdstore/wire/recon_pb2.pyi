@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Absence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ABSENCE_UNKNOWN: _ClassVar[Absence]
+    LOST: _ClassVar[Absence]
+    RETIRED: _ClassVar[Absence]
+
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OK: _ClassVar[Status]
@@ -22,6 +28,10 @@ class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DUPLICATE: _ClassVar[PushOutcome]
     PUSH_REFUSED: _ClassVar[PushOutcome]
     NOT_EXAMINED: _ClassVar[PushOutcome]
+    NO_ENTRY: _ClassVar[PushOutcome]
+ABSENCE_UNKNOWN: Absence
+LOST: Absence
+RETIRED: Absence
 OK: Status
 UNSUPPORTED_VERSION: Status
 NONCE_EXPIRED: Status
@@ -32,6 +42,7 @@ STORED: PushOutcome
 DUPLICATE: PushOutcome
 PUSH_REFUSED: PushOutcome
 NOT_EXAMINED: PushOutcome
+NO_ENTRY: PushOutcome
 
 class Interest(_message.Message):
     __slots__ = ("all", "channels", "prefixes", "lamport_from", "lamport_to")
@@ -92,7 +103,7 @@ class Fetch(_message.Message):
     def __init__(self, runs: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., short_ids: _Optional[bytes] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("entry", "claim", "retired")
+    __slots__ = ("entry", "claim", "absent", "order", "id")
     class Entry(_message.Message):
         __slots__ = ("frame", "hints")
         FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -107,21 +118,25 @@ class Item(_message.Message):
         digest: bytes
         hint: bytes
         def __init__(self, digest: _Optional[bytes] = ..., hint: _Optional[bytes] = ...) -> None: ...
-    class Retired(_message.Message):
-        __slots__ = ("digest",)
-        DIGEST_FIELD_NUMBER: _ClassVar[int]
-        digest: bytes
-        def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+    class Absent(_message.Message):
+        __slots__ = ("reason",)
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        reason: Absence
+        def __init__(self, reason: _Optional[_Union[Absence, str]] = ...) -> None: ...
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
-    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     entry: Item.Entry
     claim: Item.Claim
-    retired: Item.Retired
-    def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., retired: _Optional[_Union[Item.Retired, _Mapping]] = ...) -> None: ...
+    absent: Item.Absent
+    order: int
+    id: bytes
+    def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., absent: _Optional[_Union[Item.Absent, _Mapping]] = ..., order: _Optional[int] = ..., id: _Optional[bytes] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +145,7 @@ class ReconRequest(_message.Message):
     RESPONSE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     IDLE_ROOT_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     session: Session
     ranges: Ranges
@@ -138,7 +154,8 @@ class ReconRequest(_message.Message):
     response_bytes_max: int
     idle_root: bytes
     padding: bytes
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
+    total: bool
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
@@ -158,8 +175,16 @@ class Answers(_message.Message):
     short_ids: bytes
     def __init__(self, answered: _Optional[int] = ..., kinds: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., part_counts: _Optional[bytes] = ..., bounds: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., short_ids: _Optional[bytes] = ...) -> None: ...
 
+class Total(_message.Message):
+    __slots__ = ("count", "sum")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    sum: bytes
+    def __init__(self, count: _Optional[int] = ..., sum: _Optional[bytes] = ...) -> None: ...
+
 class ReconResponse(_message.Message):
-    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min")
+    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min", "total", "policy")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESPONDER_NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +196,8 @@ class ReconResponse(_message.Message):
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     SAME_ROOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BYTES_MIN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     status: Status
     version: int
     responder_nonce: bytes
@@ -182,4 +209,6 @@ class ReconResponse(_message.Message):
     retry_after_s: int
     same_root: bool
     request_bytes_min: int
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ...) -> None: ...
+    total: Total
+    policy: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., policy: _Optional[int] = ...) -> None: ...

@@ -18,11 +18,11 @@ WORD = 2**64
 def session_key(initiator_nonce: bytes, responder_nonce: bytes, interest: bytes) -> bytes:
     """Section 2.2."""
     material = initiator_nonce + responder_nonce + blake3.blake3(interest).digest(length=16)
-    context = "sdstore recon v1 session key"
+    context = "sdstore recon v2 session key"
     return blake3.blake3(material, derive_key_context=context).digest(length=16)
 
 
-def idle_root(ids: Iterable[bytes]) -> bytes:
+def idle_root(ids: Iterable[bytes], policy: int) -> bytes:
     """Section 9."""
     count, sums = 0, [0] * 4
     for each in ids:
@@ -30,7 +30,8 @@ def idle_root(ids: Iterable[bytes]) -> bytes:
         for word in range(4):
             sums[word] += int.from_bytes(each[8 * word : 8 * word + 8], "little")
     material = b"".join((number % WORD).to_bytes(8, "little") for number in (count, *sums))
-    return blake3.blake3(material, derive_key_context="sdstore recon v1 idle root").digest()
+    material += policy.to_bytes(4, "little")
+    return blake3.blake3(material, derive_key_context="sdstore recon v2 idle root").digest()
 
 
 def position(element: Element) -> Bound:
@@ -67,6 +68,12 @@ class KeyedSet:
         """(hash, count) of a range."""
         lanes = [self.lanes(element) for element in self.inside(span)]
         return mixed(sum(low for low, _ in lanes), sum(high for _, high in lanes), len(lanes))
+
+    def total(self) -> tuple[int, bytes]:
+        """(count, sum) of all elements."""
+        lanes = [self.lanes(element) for element in self.elements]
+        sums = (sum(column) % WORD for column in zip(*lanes, strict=True)) if lanes else (0, 0)
+        return len(lanes), b"".join(each.to_bytes(8, "little") for each in sums)
 
 
 def _reaches(element: Element, bound: Bound) -> bool:

@@ -17,6 +17,7 @@ from recon.bounds import between, between_heads, pack_bounds, unpack_bounds
 from recon.codec import column, pack_ranges, unpack_ranges
 from recon.errors import RemoteProtocolError
 from recon.initiator import Initiator
+from recon.limits import PROTOCOL_VERSION
 from recon.ranges import END, START, Bound, Range, RangeColumns
 from recon.replies import SPLIT, implied_counts, part_sizes, unpack_reply
 from recon.resolving import read_fetch
@@ -180,7 +181,9 @@ def test_absurd_columns_are_refused_without_a_large_allocation(change: dict[str,
 
 def test_a_megabyte_of_runs_is_refused_before_it_is_read() -> None:
     runs = b"\x84" + b"\x01" * (1 << 20)
-    request = ReconRequest(version=1, ranges=Ranges(parts=2, runs=runs, bounds=b"\0"))
+    request = ReconRequest(
+        version=PROTOCOL_VERSION, ranges=Ranges(parts=2, runs=runs, bounds=b"\0")
+    )
     for refuse in (
         lambda: respond(VIEW, request),
         lambda: read_fetch(Fetch(runs=runs, bounds=b"\0")),

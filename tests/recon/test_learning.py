@@ -12,7 +12,7 @@ from recon.bounds import pack_bounds
 from recon.events import Expired, Fault, Need
 from recon.initiator import Initiator, Options
 from recon.learning import Asked, Learning
-from recon.limits import DEFAULT_LIMITS
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.ranges import RangeColumns
 from recon.replies import SPLIT
 from recon.varint import pack_counts, pack_pairs_of_bits, pack_varints
@@ -20,7 +20,7 @@ from recon.view import View
 from recon.worklist import Work
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, ReconResponse
-from tests.support.recon_talk import HEADER, view_of
+from tests.support.recon_talk import HEADER, NO_TOTAL, view_of
 
 SPLITS, PARTS = 1000, 64
 WIDTH = np.uint64(1 << 32)  # of a part
@@ -71,7 +71,9 @@ def test_an_answer_beyond_the_budget_is_not_read() -> None:
     flying = initiator.next_request()
     assert flying is not None
     garbage = Answers(answered=7)
-    (fault,) = initiator.receive(flying.request_id, ReconResponse(version=1, answers=garbage))
+    (fault,) = initiator.receive(
+        flying.request_id, ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=garbage)
+    )
     assert isinstance(fault, Fault)
     assert fault.error.code == "budget_bytes"
 
@@ -85,6 +87,6 @@ def test_what_was_in_flight_when_a_session_ended_tells_nothing() -> None:
     expired = ReconResponse(status=recon_pb2.NONCE_EXPIRED, responder_nonce=b"n" * 16)
     assert [type(e) for e in initiator.receive(first.request_id, expired)] == [Expired]
     empty_list = Answers(answered=1, kinds=b"\x02", counts=b"\0")
-    late = ReconResponse(version=1, answers=empty_list)
+    late = ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=empty_list)
     assert initiator.receive(second.request_id, late) == []
     assert initiator.next_request() is None

@@ -13,7 +13,7 @@ from recon.columns import I64
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.events import Busy, Done, Expired, Fault, Have
 from recon.initiator import Initiator
-from recon.limits import DEFAULT_LIMITS
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.ranges import RangeColumns
 from recon.replies import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply
 from recon.responder import respond
@@ -21,7 +21,7 @@ from recon.view import View
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, ReconRequest, ReconResponse
 from tests.recon.test_sync import crowd
-from tests.support.recon_talk import HEADER, Outcome, converse, set_of, view_of
+from tests.support.recon_talk import HEADER, NO_TOTAL, Outcome, converse, set_of, view_of
 
 LIMITS = replace(DEFAULT_LIMITS, bytes_base=1 << 18, requests_max=300)
 Liar = Callable[[View, ReconRequest, np.random.Generator], ReconResponse]
@@ -42,7 +42,7 @@ def reply(request: ReconRequest, kinds: list[int], counts: I64, names: np.ndarra
     message = Reply(np.array(kinds, np.uint8), counts, NO_PARTS, names)
     ranges = ranges_of(request).take(slice(len(kinds)))
     answers = pack_reply(message, ranges, implied=True)
-    return ReconResponse(version=1, answers=answers)
+    return ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=answers)
 
 
 def says_everything_is_equal(_: View, request: ReconRequest, __: object) -> ReconResponse:
@@ -93,7 +93,9 @@ def always_splits(view: View, request: ReconRequest, rng: np.random.Generator) -
     )
     counts = np.where(possible, 1 << 31, 0)
     message = Reply(kinds, counts, parts, np.empty((0, 6), np.uint8))
-    return ReconResponse(version=1, answers=pack_reply(message, ranges, implied=False))
+    return ReconResponse(
+        total=NO_TOTAL, version=PROTOCOL_VERSION, answers=pack_reply(message, ranges, implied=False)
+    )
 
 
 def splits_truly_with_false_hashes(
@@ -114,11 +116,15 @@ def splits_truly_with_false_hashes(
     parts = replace(parts, hashes=rng.integers(0, 256, parts.hashes.shape, dtype=np.uint8))
     counts = np.where(possible, view.counts(where), 0)
     message = Reply(kinds, counts, parts, np.empty((0, 6), np.uint8))
-    return ReconResponse(version=1, answers=pack_reply(message, asks.ranges, implied=False))
+    return ReconResponse(
+        total=NO_TOTAL,
+        version=PROTOCOL_VERSION,
+        answers=pack_reply(message, asks.ranges, implied=False),
+    )
 
 
 def answers_nothing(_: View, __: ReconRequest, ___: object) -> ReconResponse:
-    return ReconResponse(version=1)
+    return ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION)
 
 
 def answers_more_than_was_asked(view: View, request: ReconRequest, _: object) -> ReconResponse:
@@ -137,7 +143,7 @@ def sends_noise(_: View, __: ReconRequest, rng: np.random.Generator) -> ReconRes
     noise = [rng.integers(0, 256, 40, dtype=np.uint8).tobytes() for _ in range(6)]
     kinds, counts, part_counts, bounds, hashes, short_ids = noise
     return ReconResponse(
-        version=1,
+        version=PROTOCOL_VERSION,
         answers=Answers(
             answered=1,
             kinds=kinds,

@@ -1,4 +1,4 @@
-"""The closing comparison and the root of idle pairs."""
+"""The total that a peer states, and the root of idle pairs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.codec import unpack_asks
 from recon.errors import RemoteProtocolError
-from recon.proof import closing_request, idle_root, tells_equality
+from recon.events import Fault, Stated
+from recon.initiator import Initiator
+from recon.limits import COUNT_MAX, RANGES_MAX, SUM_BYTES
+from recon.proof import closing_request, idle_root, read_total
 from recon.responder import respond
-from sdstore.wire.recon_pb2 import ReconResponse
+from recon.store import Columns
+from sdstore.wire.recon_pb2 import Answers, ReconResponse, Total
 from tests.recon.test_sync import crowd
-from tests.support.recon_talk import view_of
+from tests.support.recon_talk import HEADER, Element, columns_of, honest, view_of
 
 ELEMENTS = crowd(1, 40, 2**40)
 SETS = st.sets(st.sampled_from(sorted(ELEMENTS)))
@@ -20,22 +25,80 @@ SETS = st.sets(st.sampled_from(sorted(ELEMENTS)))
 
 @settings(deadline=None, max_examples=100)
 @given(ours=SETS, theirs=SETS)
-def test_the_closing_comparison_tells_equal_sets_from_all_others(
-    ours: set[tuple[int, bytes]], theirs: set[tuple[int, bytes]]
+def test_the_total_tells_equal_sets_from_all_others(
+    ours: set[Element], theirs: set[Element]
 ) -> None:
+    mine = view_of(sorted(ours))
     for other in (theirs, ours):
-        response = respond(view_of(sorted(other)), closing_request(view_of(sorted(ours))))
-        assert tells_equality(response) == (ours == other)
+        total = read_total(respond(view_of(sorted(other)), closing_request()))
+        assert (total == mine.total()) == (ours == other)
+        assert total.count == len(other)
 
 
-def test_an_answer_to_nothing_is_no_proof() -> None:
-    with pytest.raises(RemoteProtocolError):
-        tells_equality(ReconResponse())
+def columns(elements: set[Element]) -> Columns:
+    orders, ids = columns_of(sorted(elements))
+    return Columns(orders, ids, np.zeros(len(orders), np.uint32))
 
 
-def test_a_root_depends_on_the_count_and_on_every_word() -> None:
+@settings(deadline=None, max_examples=100)
+@given(
+    held=SETS,
+    added=SETS,
+    removed=SETS,
+    batch=st.sampled_from([7, 1 << 20]),
+)
+def test_a_view_with_elements_set_apart_is_the_view_of_that_set(
+    held: set[Element], added: set[Element], removed: set[Element], batch: int
+) -> None:
+    added, removed = added - held, removed & held
+    base = view_of(sorted(held), batch)
+    apart = base.apart(columns(added), columns(removed))
+    wanted = view_of(sorted((held | added) - removed))
+    assert apart.total() == base.total(columns(added), columns(removed)) == wanted.total()
+    assert len(base) == len(held)
+    initiator = Initiator(apart, HEADER, seed=3)
+    request = initiator.next_request()
+    assert request is not None
+    events = initiator.receive(request.request_id, honest(wanted)(request.message))
+    assert events[0] == Stated(len(wanted), agrees=True)
+    assert initiator.done
+    assert len(apart) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        None,
+        Total(count=40),
+        Total(count=40, sum=bytes(SUM_BYTES + 1)),
+        Total(count=COUNT_MAX + 1, sum=bytes(SUM_BYTES)),
+    ],
+)
+def test_an_answer_without_a_total_is_no_proof(total: Total | None) -> None:
+    with pytest.raises(RemoteProtocolError) as refusal:
+        read_total(ReconResponse(total=total))
+    assert refusal.value.code == "total"
+
+
+@pytest.mark.parametrize("held", [0, 1, 39])
+def test_a_peer_that_says_equal_has_to_state_the_same_total(held: int) -> None:
+    ours = view_of(sorted(ELEMENTS)[:held])
+    for total in (view_of(sorted(ELEMENTS)[: held + 1]).total(), None):
+        initiator = Initiator(ours, HEADER)
+        request = initiator.next_request()
+        assert request is not None
+        ranges = len(unpack_asks(request.message.ranges, RANGES_MAX).ranges)
+        response = ReconResponse(answers=Answers(answered=ranges))
+        if total is not None:
+            response.total.count, response.total.sum = total.count, total.sum
+        (event,) = initiator.receive(request.request_id, response)
+        assert isinstance(event, Fault)
+        assert event.error.code == "total"
+
+
+def test_a_root_depends_on_the_count_the_policy_and_on_every_word() -> None:
     words = np.arange(4, dtype=np.uint64)
-    roots = {idle_root(1, words), idle_root(2, words)}
+    roots = {idle_root(1, words), idle_root(2, words), idle_root(1, words, 1)}
     roots |= {idle_root(1, words + (np.arange(4) == place).astype(np.uint64)) for place in range(4)}
     assert {len(root) for root in roots} == {32}
-    assert len(roots) == 6
+    assert len(roots) == 7

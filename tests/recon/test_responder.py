@@ -10,7 +10,7 @@ import pytest
 
 from recon.codec import Asks, pack_asks, unpack_asks
 from recon.errors import RemoteProtocolError
-from recon.events import Done, Fault, Have, InSync, Need
+from recon.events import Done, Fault, Have, InSync, Need, Stated
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.ranges import END, START, WHOLE, Bound, Range, RangeColumns
@@ -21,7 +21,7 @@ from recon.view import View
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
 from tests.recon.test_sync import crowd
-from tests.support.recon_talk import HEADER, converse, honest, set_of, view_of
+from tests.support.recon_talk import HEADER, NO_TOTAL, converse, honest, set_of, view_of
 
 ELEMENTS = sorted(crowd(1, 600, 2**40))
 VIEW = view_of(ELEMENTS)
@@ -75,7 +75,9 @@ def test_what_came_to_us_after_we_said_nothing_is_still_sent_when_they_hold_noth
     zeros = b"\0" * count
     answers = Answers(answered=count, kinds=b"\xff" * (count // 4 + 1), counts=zeros)
     answers.kinds = bytes([255] * (count // 4) + [255 >> (8 - 2 * (count % 4))] * bool(count % 4))
-    events = full.receive(flying.request_id, ReconResponse(version=1, answers=answers))
+    events = full.receive(
+        flying.request_id, ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=answers)
+    )
     have = set().union(*(set_of(e.orders, e.ids) for e in events if isinstance(e, Have)))
     assert have == set(ELEMENTS)
     assert not any(isinstance(event, InSync) for event in events)
@@ -118,9 +120,9 @@ def test_too_many_ranges_too_small_frames_and_other_versions_are_refused() -> No
     request.response_bytes_max = 4095
     with pytest.raises(RemoteProtocolError):
         respond(VIEW, request)
-    request.version = 2
+    request.version = 1
     response = respond(VIEW, request)
-    assert (response.status, response.version) == (recon_pb2.UNSUPPORTED_VERSION, 1)
+    assert (response.status, response.version) == (recon_pb2.UNSUPPORTED_VERSION, PROTOCOL_VERSION)
 
 
 def split(sizes: list[int], counts: list[int], total: int, cuts: bytes | None = None) -> list[str]:
@@ -140,7 +142,9 @@ def split(sizes: list[int], counts: list[int], total: int, cuts: bytes | None = 
         bounds=good if cuts is None else cuts,
         hashes=b"h" * 6 * parts,
     )
-    events = initiator.receive(request.request_id, ReconResponse(version=1, answers=answers))
+    events = initiator.receive(
+        request.request_id, ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=answers)
+    )
     return [event.error.code for event in events if isinstance(event, Fault)]
 
 
@@ -177,7 +181,8 @@ def test_repeated_short_ids_are_needed_once() -> None:
     count = len(unpack_asks(request.message.ranges, 100).ranges)
     names = np.concatenate([VIEW.short_ids(*VIEW.elements(WHOLE))[100:101]] * 3)
     response = ReconResponse(
-        version=1,
+        version=PROTOCOL_VERSION,
+        total=NO_TOTAL,
         answers=Answers(answered=1, kinds=bytes([LIST]), counts=b"\x06", short_ids=names.tobytes()),
     )
     events = initiator.receive(request.request_id, response)
@@ -194,8 +199,10 @@ def test_a_list_proves_equality_only_if_it_names_each_element_once(times: int) -
     name = view.short_ids(*view.elements(WHOLE)).tobytes()
     counts = pack_varints(np.array([2 * times], np.uint64))
     answers = Answers(answered=1, kinds=bytes([LIST]), counts=counts, short_ids=name * times)
-    events = initiator.receive(request.request_id, ReconResponse(version=1, answers=answers))
-    kinds = [InSync, Done] if times == 1 else [Done]
+    events = initiator.receive(
+        request.request_id, ReconResponse(total=NO_TOTAL, version=PROTOCOL_VERSION, answers=answers)
+    )
+    kinds = [Stated, InSync, Done] if times == 1 else [Stated, Done]
     assert [type(event) for event in events] == kinds
 
 
@@ -209,8 +216,10 @@ def test_a_responder_with_small_frames_is_served_with_ever_shorter_lists() -> No
 
 
 def test_an_empty_request_gets_an_empty_answer() -> None:
-    assert respond(VIEW, ReconRequest(version=1)).answers.answered == 0
-    assert respond(VIEW, ReconRequest(version=1, ranges=Ranges())).answers.answered == 0
+    assert respond(VIEW, ReconRequest(version=PROTOCOL_VERSION)).answers.answered == 0
+    assert (
+        respond(VIEW, ReconRequest(version=PROTOCOL_VERSION, ranges=Ranges())).answers.answered == 0
+    )
 
 
 def test_a_prefix_of_very_many_ranges_is_answered_and_the_rest_asked_again() -> None:

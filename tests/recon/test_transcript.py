@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recon.codec import unpack_asks
-from recon.events import Done, Event, Have, InSync, Need
+from recon.events import Done, Event, Have, InSync, Need, Stated
 from recon.fetch import pack_fetch
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
@@ -50,6 +50,8 @@ def told(event: Event, theirs: object) -> str:
         return f"cat sends {word(event.ids)}"
     if isinstance(event, Need):
         return f"cat fetches {word(resolve(theirs, read_fetch(pack_fetch([event]))).ids)}"
+    if isinstance(event, Stated):
+        return f"dog holds {event.count}, and they are {'' if event.agrees else 'not '}cat's"
     if isinstance(event, InSync):
         spans = " ".join(span(event.ranges[place]) for place in range(len(event.ranges)))
         return f"in sync {spans}"
@@ -95,11 +97,13 @@ def conversation(cat: str, dog: str) -> str:
 cat: ab  dog: ab
   cat: [^ b) #1  dog: equal
   cat: [b $) #1  dog: equal
+  dog holds 2, and they are cat's
   in sync [^ b) [b $)
   done after 1""",
         """\
 cat: nothing  dog: abcd
   cat: [^ $) #0  dog: #4
+  dog holds 4, and they are not cat's
   cat fetches abcd
   done after 1""",
         """\
@@ -107,12 +111,14 @@ cat: abc  dog: nothing
   cat: [^ b) #1  dog: list of 0
   cat: [b c) #1  dog: list of 0
   cat: [c $) #1  dog: list of 0
+  dog holds 0, and they are not cat's
   cat sends abc
   done after 1""",
         """\
 cat: ab  dog: bc
   cat: [^ b) #1  dog: list of 0
   cat: [b $) #1  dog: list of 2
+  dog holds 2, and they are not cat's
   cat sends a
   cat fetches c
   done after 1""",
@@ -129,6 +135,7 @@ def test_a_long_range_is_split_and_only_the_differing_part_is_pursued() -> None:
     assert conversation("a", "abcdefgh") == (
         "cat: a  dog: abcdefgh\n"
         "  cat: [^ $) #1  dog: split #4 #4\n"
+        "  dog holds 8, and they are not cat's\n"
         "  cat fetches efgh\n"
         "  cat: [^ e) list?  dog: list of 4\n"
         "  cat fetches bcd\n"

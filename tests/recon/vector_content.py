@@ -8,7 +8,7 @@ import numpy as np
 
 from recon.codec import pack_ranges
 from recon.interest import Interest
-from recon.proof import closing_request
+from recon.limits import PROTOCOL_VERSION
 from recon.ranges import ALL_ORDERS, END, START, Bound, Range, RangeColumns, bound_bytes
 from recon.responder import respond
 from recon.session import SessionHeader, interest_hash
@@ -29,9 +29,21 @@ class Published(NamedTuple):
     hints: tuple[bytes, ...] = ()
 
     @property
-    def item(self) -> wire.Item:
-        """The entry with its hints."""
+    def pushed(self) -> wire.Item:
+        """The entry with its hints, without a name."""
         return wire.Item(entry=wire.Item.Entry(frame=encode(self.message), hints=self.hints))
+
+    @property
+    def served(self) -> wire.Item:
+        """The same under the name of its element."""
+        (order, digest), *_ = self.elements
+        return wire.Item(entry=self.pushed.entry, order=order, id=digest)
+
+    @property
+    def absent(self) -> wire.Item:
+        """Word that the entry is known and cannot be served."""
+        (order, digest), *_ = self.elements
+        return wire.Item(absent=wire.Item.Absent(reason=wire.LOST), order=order, id=digest)
 
     @property
     def elements(self) -> list[Element]:
@@ -40,9 +52,11 @@ class Published(NamedTuple):
         order, digest = order_value(self.message.lamport_timestamp), entry_digest(self.message)
         return [(order, digest), *((order, claim_id(digest, hint)) for hint in self.hints)]
 
-    def claim(self, hint: bytes) -> wire.Item:
-        """A hint alone."""
-        return wire.Item(claim=wire.Item.Claim(digest=entry_digest(self.message), hint=hint))
+    def claim(self, hint: bytes, *, is_served: bool = False) -> wire.Item:
+        """A hint alone; served, it names its order."""
+        (order, digest), *_ = self.elements
+        claim = wire.Item.Claim(digest=digest, hint=hint)
+        return wire.Item(claim=claim, order=order if is_served else 0)
 
 
 def _published(number: int, size: int, *hints: bytes) -> Published:
@@ -56,16 +70,20 @@ HELD = (
     _published(3, 2100),
     _published(4, 10, b"\x04", b"\x05"),
 )
-NEW = _published(5, 10, b"\x06")
-ABSENT = _published(6, 10)
-SYNC = Message("s1", "b", "alice", lamport_timestamp=7)
+LOST = _published(5, 10, b"\x09")
+NEW = _published(6, 10, b"\x06")
+UNKNOWN = _published(7, 10)
+SYNC = Message("s1", "b", "alice", lamport_timestamp=8)
+POLICY = 0x01020304
 LATER_HINT = b"\x07"
 
 
 def content() -> dict[str, Any]:
     """What the node holds, and its answers in sequence: each request builds on those before."""
     return {
-        "entries": [_row(each) for each in HELD],
+        "policy": POLICY,
+        "entries": [_row(each) for each in (*HELD, LOST)],
+        "lost": entry_digest(LOST.message).hex(),
         "exchanges": [
             {
                 "name": name,
@@ -80,7 +98,7 @@ def content() -> dict[str, Any]:
 def _row(each: Published) -> dict[str, Any]:
     (order, digest), *claims = each.elements
     return {
-        "frame": each.item.entry.frame.hex(),
+        "frame": each.pushed.entry.frame.hex(),
         "hints": [hint.hex() for hint in each.hints],
         "order": str(order),
         "digest": digest.hex(),
@@ -92,27 +110,42 @@ Said = tuple[str, wire.ReconRequest, wire.ReconResponse]
 
 
 def _hand_shake() -> list[Said]:
-    first = wire.Session(initiator_nonce=HEADER.initiator_nonce, interest_bytes=INTEREST.encode())
+    nonce, interest = HEADER.initiator_nonce, INTEREST.encode()
     other = Interest.make(channels=frozenset({"never named before"})).encode()
-    unknown = SessionHeader(HEADER.initiator_nonce, HEADER.responder_nonce, other).message()
+    unknown = SessionHeader(nonce, HEADER.responder_nonce, other).message()
     assert unknown.interest_hash == interest_hash(other)
+    expired = _response(status=wire.NONCE_EXPIRED, responder_nonce=HEADER.responder_nonce)
+    unknown_interest = _response(status=wire.UNKNOWN_INTEREST)
+    nameless = wire.Session(initiator_nonce=nonce, responder_nonce=HEADER.responder_nonce)
     return [
         (
             "another version",
-            wire.ReconRequest(version=2),
-            wire.ReconResponse(version=1, status=wire.UNSUPPORTED_VERSION),
+            wire.ReconRequest(version=1),
+            _response(status=wire.UNSUPPORTED_VERSION),
         ),
+        ("no session", wire.ReconRequest(version=PROTOCOL_VERSION), expired),
         (
             "first contact",
-            wire.ReconRequest(version=1, session=first),
-            wire.ReconResponse(
-                version=1, status=wire.NONCE_EXPIRED, responder_nonce=HEADER.responder_nonce
+            wire.ReconRequest(
+                version=PROTOCOL_VERSION,
+                session=wire.Session(initiator_nonce=nonce, interest_bytes=interest),
             ),
+            expired,
+        ),
+        (
+            "the interest by name: the first contact named it",
+            _request(),
+            _response(policy=POLICY),
+        ),
+        (
+            "a session without an interest",
+            wire.ReconRequest(version=PROTOCOL_VERSION, session=nameless),
+            unknown_interest,
         ),
         (
             "an interest by name that was never sent",
-            wire.ReconRequest(version=1, session=unknown),
-            wire.ReconResponse(version=1, status=wire.UNKNOWN_INTEREST),
+            wire.ReconRequest(version=PROTOCOL_VERSION, session=unknown),
+            unknown_interest,
         ),
     ]
 
@@ -125,48 +158,85 @@ def _fetches() -> list[Said]:
         for each in (one.elements[1], four.elements[2])
     )
     everything = RangeColumns.of(Range(START, END))
+    rest = [three.served, four.served, LOST.absent, LOST.claim(b"\x09", is_served=True)]
+    padded = _request(_fetch(everything))
+    padded.padding = bytes(64)
+    cut = _response(
+        items=[one.served, two.served],
+        truncated=True,
+        resume=bound_bytes(resume),
+        policy=POLICY,
+    )
     return [
+        ("everything, in a small frame", _request(_fetch(everything), in_full=True), cut),
+        ("the same with padding, which changes nothing", padded, cut),
         (
-            "everything, in a small frame",
-            _request(_fetch(everything), in_full=True),
-            wire.ReconResponse(
-                version=1, items=[one.item, two.item], truncated=True, resume=bound_bytes(resume)
-            ),
-        ),
-        (
-            "the rest",
+            "the rest: what is lost is named, and the claim on it is served",
             _request(_fetch(RangeColumns.of(Range(resume, END)))),
-            wire.ReconResponse(version=1, items=[three.item, four.item]),
+            _response(items=sorted(rest, key=_place), policy=POLICY),
         ),
         (
             "two claims by their short ids",
             _request(_fetch(everything, short_ids)),
-            wire.ReconResponse(version=1, items=[one.claim(b"\x01"), four.claim(b"\x05")]),
+            _response(
+                items=[
+                    one.claim(b"\x01", is_served=True),
+                    four.claim(b"\x05", is_served=True),
+                ],
+                policy=POLICY,
+            ),
         ),
     ]
 
 
+def _place(item: wire.Item) -> Element:
+    return item.order, item.id or claim_id(item.claim.digest, item.claim.hint)
+
+
 def _push() -> Said:
-    one, _, _, four = HELD
+    one, two, _, four = HELD
+    odd_name = wire.Item(entry=one.pushed.entry, order=7, id=bytes(32))
     request = _request(
         push=[
             one.claim(LATER_HINT),
-            four.item,
-            NEW.item,
-            ABSENT.claim(b"\x08"),
+            four.pushed,
+            NEW.pushed,
+            UNKNOWN.claim(b"\x08"),
             wire.Item(entry=wire.Item.Entry(frame=encode(SYNC))),
+            wire.Item(entry=wire.Item.Entry(frame=b"\xff")),
+            odd_name,
+            wire.Item(),
+            two.absent,
+            wire.Item(claim=wire.Item.Claim(digest=b"short", hint=b"\x08")),
         ]
     )
     after = _view(NEW, Published(one.message, (LATER_HINT,)))
-    request.ranges.CopyFrom(closing_request(after).ranges)
-    outcomes = [wire.STORED, wire.DUPLICATE, wire.STORED, wire.NOT_EXAMINED, wire.PUSH_REFUSED]
+    request.total = True
     response = respond(after, request)
-    response.push_outcomes.extend(outcomes)
-    return "every outcome, and a comparison that finds what was pushed", request, response
+    response.push_outcomes.extend(
+        [
+            wire.STORED,
+            wire.DUPLICATE,
+            wire.STORED,
+            wire.NO_ENTRY,
+            wire.PUSH_REFUSED,
+            wire.PUSH_REFUSED,
+            wire.DUPLICATE,
+            wire.PUSH_REFUSED,
+            wire.PUSH_REFUSED,
+            wire.NO_ENTRY,
+        ]
+    )
+    response.policy = POLICY
+    return "every outcome, odd items, and a total with what was pushed", request, response
+
+
+def _response(**fields: Any) -> wire.ReconResponse:
+    return wire.ReconResponse(version=PROTOCOL_VERSION, **fields)
 
 
 def _view(*more: Published) -> View:
-    elements = {element for each in (*HELD, *more) for element in each.elements}
+    elements = {element for each in (*HELD, LOST, *more) for element in each.elements}
     return index_of(sorted(elements)).view(HEADER.key(), None, ALL_ORDERS)
 
 
@@ -184,7 +254,7 @@ def _request(
     fetch: wire.Fetch | None = None, *, push: list[wire.Item] | None = None, in_full: bool = False
 ) -> wire.ReconRequest:
     return wire.ReconRequest(
-        version=1,
+        version=PROTOCOL_VERSION,
         session=HEADER.message(in_full=in_full),
         fetch=fetch,
         push=push,

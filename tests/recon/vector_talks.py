@@ -12,7 +12,7 @@ from recon.codec import Asks, pack_asks
 from recon.events import Have, Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.initiator import Initiator
-from recon.limits import DEFAULT_LIMITS, PHASE_MAX, PHASE_NONE
+from recon.limits import DEFAULT_LIMITS, PHASE_MAX, PHASE_NONE, PROTOCOL_VERSION
 from recon.proof import closing_request, idle_root
 from recon.ranges import END, START, Bound, Range, RangeColumns
 from recon.resolving import read_fetch, resolve
@@ -26,6 +26,7 @@ Talk = dict[str, Any]
 FEW = side("many", 60)
 NOTHING = side("many", 0)
 SEED = 1
+POLICY = 7
 
 
 def _said(request: ReconRequest, theirs: View) -> dict[str, str]:
@@ -81,7 +82,7 @@ def request_about(
     view = view_of(mine)
     hashes, counts = view.summaries(view.locate(ranges))
     return ReconRequest(
-        version=1,
+        version=PROTOCOL_VERSION,
         session=HEADER.message(),
         ranges=pack_asks(Asks(ranges, np.array(listed), counts, hashes), parts, list_max, phase),
         response_bytes_max=response_bytes_max,
@@ -153,12 +154,12 @@ def talks() -> list[Talk]:
             other,
             request_about(many, _quarters(), [True] * 4, response_bytes_max=4096),
         ),
-        _single("the closing comparison", lacking, other, _closing(lacking)),
+        _single("the total alone, which ends a session", lacking, other, _closing()),
     ]
 
 
-def _closing(mine: Side) -> ReconRequest:
-    request = closing_request(view_of(mine))
+def _closing() -> ReconRequest:
+    request = closing_request()
     request.session.CopyFrom(HEADER.message())
     return request
 
@@ -185,7 +186,9 @@ def fetches() -> list[Talk]:
             {
                 "name": name,
                 "responder": theirs,
-                "request": ReconRequest(version=1, session=HEADER.message(), fetch=fetch)
+                "request": ReconRequest(
+                    version=PROTOCOL_VERSION, session=HEADER.message(), fetch=fetch
+                )
                 .SerializeToString()
                 .hex(),
                 "found": [numbers[each] for each in _found(view_of(theirs), fetch)],
@@ -208,7 +211,12 @@ def _needs(named: list[int]) -> list[Need]:
 def root() -> dict[str, Any]:
     """The idle root of a set, and the request that asks about it."""
     _, ids = columns_of(elements_of(FEW))
-    value = idle_root(len(ids), ids.view("<u8").sum(axis=0))
+    value = idle_root(len(ids), ids.view("<u8").sum(axis=0), POLICY)
     session = Session(interest_bytes=HEADER.interest)
-    request = ReconRequest(version=1, session=session, idle_root=value)
-    return {"set": FEW, "root": value.hex(), "request": request.SerializeToString().hex()}
+    request = ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=value)
+    return {
+        "set": FEW,
+        "policy": POLICY,
+        "root": value.hex(),
+        "request": request.SerializeToString().hex(),
+    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Local:
     door: Door
     index: NodeIndex
     limits: Limits
+    nonce_secret: bytes = field(default_factory=lambda: os.urandom(16))
 
 
 def local_of(node: Node) -> Local:

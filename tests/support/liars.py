@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from recon.initiator import Initiator
-from recon.limits import FRAME_BYTES_MIN, PARTS_MAX, Limits
+from recon.limits import FRAME_BYTES_MIN, PARTS_MAX, PROTOCOL_VERSION, Limits
 from recon.ranges import Bound, bound_bytes
 from recon.resolving import read_fetch
 from recon.session import SessionHeader
@@ -363,7 +363,9 @@ def huge_columns(size: int, rng: random.Random) -> Iterator[ReconResponse]:
         shared = dict.fromkeys(names, whole[: size // len(names)])
         for columns in (*({name: whole} for name in names), shared):
             for answered in (1, 5, 1 << 16):
-                yield ReconResponse(version=1, answers=Answers(answered=answered, **columns))
+                yield ReconResponse(
+                    version=PROTOCOL_VERSION, answers=Answers(answered=answered, **columns)
+                )
 
 
 def damaged_request(request: ReconRequest, rng: random.Random) -> ReconRequest:

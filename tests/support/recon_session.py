@@ -19,7 +19,7 @@ from recon.events import Busy, Done, Event, Expired, Fault, Have, Need, Unsuppor
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.index import RangeIndex
 from recon.initiator import Initiator, OutgoingRequest
-from recon.limits import DEFAULT_LIMITS, Limits
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.ranges import ALL_ORDERS, Bound, bound_bytes
 from recon.resolving import read_fetch, resolve
 from recon.responder import respond
@@ -88,7 +88,7 @@ class HonestPeer:
     def answer(self, request: ReconRequest) -> Reply:
         """Summaries, lists and up to `items_max` elements."""
         response = ReconResponse(version=request.version)
-        if request.HasField("ranges"):
+        if request.HasField("ranges") or request.total:
             response = respond(self.view, request, self._limits)
         found = resolve(self.view, read_fetch(request.fetch, self._limits), self._limits)
         wanted, resume = sorted(elements_of(found.orders, found.ids)), found.resume
@@ -173,7 +173,7 @@ class Session:
         assert asked or batch, "the session is not done, but has nothing to ask"
         self._exchanges += 1
         assert self._exchanges < EXCHANGES_MAX, "the session does not end"
-        message = asked.message if asked else ReconRequest(version=1)
+        message = asked.message if asked else ReconRequest(version=PROTOCOL_VERSION)
         if batch:
             message.fetch.CopyFrom(pack_fetch(batch))
         for listener in self._listeners:

@@ -17,10 +17,11 @@ from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.session import SessionHeader
 from recon.view import View
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Total
 
 Element = tuple[int, bytes]
 Responder = Callable[[ReconRequest], ReconResponse]
+NO_TOTAL = Total(sum=bytes(16))  # for answers made by hand, to which nothing is equal
 HEADER = SessionHeader(b"i" * 16, b"r" * 16, b"")
 
 

@@ -136,7 +136,7 @@ def test_a_peer_that_hides_an_element_of_a_range_we_lack_proves_nothing(tmp_path
             await publish(two, MESSAGES)
             memory = PeerMemory()
             report = await sync(one, InProcessPeer(two, hiding), memory)
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, False)
+            assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
             assert report.entries_received == len(MESSAGES) - 1
             peer = InProcessPeer(two)
             assert (await sync(one, peer, memory)).proved
@@ -159,7 +159,7 @@ def test_a_peer_that_lists_one_element_twice_instead_of_another_proves_nothing(
             await publish(one, MESSAGES[:1])
             await publish(two, MESSAGES[:2])
             report = await sync(one, InProcessPeer(two, repeating), PeerMemory())
-            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, False)
+            assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
             assert (report.missing_here, report.missing_there) == (0, 0)
 
     run(scenario())

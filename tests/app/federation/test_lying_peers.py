@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +18,15 @@ from app.federation.report import SyncOutcome, SyncReport
 from app.federation.session import sync_with_peer
 from app.node import Node
 from recon.index import RangeIndex
-from recon.limits import DEFAULT_LIMITS
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.ranges import ALL_ORDERS, Bound, bound_bytes
 from recon.responder import respond
 from recon.session import SessionHeader
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest, order_value
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import Answers, Item, ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Mangle,
@@ -91,12 +90,6 @@ def serves_other_content(_: ReconRequest, response: ReconResponse) -> ReconRespo
     return response
 
 
-def serves_damaged_frames(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-    for item in response.items:
-        item.entry.frame = item.entry.frame[:-3]
-    return response
-
-
 def serves_sync_messages(_: ReconRequest, response: ReconResponse) -> ReconResponse:
     for item in response.items:
         item.entry.frame = encode(Message("sync", "c", lamport_timestamp=1))
@@ -114,11 +107,51 @@ def serves_a_flood_of_nothing(_: ReconRequest, response: ReconResponse) -> Recon
     return response
 
 
-def claims_about_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
-    count = len(response.items)
+def serves_claims_alone(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    """Every claim, and none of the entries."""
+    claims = [
+        (item.order, claim_id(item.id, hint), item.id, hint)
+        for item in response.items
+        for hint in item.entry.hints
+    ]
     del response.items[:]
-    for number in range(count):
-        response.items.append(Item(claim=Item.Claim(digest=bytes(32), hint=b"%d" % number)))
+    for order, _, digest, hint in sorted(claims):
+        response.items.append(Item(claim=Item.Claim(digest=digest, hint=hint), order=order))
+    return response
+
+
+def serves_claims_on_nothing(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.claim.digest, item.claim.hint = bytes(32), b"%d" % item.order
+    return response
+
+
+def says_that_other_elements_are_absent(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        item.absent.reason = recon_pb2.LOST
+        item.id = chance.randbytes(32)
+    return response
+
+
+def says_that_all_is_equal(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    answers = response.answers
+    if answers.answered:
+        response.answers.CopyFrom(Answers(answered=answers.answered))
+    return response
+
+
+def says_that_all_is_equal_and_no_total(
+    request: ReconRequest, response: ReconResponse
+) -> ReconResponse:
+    says_that_all_is_equal(request, response).ClearField("total")
+    return response
+
+
+def names_another_entry(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    """Content under the name of another element that was asked for."""
+    if len(response.items) > 1:
+        first, second = response.items[:2]
+        first.entry.frame, second.entry.frame = second.entry.frame, first.entry.frame
     return response
 
 
@@ -160,23 +193,28 @@ def tells_no_outcomes(_: ReconRequest, response: ReconResponse) -> ReconResponse
 
 def tells_unknown_outcomes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
     outcomes = [77] * len(response.push_outcomes)
-    raw = ReconResponse(version=1, answers=response.answers).SerializeToString()
+    del response.push_outcomes[:]
+    raw = response.SerializeToString()
     return ReconResponse.FromString(raw + b"\x42" + bytes([len(outcomes), *outcomes]))
 
 
 def expires_for_ever(_: ReconRequest, __: ReconResponse) -> ReconResponse:
     nonce = chance.randbytes(16)
-    return ReconResponse(status=recon_pb2.NONCE_EXPIRED, version=1, responder_nonce=nonce)
+    return ReconResponse(
+        status=recon_pb2.NONCE_EXPIRED, version=PROTOCOL_VERSION, responder_nonce=nonce
+    )
 
 
 def gives_short_nonces(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-    return ReconResponse(status=recon_pb2.NONCE_EXPIRED, version=1, responder_nonce=b"short")
+    return ReconResponse(
+        status=recon_pb2.NONCE_EXPIRED, version=PROTOCOL_VERSION, responder_nonce=b"short"
+    )
 
 
 def knows_no_interest(request: ReconRequest, response: ReconResponse) -> ReconResponse:
     if not request.session.responder_nonce:
         return response
-    return ReconResponse(status=recon_pb2.UNKNOWN_INTEREST, version=1)
+    return ReconResponse(status=recon_pb2.UNKNOWN_INTEREST, version=PROTOCOL_VERSION)
 
 
 def has_an_unknown_status(_: ReconRequest, __: ReconResponse) -> ReconResponse:
@@ -184,7 +222,7 @@ def has_an_unknown_status(_: ReconRequest, __: ReconResponse) -> ReconResponse:
 
 
 def denies_our_version_and_speaks_it(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-    return ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=1)
+    return ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=PROTOCOL_VERSION)
 
 
 def cuts_columns(_: ReconRequest, response: ReconResponse) -> ReconResponse:
@@ -227,11 +265,15 @@ LIARS: list[Mangle] = [
     serves_the_end_again_and_again,
     serves_what_was_not_asked_for,
     serves_other_content,
-    serves_damaged_frames,
     serves_sync_messages,
     serves_empty_items,
     serves_a_flood_of_nothing,
-    claims_about_nothing,
+    serves_claims_on_nothing,
+    says_that_other_elements_are_absent,
+    says_that_all_is_equal,
+    says_that_all_is_equal_and_no_total,
+    names_another_entry,
+    tells_unknown_outcomes,
     cuts_without_progress,
     cuts_and_serves_again,
     wants_ever_longer_requests,
@@ -277,7 +319,7 @@ def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -
 
 def test_a_peer_that_is_busy_leaves_the_sync_unfinished(tmp_path: Path) -> None:
     def busy(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-        return ReconResponse(status=recon_pb2.BUSY, version=1, retry_after_s=9)
+        return ReconResponse(status=recon_pb2.BUSY, version=PROTOCOL_VERSION, retry_after_s=9)
 
     report = _sync_with(tmp_path, busy)
     assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
@@ -285,7 +327,7 @@ def test_a_peer_that_is_busy_leaves_the_sync_unfinished(tmp_path: Path) -> None:
 
 def test_a_peer_that_refuses_us_is_told_from_one_that_is_at_fault(tmp_path: Path) -> None:
     def refuses(_: ReconRequest, __: ReconResponse) -> ReconResponse:
-        return ReconResponse(status=recon_pb2.REFUSED, version=1)
+        return ReconResponse(status=recon_pb2.REFUSED, version=PROTOCOL_VERSION)
 
     report = _sync_with(tmp_path, refuses)
     assert (report.outcome, report.code) == (SyncOutcome.REFUSED, Code.FORBIDDEN)
@@ -316,7 +358,7 @@ def test_claims_without_entries_are_not_piled_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves_module, "ORPHANS_MAX", 10)
-    report = _sync_with(tmp_path, claims_about_nothing)
+    report = _sync_with(tmp_path, serves_claims_alone, hints_per_entry=2)
     assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
 
 
@@ -326,7 +368,7 @@ def test_a_peer_of_another_version_is_no_liar(tmp_path: Path, contacts: int) -> 
 
     def is_upgraded(request: ReconRequest, response: ReconResponse) -> ReconResponse:
         seen.append(request)
-        upgraded = ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=2)
+        upgraded = ReconResponse(status=recon_pb2.UNSUPPORTED_VERSION, version=99)
         return response if len(seen) <= contacts else upgraded
 
     report = _sync_with(tmp_path, is_upgraded)
@@ -427,12 +469,14 @@ class _Garbage(InProcessPeer):
         return self._garbage
 
 
-def _sync_with(
-    folder: Path, mangle: Callable[[ReconRequest, ReconResponse], ReconResponse]
-) -> SyncReport:
+def _sync_with(folder: Path, mangle: Mangle, *, hints_per_entry: int = 0) -> SyncReport:
     async def scenario() -> SyncReport:
         async with open_nodes(folder, {}, {}) as (one, two):
             await load(one, two)
+            if hints_per_entry:
+                hints = tuple(b"%d" % n for n in range(hints_per_entry))
+                new = [message(n) for n in range(300, 320)]
+                await publish(two, new, {each.message_id: hints for each in new})
             peer = InProcessPeer(two, mangle)
             return await sync_with_peer(local_of(one), peer, one.interest)
 

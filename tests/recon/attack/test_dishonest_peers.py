@@ -20,7 +20,7 @@ from recon.errors import RemoteProtocolError
 from recon.events import Busy, Done, Expired, Fault, Need
 from recon.fetch import pack_fetch
 from recon.initiator import Initiator, Options
-from recon.limits import DEFAULT_LIMITS, Limits
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.ranges import Bound, Range
 from recon.resolving import Wanted, read_fetch, resolve
 from recon.responder import respond
@@ -279,7 +279,7 @@ def test_a_flood_of_tiny_ranges_is_refused_and_takes_little_memory(count: int) -
     place, _ = WORLDS[0]
     tiny = [Need(Range(Bound(at), Bound(at + 1)), None, 1) for at in range(count)]
     fetch = pack_fetch(tiny)
-    request = ReconRequest(version=1)
+    request = ReconRequest(version=PROTOCOL_VERSION)
     request.ranges.parts = 2
     request.ranges.runs, request.ranges.bounds = fetch.runs, fetch.bounds
     for call in (lambda: read_fetch(fetch), lambda: respond(place.honest.view, request)):

@@ -1,0 +1,504 @@
+"""One disputed element never blocks a pair: it is named, set aside, and costs nothing afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import app.federation.aside as aside_module
+import app.federation.memory as memory_module
+from app.federation.aside import SET_ASIDE_MAX, AsideElement, LackedBy, SetAside
+from app.federation.inbound import named_element
+from app.federation.memory import PeerMemory
+from app.federation.report import SyncOutcome, SyncReport
+from app.federation.session import sync_with_peer
+from app.ingest.door import Publication
+from app.limits import DEFAULT_LIMITS, Limits
+from app.node import Node
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import claim_id, entry_digest
+from sdstore.sds.model import Message
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+from tests.app.store.test_frames import cut, in_database
+from tests.support.federation import (
+    InProcessPeer,
+    holdings,
+    local_of,
+    message,
+    open_nodes,
+    publish,
+    run,
+)
+
+COUNT = 1_000
+ODD = frozenset(range(50, COUNT, 100))  # ten
+SMALL = replace(DEFAULT_LIMITS, frame_bytes_max=2_000)
+MESSAGES = [message(n, content=bytes(3_000) if n in ODD else b"%d" % n) for n in range(COUNT)]
+ODD_IDS = {entry_digest(MESSAGES[n]).hex() for n in ODD}
+SHARED = [each for n, each in enumerate(MESSAGES) if n % 5 and n not in ODD]
+
+
+async def sync(one: Node, peer: InProcessPeer, memory: PeerMemory) -> SyncReport:
+    return await sync_with_peer(local_of(one), peer, one.interest, memory=memory)
+
+
+def named(report: SyncReport) -> set[str]:
+    return {each["id"] for each in report.set_aside}
+
+
+def codes(report: SyncReport) -> set[tuple[str, str]]:
+    return {(each["lacked_by"], each["code"]) for each in report.set_aside}
+
+
+async def idle_cost(folder: Path) -> tuple[int, int, int]:
+    """Requests and bytes both ways of a sync between stores that were just found equal."""
+    async with open_nodes(folder / "idle", {}, {}) as (one, two):
+        await publish(two, MESSAGES[:3])
+        peer, memory = InProcessPeer(two), PeerMemory()
+        await sync(one, peer, memory)
+        up, down = peer.bytes_up, peer.bytes_down
+        report = await sync(one, peer, memory)
+        return report.requests, peer.bytes_up - up, peer.bytes_down - down
+
+
+async def next_cost(one: Node, peer: InProcessPeer, memory: PeerMemory) -> tuple[int, int, int]:
+    up, down = peer.bytes_up, peer.bytes_down
+    report = await sync(one, peer, memory)
+    assert report.outcome is SyncOutcome.IN_SYNC
+    assert named(report) == ODD_IDS
+    return report.requests, peer.bytes_up - up, peer.bytes_down - down
+
+
+def pair(
+    folder: Path,
+    scenario: Callable[[Node, Node], Awaitable[None]],
+    one: Limits = DEFAULT_LIMITS,
+    two: Limits = DEFAULT_LIMITS,
+) -> None:
+    async def around() -> None:
+        async with (
+            open_nodes(folder / "a", {}, limits=one) as (left,),
+            open_nodes(folder / "b", {}, limits=two) as (right,),
+        ):
+            await scenario(left, right)
+
+    run(around())
+
+
+def test_entries_that_we_refuse_are_named_and_the_next_session_costs_no_more_than_an_idle_one(
+    tmp_path: Path,
+) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, SHARED)
+        await publish(two, MESSAGES)
+        peer, memory = InProcessPeer(two), PeerMemory()
+        first = await sync(one, peer, memory)
+        assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
+        assert (first.proved, first.entries_refused) == (True, len(ODD))
+        assert (first.set_aside_count, named(first)) == (len(ODD), ODD_IDS)
+        assert codes(first) == {("here", "frame_too_large")}
+        assert len(await holdings(one)) == COUNT - len(ODD)
+        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+
+    pair(tmp_path, scenario, one=SMALL)
+
+
+def test_entries_that_the_peer_refuses_are_named_and_the_next_session_costs_no_more_than_an_idle_one(
+    tmp_path: Path,
+) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, MESSAGES)
+        await publish(two, SHARED)
+        peer, memory = InProcessPeer(two), PeerMemory()
+        first = await sync(one, peer, memory)
+        assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
+        assert (first.proved, named(first)) == (True, ODD_IDS)
+        assert codes(first) == {("there", "refused")}
+        assert len(await holdings(two)) == COUNT - len(ODD)
+        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+
+    pair(tmp_path, scenario, two=SMALL)
+
+
+def cuts_odd_frames(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+    for item in response.items:
+        if item.id.hex() in ODD_IDS:
+            item.entry.frame = item.entry.frame[:-3]
+    return response
+
+
+def test_frames_that_cannot_be_decoded_cost_nothing_beside_them(tmp_path: Path) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, SHARED)
+        await publish(two, MESSAGES)
+        peer, memory = InProcessPeer(two, cuts_odd_frames), PeerMemory()
+        first = await sync(one, peer, memory)
+        assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
+        assert (first.proved, named(first)) == (True, ODD_IDS)
+        assert codes(first) == {("here", "malformed_frame")}
+        assert len(await holdings(one)) == COUNT - len(ODD)
+        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+
+    pair(tmp_path, scenario)
+
+
+def in_sequence(response: ReconResponse) -> ReconResponse:
+    items = sorted(response.items, key=named_element)
+    del response.items[:]
+    response.items.extend(items)
+    return response
+
+
+def ruin(node_folder: Path, message_ids: set[str]) -> None:
+    """Cut the frames of some messages of a store that is closed, every copy of them."""
+
+    def act(connection: Any) -> None:
+        for seq, message_id in list(
+            connection.execute(text("SELECT seq, message_id FROM messages"))
+        ):
+            for table in ("frames", "frame_references"):
+                query = text(f"SELECT 1 FROM {table} WHERE seq = {seq}")
+                if message_id in message_ids and connection.scalar(query):
+                    cut(connection, table, seq)
+
+    in_database(f"sqlite:///{node_folder / 'sdstore.db'}", act)
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, at_s: float) -> None:
+    """Of what is remembered; the event loop has its own."""
+    for module in (aside_module, memory_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: at_s))
+
+
+def ruined(folder: Path, messages: list[Message], odd: set[str]) -> None:
+    """A store in `folder`/0 with these messages, the content of some lost."""
+
+    async def load() -> None:
+        async with open_nodes(folder, {}) as (node,):
+            await publish(node, messages)
+
+    run(load())
+    ruin(folder / "0", odd)
+
+
+def test_content_that_the_peer_has_lost_is_named_and_others_are_asked(tmp_path: Path) -> None:
+    odd = {f"m{n}" for n in ODD}
+    ruined(tmp_path / "b", MESSAGES, odd)
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, SHARED)
+        peer, memory = InProcessPeer(two), PeerMemory()
+        first = await sync(one, peer, memory)
+        assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
+        assert (first.proved, named(first)) == (True, ODD_IDS)
+        assert codes(first) == {("here", "lost")}
+        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+        async with open_nodes(tmp_path / "c", {}) as (third,):
+            await publish(third, MESSAGES)
+            other = await sync(one, InProcessPeer(third), PeerMemory())
+            assert (other.entries_received, other.set_aside_count) == (len(ODD), 0)
+        again = await sync(one, peer, memory)
+        assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
+        assert again.set_aside_count == 0
+
+    pair(tmp_path, scenario)
+
+
+async def found_lost(node: Node, count: int) -> None:
+    """Until the node has read again what it could not read, and marked it."""
+    while await node.store.lost_count() < count:  # noqa: ASYNC110 - the store tells nobody
+        await asyncio.sleep(0.02)
+
+
+def test_content_lost_here_is_fetched_from_a_peer_whose_set_is_equal(tmp_path: Path) -> None:
+    odd = {f"m{n}" for n in ODD}
+    ruined(tmp_path / "a", MESSAGES[:200], odd)
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, MESSAGES[:200])
+        lost = [each for n, each in enumerate(MESSAGES[:200]) if n in ODD]
+        assert await one.store.by_digest([entry_digest(each) for each in lost]) == []
+        await found_lost(one, len(lost))
+        peer, memory = InProcessPeer(two), PeerMemory()
+        report = await sync(one, peer, memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+        assert (report.mended, report.lost_here) == (len(lost), 0)
+        assert report.requests <= 3
+        assert len(await one.store.by_digest([entry_digest(each) for each in lost])) == len(lost)
+        assert (await sync(one, peer, memory)).requests == 1
+
+    pair(tmp_path, scenario)
+
+
+def test_content_lost_on_both_sides_is_asked_for_once_and_then_now_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = {f"m{n}" for n in ODD}
+    for side in "ab":
+        ruined(tmp_path / side, MESSAGES[:200], odd)
+
+    async def scenario(one: Node, two: Node) -> None:
+        lost = [entry_digest(each) for n, each in enumerate(MESSAGES[:200]) if n in ODD]
+        await one.store.by_digest(lost)
+        await found_lost(one, len(lost))
+        peer, memory = InProcessPeer(two), PeerMemory()
+        report = await sync(one, peer, memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+        assert (report.mended, report.lost_here) == (0, len(lost))
+        idle = await sync(one, peer, memory)
+        assert (idle.requests, idle.lost_here) == (1, len(lost))
+        set_clock(monkeypatch, time.monotonic() + aside_module.RETRY_S_MIN + 1)
+        await publish(two, [MESSAGES[min(ODD)]])
+        assert (await sync(one, peer, memory)).mended == 1
+
+    pair(tmp_path, scenario)
+
+
+def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path) -> None:
+    ruined(tmp_path / "a", MESSAGES[:200], {f"m{n}" for n in ODD})
+
+    async def scenario(one: Node, two: Node) -> None:
+        peer, memory = InProcessPeer(two), PeerMemory()
+        report = await sync(one, peer, memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+        assert codes(report) == {("there", "lost")}
+        assert report.entries_sent == 200 - report.set_aside_count
+        assert (await sync(one, peer, memory)).requests == 1
+
+    pair(tmp_path, scenario)
+
+
+def test_a_refused_entry_covers_its_claims(tmp_path: Path) -> None:
+    hints = {f"m{n}": tuple(b"%d %d" % (n, k) for k in range(3)) for n in ODD}
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, MESSAGES[:200], hints)
+        for each in MESSAGES[:200]:
+            if each.message_id in hints:  # more claims than travel inside an entry
+                more = tuple(b"more %d" % k for k in range(16))
+                await one.door.publish_many([Publication(encode(each), more)])
+        for left, right in ((one, two), (two, one)):
+            peer, memory = InProcessPeer(right), PeerMemory()
+            report = await sync(left, peer, memory)
+            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+            assert (report.proved, report.set_aside_count) == (True, 2 * (1 + 3 + 16))
+            assert (await sync(left, peer, memory)).requests == 1
+
+    pair(tmp_path, scenario, two=SMALL)
+
+
+def test_stores_with_different_claims_on_a_full_entry_are_found_equal_but_for_these(
+    tmp_path: Path,
+) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        most = DEFAULT_LIMITS.hint_claims_per_entry_max
+        for name, node in ((b"one", one), (b"two", two)):
+            for start in range(0, most, 16):
+                hints = tuple(b"%s %d" % (name, start + k) for k in range(16))
+                await publish(node, [message(1)], {"m1": hints})
+        peer, memory = InProcessPeer(two), PeerMemory()
+        report = await sync(one, peer, memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+        assert report.set_aside_count == 2 * most
+        assert codes(report) == {("here", "too_many_hints"), ("there", "refused")}
+        assert (await sync(one, peer, memory)).requests == 1
+
+    pair(tmp_path, scenario)
+
+
+def test_claims_wait_for_their_entry_and_are_asked_for_when_it_has_come(tmp_path: Path) -> None:
+    def serves_no_entry(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        for item in list(response.items):
+            if item.HasField("entry"):
+                claim = Item.Claim(digest=item.id, hint=item.entry.hints[0])
+                item.absent.reason = recon_pb2.LOST
+                response.items.append(Item(claim=claim, order=item.order))
+        return in_sequence(response)
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, [message(1)], {"m1": (b"a hint",)})
+        await publish(one, [message(n) for n in range(2, 40)])
+        memory = PeerMemory()
+        first = await sync(one, InProcessPeer(two, serves_no_entry), memory)
+        assert first.outcome is SyncOutcome.IN_SYNC
+        await publish(one, [message(1)])
+        again = await sync(one, InProcessPeer(two), memory)
+        assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
+        assert (again.claims_received, again.set_aside_count) == (1, 0)
+        assert await holdings(one) == await holdings(two)
+
+    pair(tmp_path, scenario)
+
+
+def test_an_element_set_aside_is_never_offered_and_leaves_when_it_comes_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, SHARED[:50])
+        await publish(two, [*SHARED[:50], MESSAGES[50]])
+        memory = PeerMemory()
+        peer = InProcessPeer(two, cuts_odd_frames)
+        assert (await sync(one, peer, memory)).set_aside_count == 1
+        async with open_nodes(tmp_path / "c", {}) as (third,):
+            report = await sync(one, InProcessPeer(third), PeerMemory())
+            assert report.entries_sent == 50
+        await publish(one, [MESSAGES[50]])
+        report = await sync(one, peer, memory)
+        assert (report.proved, report.set_aside_count, report.entries_sent) == (True, 0, 0)
+
+    pair(tmp_path, scenario)
+
+
+def test_what_the_peer_refused_and_holds_now_is_no_difference(tmp_path: Path) -> None:
+    refused = MESSAGES[50]
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, [*SHARED[:80], refused])
+        await publish(two, SHARED[:80])
+        memory = PeerMemory()
+
+        class Strict(InProcessPeer):
+            async def recon(self, request: bytes) -> bytes:
+                asked = ReconRequest.FromString(request)
+                count = len(asked.push)
+                del asked.push[:]
+                answer = ReconResponse.FromString(await super().recon(asked.SerializeToString()))
+                answer.push_outcomes.extend([recon_pb2.PUSH_REFUSED] * count)
+                return answer.SerializeToString()
+
+        first = await sync(one, Strict(two), memory)
+        assert (first.outcome, first.set_aside_count) == (SyncOutcome.IN_SYNC, 1)
+        await publish(two, [refused])
+        again = await sync(one, InProcessPeer(two), memory)
+        assert (again.proved, again.set_aside_count) == (True, 0)
+        assert (again.entries_received, again.entries_sent) == (0, 0)
+
+    pair(tmp_path, scenario)
+
+
+def test_a_peer_with_a_new_policy_is_offered_again_what_it_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path / "a", {}) as (one,):
+            await publish(one, MESSAGES[:200])
+            memory = PeerMemory()
+            async with open_nodes(tmp_path / "b", {}, limits=SMALL) as (two,):
+                first = await sync(one, InProcessPeer(two), memory)
+                assert first.set_aside_count == 2
+            async with open_nodes(tmp_path / "b", {}) as (two,):
+                again = await sync(one, InProcessPeer(two), memory)
+                assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
+                assert (again.entries_sent, again.set_aside_count) == (2, 0)
+                assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_an_element_is_tried_again_after_a_while_and_then_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, SHARED[:200])
+        await publish(two, [*SHARED[:200], MESSAGES[50]])
+        peer, memory = InProcessPeer(two, cuts_odd_frames), PeerMemory()
+        await sync(one, peer, memory)
+        now = time.monotonic()
+        requests = []
+        for minutes in (14, 16, 30, 70, 90):
+            set_clock(monkeypatch, now + 60 * minutes)
+            report = await sync(one, peer, memory)
+            assert (report.outcome, report.set_aside_count) == (SyncOutcome.IN_SYNC, 1)
+            requests.append(report.entries_refused)
+        assert requests == [0, 1, 0, 0, 1]
+
+    pair(tmp_path, scenario)
+
+
+def test_what_is_set_aside_is_bounded() -> None:
+    aside = SetAside()
+    for n in range(3):
+        aside.add(AsideElement(LackedBy.HERE, n, bytes([n]) * 32, "x"))
+    assert len(aside) == 3
+    assert SET_ASIDE_MAX >= 1_000
+
+
+def test_a_dispute_beyond_the_bound_ends_as_partial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside_module, "SET_ASIDE_MAX", 5)
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, MESSAGES)
+        report = await sync(one, InProcessPeer(two), PeerMemory())
+        assert (report.outcome, report.set_aside_count) == (SyncOutcome.PARTIAL, 5)
+
+    pair(tmp_path, scenario, one=SMALL)
+
+
+class Forgetful(InProcessPeer):
+    """Acknowledges what is pushed and keeps nothing of it."""
+
+    async def recon(self, request: bytes) -> bytes:
+        asked = ReconRequest.FromString(request)
+        count = len(asked.push)
+        del asked.push[:]
+        answer = ReconResponse.FromString(await super().recon(asked.SerializeToString()))
+        answer.push_outcomes.extend([recon_pb2.STORED] * count)
+        return answer.SerializeToString()
+
+
+def test_a_peer_that_throws_away_what_it_acknowledged_is_found_out(tmp_path: Path) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, MESSAGES[:100])
+        await publish(two, MESSAGES[:40])
+        report = await sync(one, Forgetful(two), PeerMemory())
+        assert report.outcome is SyncOutcome.PEER_FAULT
+        assert not report.proved
+        assert "acknowledged" in report.detail
+        assert report.missing_there == 60
+
+    pair(tmp_path, scenario)
+
+
+def test_stores_that_grow_under_a_session_are_followed(tmp_path: Path) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(one, MESSAGES[:100])
+        await publish(two, MESSAGES[60:160])
+
+        class Growing(InProcessPeer):
+            left = 3
+
+            async def recon(self, request: bytes) -> bytes:
+                answer = await super().recon(request)
+                if ReconRequest.FromString(request).push and self.left:
+                    self.left -= 1
+                    await publish(two, [message(2_000 + self.left)])
+                return answer
+
+        report = await sync(one, Growing(two), PeerMemory())
+        assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+        assert report.missing_there == 60
+        assert await holdings(one) == await holdings(two)
+
+    pair(tmp_path, scenario)
+
+
+def test_claims_beside_entries_are_named_by_their_ids(tmp_path: Path) -> None:
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, [MESSAGES[50]], {"m50": (b"hint",)})
+        report = await sync(one, InProcessPeer(two), PeerMemory())
+        digest = entry_digest(MESSAGES[50])
+        assert [(each["kind"], each["id"]) for each in report.set_aside] == [
+            ("entry", digest.hex()),
+            ("claim", claim_id(digest, b"hint").hex()),
+        ]
+
+    pair(tmp_path, scenario, one=SMALL)
