@@ -91,7 +91,9 @@ class ReconEndpoint:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
             name, mutual = known
             if request.idle_root:
-                return await self._compare_roots(request.idle_root, mutual, self._policy_for(caller))
+                return await self._compare_roots(
+                    request.idle_root, mutual, self._policy_for(caller)
+                )
             key = _session_key(request.session, name)
             return await self._answer(request, key, mutual, caller, allowance)
         except DecodeError:

@@ -23,6 +23,7 @@ REPORT_KEYS = {
     "outcome", "code", "detail", "elements", "missing_here", "missing_there", "proved", "rounds",
     "requests", "bytes_up", "bytes_down", "entries_received", "entries_sent",
     "entries_refused", "claims_received", "claims_sent", "claims_refused", "seconds",
+    "set_aside_count", "set_aside", "mended", "lost_here",
 }  # fmt: skip
 
 

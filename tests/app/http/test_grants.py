@@ -319,9 +319,9 @@ def test_reconciliation_pushes_into_covered_channels_only(node: RunningNode) -> 
     assert outcomes == [
         wire.PUSH_REFUSED,
         wire.STORED,
-        wire.NOT_EXAMINED,
+        wire.NO_ENTRY,
         wire.STORED,
-        wire.NOT_EXAMINED,
+        wire.NO_ENTRY,
     ]
     assert count_of_theirs(node) == 2
     hinted = node.http.get(f"/v1/hints/{b'pushed hint'.hex()}").json()["messages"]
