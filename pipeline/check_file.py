@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from pipeline.columns import CLAIMS, ENTRIES, history_array
+from pipeline.columns import CLAIMS, ENTRIES, ENTRIES_1, history_array
 from pipeline.findings import Fault, Finding
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.scan import day_start_ms
@@ -43,15 +43,18 @@ class FileCheck:
     lost_count: int = 0
 
 
-def check_file(snapshot: Path, expected: EntryRange | ClaimRange) -> FileCheck:
-    """Compare the file of `expected` with the manifest and with itself."""
+def check_file(snapshot: Path, schema_version: int, expected: EntryRange | ClaimRange) -> FileCheck:
+    """Compare the file of `expected` with the manifest, of this version, and with itself."""
     path = expected.file.path
     try:
         content = (snapshot / path).read_bytes()
     except OSError as error:
         return FileCheck((Finding(Fault.MISSING_FILE, path, str(error)),))
     tables: list[tuple[int, pa.Table]] = []
-    findings = tuple(islice(_findings(content, expected, tables), FINDINGS_PER_FILE_MAX))
+    schema = CLAIMS
+    if isinstance(expected, EntryRange):
+        schema = ENTRIES_1 if schema_version == 1 else ENTRIES
+    findings = tuple(islice(_findings(content, expected, schema, tables), FINDINGS_PER_FILE_MAX))
     rows_count = sum(table.num_rows for _, table in tables)
     if isinstance(expected, ClaimRange):
         return FileCheck(findings, rows_count)
@@ -61,14 +64,17 @@ def check_file(snapshot: Path, expected: EntryRange | ClaimRange) -> FileCheck:
 
 
 def _findings(
-    content: bytes, expected: EntryRange | ClaimRange, tables: list[tuple[int, pa.Table]]
+    content: bytes,
+    expected: EntryRange | ClaimRange,
+    schema: pa.Schema,
+    tables: list[tuple[int, pa.Table]],
 ) -> Iterator[Finding]:
     """The faults of a file; `tables` receives (first row, rows) of each part that can be read."""
     path = expected.file.path
     if (len(content), blake3(content).hexdigest()) != (expected.file.bytes, expected.file.digest):
         yield Finding(Fault.DAMAGED_FILE, path, "the bytes are not those that were exported")
     is_entries = isinstance(expected, EntryRange)
-    yield from _read(content, path, ENTRIES if is_entries else CLAIMS, tables)
+    yield from _read(content, path, schema, tables)
     for first_row, table in tables:
         faults = _entry_faults(table) if is_entries else _claim_faults(table)
         for row, fault, detail in faults:
@@ -142,6 +148,7 @@ def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
         if columns_here != _expected_columns(message, dialect.label, frame):
             yield row, Fault.COLUMN_DIFFERS, "a column does not say what the frame says"
     yield from _history_faults(table, messages)
+    yield from _content_faults(table, messages)
 
 
 def _expected_columns(message: Message, dialect: str, frame: bytes) -> tuple[Any, ...]:
@@ -164,6 +171,16 @@ def _history_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iter
     for row in range(len(messages)):
         if stored[row] != expected[row]:
             yield row, Fault.COLUMN_DIFFERS, "causal_history does not say what the frame says"
+
+
+def _content_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iterator[_Fault]:
+    if "content" not in table.column_names:  # schema version 1
+        return
+    for row, (stored, message) in enumerate(
+        zip(table["content"].to_pylist(), messages, strict=True)
+    ):
+        if stored != (None if message is None else message.content):
+            yield row, Fault.COLUMN_DIFFERS, "content is not that of the frame"
 
 
 def _claim_faults(table: pa.Table) -> Iterator[_Fault]:

@@ -131,7 +131,8 @@ def restore(
     else:
         for code, count in done.refused.items():
             print_error(f"{code}: {counted(count, 'row', 'rows')} refused")
-        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written to {shown(url)}")
+        mended = f", {done.mended_count:,} mended" if done.mended_count else ""
+        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written{mended}: {shown(url)}")
     return Exit.PARTIAL if done.refused else Exit.DONE
 
 

@@ -48,6 +48,12 @@ ENTRIES = pa.schema(
         ),
         _column("frame_hash", pa.binary(), "32 bytes, BLAKE3 of the frame"),
         _column("content_bytes", pa.int64(), "length of the content inside the frame"),
+        _column(
+            "content",
+            pa.binary(),
+            "what the author wrote, as the application wrote it; null where the store has no frame",
+            nullable=True,
+        ),
         _column("frame_bytes", pa.int64(), "length of the frame, also of a lost one; 0 if retired"),
         _column("causal_history", LIST_OF_HISTORY, "messages the author had just delivered"),
         _column(
@@ -58,6 +64,9 @@ ENTRIES = pa.schema(
         ),
     ]
 )
+
+ENTRIES_1 = pa.schema([field for field in ENTRIES if field.name != "content"])
+"""The columns of snapshots of schema version 1: content stands in the frame alone."""
 
 ENTRY_KEYS = pa.schema(
     [

@@ -181,15 +181,15 @@ class Database(ABC):
         return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
 
     def known_digests(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of `digests` whose entries are here with their content."""
+        """Those of `digests` whose entries are here, and their content is not known to be lost."""
         known: set[bytes] = set()
         for start in range(0, len(digests), _KEYS_PER_QUERY):
             portion = digests[start : start + _KEYS_PER_QUERY]
             marks = ", ".join([self._mark] * len(portion))
             # The index holds the first 8 bytes of each digest.
             found = self._all(
-                f"SELECT digest FROM messages m WHERE digest_prefix IN ({marks})"
-                " AND NOT EXISTS (SELECT 1 FROM lost_content l WHERE l.seq = m.seq)",
+                f"SELECT digest FROM messages WHERE digest_prefix IN ({marks})"
+                " AND seq NOT IN (SELECT seq FROM lost_content)",
                 [digest[:8] for digest in portion],
             )
             known.update(bytes(row[0]) for row in found)

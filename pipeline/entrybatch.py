@@ -37,6 +37,7 @@ def entries_batch(
         pa.array(digests, pa.binary()),
         pa.array(frame_hashes, pa.binary()),
         from_frames.content_bytes,
+        from_frames.content,
         pa.array(
             [len(f) if f else size for f, size in zip(frames, sizes, strict=True)], pa.int64()
         ),

@@ -97,7 +97,13 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
     folder = route.folder
     watermark = store.watermark
     parts = [
-        Part(ENTRIES_TABLE, store.scan(watermark.seq), base.manifest.entry_ranges if base else ()),
+        Part(
+            ENTRIES_TABLE,
+            store.scan(watermark.seq),
+            base.manifest.entry_ranges if base else (),
+            is_shareable=base is not None
+            and base.manifest.schema_version == manifests.SCHEMA_VERSION,
+        ),
         Part(
             CLAIMS_TABLE, store.scan(watermark.claim_no), base.manifest.claim_ranges if base else ()
         ),

@@ -1,4 +1,4 @@
-"""What only frames tell, as columns: sender, length of the content, causal history.
+"""What only frames tell, as columns: sender, content, causal history.
 
 Most frames are written plainly: version 2, each field once, strict entries. The fields of many of those
 are found at once, with numpy: a step for each field, not for each frame. Every other frame is decoded.
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.columns import HISTORY_TYPE, LIST_OF_HISTORY, history_array
@@ -36,6 +37,7 @@ class Told(NamedTuple):
 
     sender_id: pa.Array
     content_bytes: pa.Array
+    content: pa.Array
     causal_history: pa.Array
 
 
@@ -80,6 +82,7 @@ def _told_by_decoding(frames: Sequence[bytes | None]) -> Told:
     return Told(
         pa.array([each.sender_id if each else "" for each in messages], pa.string()),
         pa.array([len(each.content) if each else 0 for each in messages], pa.int64()),
+        pa.array([each.content if each else None for each in messages], pa.binary()),
         history_array(messages),
     )
 
@@ -108,9 +111,14 @@ def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tu
     counts = np.bincount(rows[kept], minlength=len(frames))[is_plain]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     content_starts, content_ends = found.once[_CONTENT]
+    content = _slices(data, found.once[_CONTENT], is_plain, pa.binary())
+    has_frame = np.fromiter((frame is not None for frame in frames), bool, len(frames))[is_plain]
+    if not has_frame.all():
+        content = pc.if_else(pa.array(has_frame), content, None)
     return is_plain, Told(
         _slices(data, found.once[_SENDER], is_plain, pa.string()),
         pa.array((content_ends - content_starts)[is_plain]),
+        content,
         pa.ListArray.from_arrays(pa.array(offsets), elements, type=LIST_OF_HISTORY),
     )
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.cluster import on_cluster
@@ -21,7 +23,7 @@ from pipeline.plan import merged_tail
 from pipeline.publish import record_of, share_file
 from pipeline.roots import root
 from pipeline.scan import Scan
-from pipeline.tables import write_claims, write_entries
+from pipeline.tables import is_lost, write_claims, write_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,12 +71,14 @@ class Route:
 class Part:
     """What is to be exported of a table.
 
-    `parent_ranges` is empty without a parent; rows above the last of them are new.
+    `parent_ranges` is empty without a parent; rows above the last of them are new. `is_shareable`:
+    the parent's files have the columns that this version writes.
     """
 
     table: Table
     scan: Scan
     parent_ranges: Sequence[_AnyRange]
+    is_shareable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,23 @@ class Exported:
 
 def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
     """Bring the rows of each part into the folder, sharing with the parent whatever is the same."""
-    ranges = [(part.table, part.scan, each) for part in parts for each in part.parent_ranges]
+    ranges = [
+        (part.table, part.scan, each)
+        for part in parts
+        if part.is_shareable
+        for each in part.parent_ranges
+    ]
     states = on_cluster(spark, "Compare with the parent", partial(_is_unchanged, route), ranges)
     is_unchanged = iter(states)
     plans = [
-        _plan(route, part, list(islice(is_unchanged, len(part.parent_ranges)))) for part in parts
+        _plan(
+            route,
+            part,
+            list(islice(is_unchanged, len(part.parent_ranges)))
+            if part.is_shareable
+            else [False] * len(part.parent_ranges),
+        )
+        for part in parts
     ]
     for kept, _ in plans:
         for each in kept:
@@ -143,15 +159,35 @@ def _is_unchanged(route: Route, what: tuple[Table, Scan, _AnyRange]) -> bool:
     """Whether the store still holds what the parent's file was made of, and that file is whole."""
     table, scan, each = what
     assert route.parent is not None  # noqa: S101 - there are no ranges without one
-    with open_database(route.url) as database:
-        elements, frame_bytes = table.elements(database, _scan_of(scan, each))
-    state = (len(elements), root(elements).hex(), frame_bytes)
-    if state != (each.count, each.root, getattr(each, "frame_bytes", 0)):
-        return False
     try:
-        return record_of(route.parent, each.file.path) == each.file
+        if record_of(route.parent, each.file.path) != each.file:
+            return False
     except OSError:
         return False
+    with open_database(route.url) as database:
+        elements, frame_bytes = table.elements(database, _scan_of(scan, each))
+        state = (len(elements), root(elements).hex(), frame_bytes)
+        if state != (each.count, each.root, getattr(each, "frame_bytes", 0)):
+            return False
+        # What was lost then and is still lost is not written again at every export.
+        return not (
+            isinstance(each, EntryRange)
+            and each.lost_count
+            and _is_mended(route.parent / each.file.path, database, _scan_of(scan, each))
+        )
+
+
+def _is_mended(path: Path, database: Database, scan: Scan) -> bool:
+    """Whether the store has a frame again that the file lacks because it was lost."""
+    columns = ["seq", "frame_bytes", "frame"]
+    table = pq.read_table(path, columns=columns, partitioning=None)
+    lost = table.filter(is_lost(table))["seq"].combine_chunks()
+    bounds = pc.min_max(lost).as_py()
+    for batch in database.entries(scan.of_seq(bounds["min"], bounds["max"])):
+        whole = batch.filter(pc.is_valid(batch["frame"]))["seq"]
+        if pc.any(pc.is_in(whole, lost)).as_py():
+            return True
+    return False
 
 
 def _scan_of(scan: Scan, each: _AnyRange) -> Scan:

@@ -20,7 +20,9 @@ from pipeline.layout import CHANNELS_FILE, PROTO_FILES, README_FILE, claims_path
 
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of the manifest and the tables. Version 1 has no column `content`; it is read, not written."""
+SCHEMA_VERSIONS_READ = (1, SCHEMA_VERSION)
 MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
 _OTHER_FILES = {CHANNELS_FILE, README_FILE, *PROTO_FILES}
@@ -202,7 +204,7 @@ def load(snapshot: Path) -> Manifest:
 def _check_version(members: dict[str, Any]) -> None:
     if members["format"] != FORMAT:
         raise ManifestError(f"not a snapshot but {members['format']!r}")
-    if members["schema_version"] != SCHEMA_VERSION:
+    if members["schema_version"] not in SCHEMA_VERSIONS_READ:
         raise ManifestError(f"schema version {members['schema_version']} is not known here")
 
 

@@ -50,12 +50,14 @@ _GROUP_BYTES = 16 * 1024 * 1024
 class Restored:
     """What a restore did. `refused` counts rows by the code of their refusal.
 
-    Retired rows have nothing to bring in, and are not refused.
+    `mended_count` are entries that the store had, but for their content, which was lost. Retired rows
+    have nothing to bring in, and are not refused.
     """
 
     rows_count: int = 0
     retired_count: int = 0
     written_count: int = 0
+    mended_count: int = 0
     claims_count: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -279,7 +281,8 @@ class _Sink:
 
     def _write(self, group: Sequence[NewEntry]) -> None:
         results = self._store.write_group(group)
-        self._restored.written_count += sum(result.is_new or result.is_mended for result in results)
+        self._restored.written_count += sum(result.is_new for result in results)
+        self._restored.mended_count += sum(result.is_mended for result in results)
 
     def _write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
         self._restored.claims_count += self._store.write_claims(claims)

@@ -50,7 +50,7 @@ def verify_snapshot(
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
     ranges = [*manifest.entry_ranges, *manifest.claim_ranges]
-    work = partial(check_file, snapshot)
+    work = partial(check_file, snapshot, manifest.schema_version)
     checks: list[FileCheck] = on_cluster(spark, "Hash every row again", work, ranges)
     findings = [finding for check in checks for finding in check.findings]
     findings += _other_files(snapshot, manifest)

@@ -32,7 +32,7 @@ def write_report(spark: SparkSession, snapshot: Path, out: Path) -> dict[str, pa
     """
     manifest = manifests.load(snapshot)
     entries = read_entries(spark, snapshot)
-    slim = entries.drop("frame", "frame_hash").persist(StorageLevel.DISK_ONLY)
+    slim = entries.drop("frame", "frame_hash", "content").persist(StorageLevel.DISK_ONLY)
     tables: dict[str, pa.Table] = {}
     with published(out.absolute()) as folder:
         for name, query in TABLES.items():

@@ -13,10 +13,11 @@ from pipeline.check_file import FileCheck, check_file
 from pipeline.columns import ENTRIES
 from pipeline.database import open_database
 from pipeline.findings import Fault
-from pipeline.manifest import EntryRange
+from pipeline.manifest import SCHEMA_VERSION, EntryRange
 from pipeline.publish import write_file
 from pipeline.scan import Scan
 from pipeline.tables import entry_facts, parquet_bytes, write_entries
+from sdstore.sds.codec import decode
 from tests.support.snapshots import conversation, fill_store
 
 ROWS = 60
@@ -37,11 +38,11 @@ def check_forged(folder: Path, each: EntryRange, **columns: list[object]) -> Fil
     arrays = [pa.array(columns.get(f.name, table[f.name].to_pylist()), f.type) for f in ENTRIES]
     table = pa.Table.from_arrays(arrays, schema=ENTRIES)
     file = write_file(folder, each.file.path, parquet_bytes(table))
-    return check_file(folder, replace(each, **entry_facts(table), file=file))
+    return check_file(folder, SCHEMA_VERSION, replace(each, **entry_facts(table), file=file))
 
 
 def test_what_was_written_is_sound(tmp_path: Path, written: EntryRange) -> None:
-    assert check_file(tmp_path, written) == FileCheck((), ROWS)
+    assert check_file(tmp_path, SCHEMA_VERSION, written) == FileCheck((), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_manifest_that_says_something_else_than_the_rows_is_noticed(
     tmp_path: Path, written: EntryRange, member: str, value: object
 ) -> None:
     lie = replace(written, **{member: value})  # type: ignore[arg-type]
-    [finding] = check_file(tmp_path, lie).findings
+    [finding] = check_file(tmp_path, SCHEMA_VERSION, lie).findings
     assert finding.fault is Fault.SUMMARY_DIFFERS
     assert finding.detail.startswith(member)
 
@@ -75,8 +76,21 @@ def test_frames_that_were_taken_out_leave_columns_that_nothing_proves(
     nothing |= {
         "sender_id": [""] * ROWS,
         "content_bytes": [0] * ROWS,
+        "content": [None] * ROWS,
         "causal_history": [[]] * ROWS,
     }
     assert check_forged(tmp_path, written, **nothing) == FileCheck((), ROWS, lost_count=ROWS)
     nothing["frame_bytes"] = [0] * ROWS
     assert check_forged(tmp_path, written, **nothing) == FileCheck((), ROWS, retired_count=ROWS)
+
+
+def test_content_that_is_not_that_of_the_frame_is_noticed(
+    tmp_path: Path, written: EntryRange
+) -> None:
+    table = pq.read_table(tmp_path / written.file.path, partitioning=None)
+    contents = table["content"].to_pylist()
+    assert contents == [decode(frame)[0].content for frame in table["frame"].to_pylist()]
+    for row, forged in ((0, b"forged"), (5, None)):
+        changed = [*contents[:row], forged, *contents[row + 1 :]]
+        [finding] = check_forged(tmp_path, written, content=changed).findings
+        assert (finding.fault, finding.row) == (Fault.COLUMN_DIFFERS, row)

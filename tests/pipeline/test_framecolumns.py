@@ -99,8 +99,9 @@ def test_a_long_history_is_taken_apart_entry_by_entry() -> None:
     history = tuple(HistoryEntry(f"{n}" * 30, b"h" * n, "s" * (n % 3)) for n in range(1, 201))
     message = Message("id", "channel", "me", 1, history, b"b" * 18_000, content=b"c" * 70_000)
     frame = encode(message)
-    sender, content, histories = told([frame] * 3, [Dialect.V2] * 3)
-    assert (sender.to_pylist(), content.to_pylist()) == (["me"] * 3, [70_000] * 3)
+    sender, sizes, contents, histories = told([frame] * 3, [Dialect.V2] * 3)
+    assert (sender.to_pylist(), sizes.to_pylist()) == (["me"] * 3, [70_000] * 3)
+    assert contents.to_pylist() == [message.content] * 3
     assert [
         [
             HistoryEntry(each["message_id"], each["retrieval_hint"], each["sender_id"])

@@ -91,17 +91,22 @@ def test_a_file_of_the_parent_that_is_gone_or_rotten_is_written_again(
         assert (chain.folders[-1] / each.file.path).stat().st_size == each.file.bytes
 
 
-def test_a_frame_that_the_store_has_lost_is_counted_and_not_written_again_and_again(
+def test_a_frame_that_the_store_has_lost_is_counted_and_written_again_once_it_is_mended(
     tmp_path: Path,
 ) -> None:
     chain = Chain(tmp_path)
     fill_store(chain.url, chain.messages, 50)
     with closing(sqlite3.connect(chain.path)) as connection, connection:
+        [whole] = connection.execute("SELECT codec, data FROM frames WHERE seq = 7").fetchall()
         connection.execute("UPDATE frames SET data = x'00' WHERE seq = 7")
     chain.count = 50
     chain.grow(0)
     assert chain.manifest().lost_count == 1
     assert chain.grow(0).bytes_written == 0
+    with closing(sqlite3.connect(chain.path)) as connection, connection:
+        connection.execute("UPDATE frames SET (codec, data) = (?, ?) WHERE seq = 7", whole)
+    assert chain.grow(0).bytes_written > 0
+    assert chain.manifest().lost_count == 0
 
 
 def test_a_manifest_whose_ranges_overlap_is_refused(tmp_path: Path) -> None:
