@@ -38,8 +38,17 @@ _PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
 _STORED_COLUMNS = 9  # of a row with its frame, those that stand in the table of entries
+_DIGEST = 5
 _PACKED = 6  # the first column of those that make a `PackedFrame`
 _FRAME_BYTES = 7
+
+
+_WITH_FRAMES = (
+    "SELECT m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect, m.digest,"
+    " m.seq, m.frame_bytes, m.frame_hash, f.codec, f.reference_no, f.data"
+    " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
+    " LEFT JOIN frames f ON f.seq = m.seq"
+)
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -146,14 +155,7 @@ class Database(ABC):
     def entries(self, scan: Scan) -> Iterator[pa.RecordBatch]:
         """The entries in `scan` in arrival order, in the columns of `ENTRIES`."""
         where, parameters = self._entry_condition(scan)
-        rows = self._rows(
-            "SELECT m.received_at_ms, c.channel_id, m.message_id, m.lamport, m.dialect, m.digest,"
-            " m.seq, m.frame_bytes, m.frame_hash, f.codec, f.reference_no, f.data"
-            " FROM messages m JOIN channels c ON c.channel_no = m.channel_no"
-            f" LEFT JOIN frames f ON f.seq = m.seq WHERE {where} ORDER BY m.seq",
-            parameters,
-            _FETCH_ROWS,
-        )
+        rows = self._rows(f"{_WITH_FRAMES} WHERE {where} ORDER BY m.seq", parameters, _FETCH_ROWS)
         unpacker = FrameUnpacker()
         for portion in _portions(row for fetched in rows for row in fetched):
             frames = self._unpacked(unpacker, portion)
@@ -180,20 +182,33 @@ class Database(ABC):
         )
         return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
 
-    def known_digests(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of `digests` whose entries are here, and their content is not known to be lost."""
-        known: set[bytes] = set()
+    def held(self, digests: Sequence[bytes]) -> tuple[set[bytes], list[int]]:
+        """Those of `digests` whose entries are here with their content, or retired; and the sequence
+        numbers of those whose frames cannot be read although nobody has noticed yet."""
+        held: set[bytes] = set()
+        doubted: list[int] = []
+        unpacker = FrameUnpacker()
         for start in range(0, len(digests), _KEYS_PER_QUERY):
             portion = digests[start : start + _KEYS_PER_QUERY]
+            wanted = set(portion)
             marks = ", ".join([self._mark] * len(portion))
             # The index holds the first 8 bytes of each digest.
-            found = self._all(
-                f"SELECT digest FROM messages WHERE digest_prefix IN ({marks})"
-                " AND seq NOT IN (SELECT seq FROM lost_content)",
+            found = self._rows(
+                f"{_WITH_FRAMES} WHERE m.digest_prefix IN ({marks})"
+                " AND m.seq NOT IN (SELECT seq FROM lost_content)",
                 [digest[:8] for digest in portion],
+                _FETCH_ROWS,
             )
-            known.update(bytes(row[0]) for row in found)
-        return known.intersection(digests)
+            for rows in _portions(row for fetched in found for row in fetched):
+                frames = self._unpacked(unpacker, rows)
+                for row in rows:
+                    if (digest := bytes(row[_DIGEST])) not in wanted:
+                        continue
+                    if row[_FRAME_BYTES] and row[_PACKED] not in frames:
+                        doubted.append(row[_PACKED])
+                    else:
+                        held.add(digest)
+        return held, doubted
 
     def entry_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
         """`scan` cut into parts of about `size` entries, each with its count."""

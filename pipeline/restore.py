@@ -94,7 +94,8 @@ def restore_snapshot(
             if empty_file is None:
                 for stretch in items("Restore", list(stretches(manifest.entry_ranges))):
                     with open_database(url) as database:
-                        for row in _rows_to_write(snapshot, stretch, database, restored):
+                        rows = _rows_to_write(snapshot, stretch, database, sink.recheck, restored)
+                        for row in rows:
                             sink.take(row)
             sink.flush()
             # Not before: a claim needs its entry, and claims have an order of their own.
@@ -199,18 +200,29 @@ def _claims(
 
 
 def _rows_to_write(
-    snapshot: Path, stretch: Sequence[EntryRange], database: Database, restored: Restored
+    snapshot: Path,
+    stretch: Sequence[EntryRange],
+    database: Database,
+    recheck: Callable[[Sequence[int]], object],
+    restored: Restored,
 ) -> Iterator[_Row]:
     """The rows of a stretch that the store lacks, in arrival order."""
-    files = [_new_rows(snapshot, each, database, restored) for each in stretch]
+    files = [_new_rows(snapshot, each, database, recheck, restored) for each in stretch]
     for _, row in heapq.merge(*files, key=itemgetter(0)):
         yield row
 
 
 def _new_rows(
-    snapshot: Path, each: EntryRange, database: Database, restored: Restored
+    snapshot: Path,
+    each: EntryRange,
+    database: Database,
+    recheck: Callable[[Sequence[int]], object],
+    restored: Restored,
 ) -> Iterator[tuple[int, _Row]]:
-    """The rows of a file that the store lacks, with their sequence numbers, in arrival order."""
+    """The rows of a file that the store lacks, or cannot read, in arrival order with their numbers.
+
+    What cannot be read the store rechecks first: it mends only what it knows to be lost.
+    """
     path, columns = snapshot / each.file.path, ["seq", "digest", "frame", "frame_bytes"]
     try:
         table = pq.read_table(path, columns=columns, partitioning=None)
@@ -220,8 +232,11 @@ def _new_rows(
     lost = pc.fill_null(is_lost(table), fill_value=False)
     restored.rows_count += table.num_rows
     restored.retired_count += table["frame"].null_count - pc.sum(lost).as_py()
-    known = database.known_digests(table["digest"].to_pylist())
-    is_new = pa.array(digest not in known for digest in table["digest"].to_pylist())
+    digests = table["digest"].to_pylist()
+    held, doubted = database.held(digests)
+    if doubted:
+        recheck(doubted)
+    is_new = pa.array(digest not in held for digest in digests)
     if lost_count := pc.sum(pc.and_(is_new, lost)).as_py():
         restored.refused[Fault.FRAME_LOST] += lost_count
     wanted = table.filter(pc.and_(is_new, pc.is_valid(table["frame"]))).sort_by("seq")
@@ -259,6 +274,12 @@ class _Sink:
         if len(self._group) >= _GROUP_ROWS or self._group_bytes >= _GROUP_BYTES:
             self._submit(self._write, self._group)
             self._group, self._group_bytes = [], 0
+
+    def recheck(self, seqs: Sequence[int]) -> None:
+        """Have the store read frames again that could not be read here."""
+        self._finish()
+        for start in range(0, len(seqs), _GROUP_ROWS):
+            self._writer.submit(self._store.recheck, seqs[start : start + _GROUP_ROWS]).result()
 
     def take_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
         """Write claims on entries that are there."""
