@@ -41,8 +41,8 @@ def opened(
 ) -> Iterator[SparkSession]:
     """A Spark session, and what goes wrong as `faults_told` has it.
 
-    Snapshots and stores (`sides`) are opened first, and `target` must be free: nobody waits for Spark
-    to be told of a slip of the pen.
+    Snapshots and stores (`sides`) are opened first, and `target` must be free: arguments are validated
+    before Spark starts.
     """
     with faults_told():
         from pipeline.database import open_database
@@ -74,13 +74,21 @@ def faults_told() -> Iterator[None]:
         )
         raise CliError(Exit.LOCAL_FAULT, "spark_missing", detail) from None
     try:
+        with snapshot_faults_told():
+            yield
+    except (PySparkException, Py4JError) as error:
+        raise CliError(Exit.LOCAL_FAULT, "spark_failed", reason_of(str(error))) from error
+
+
+@contextmanager
+def snapshot_faults_told() -> Iterator[None]:
+    """The faults of snapshots and stores as lines and exit codes; Spark need not be installed."""
+    try:
         yield
     except PipelineError as error:
         raise CliError(_EXITS.get(type(error), Exit.LOCAL_FAULT), error.code, str(error)) from error
     except StoreFault as error:
         raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
-    except (PySparkException, Py4JError) as error:
-        raise CliError(Exit.LOCAL_FAULT, "spark_failed", reason_of(str(error))) from error
 
 
 def reason_of(report: str) -> str:

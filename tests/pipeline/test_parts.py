@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +26,7 @@ from pipeline.errors import DatabaseError, ManifestError, PublishError
 from pipeline.layout import entries_path
 from pipeline.lineage import list_snapshots, prune_snapshots
 from pipeline.manifest import (
+    SCHEMA_VERSION,
     EntryRange,
     FileRecord,
     Manifest,
@@ -39,6 +43,9 @@ from pipeline.report.page import page
 from pipeline.report.pictures import pictures
 from pipeline.restore import stretches
 from pipeline.roots import digest_array, root
+from tests.support.cli import cli
+
+FIRST_VERSION = Path(__file__).parents[1] / "fixtures" / "snapshots" / "1"
 
 
 def entry_range(first: int, count: int, day: str = "2026-01-01") -> EntryRange:
@@ -100,8 +107,9 @@ def test_any_changed_byte_of_a_manifest_is_noticed() -> None:
 
 
 def test_a_manifest_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="schema version 2 is not known"):
-        Manifest.from_bytes(replace(MANIFEST, schema_version=2).to_bytes())
+    later = SCHEMA_VERSION + 1
+    with pytest.raises(ManifestError, match=f"schema version {later} is not known"):
+        Manifest.from_bytes(replace(MANIFEST, schema_version=later).to_bytes())
     with pytest.raises(ManifestError, match="is not a snapshot"):
         load(tmp_path)
 
@@ -294,6 +302,24 @@ def test_the_command_line_starts_without_spark() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == 0
     assert b"restore" in ended.stdout
+
+
+def test_snapshots_with_equal_roots_are_equal_without_spark_or_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(FIRST_VERSION, tmp_path / "copy")
+    for name in ("pyspark", "pyspark.errors", "py4j", "py4j.protocol"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=AssertionError("a process starts")))
+    started = time.process_time()
+    for other in (FIRST_VERSION, tmp_path / "copy"):
+        result = cli("snapshot", "diff", FIRST_VERSION, other)
+        assert (result.code, result.out, result.err) == (0, "equal\n", "")
+        report = cli("snapshot", "diff", FIRST_VERSION, other, "--json").json
+        assert (report["equal"], report["ranges_count"]) == (True, 0)
+        assert report["left_only"] == report["right_only"] == {"count": 0, "rows": []}
+    assert time.process_time() - started < 4
+    assert cli("snapshot", "diff", FIRST_VERSION, tmp_path / "nowhere").code == 1
 
 
 def test_of_what_spark_tells_one_line_says_why() -> None:
