@@ -20,7 +20,7 @@ from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
-from app.cli.read import hex_argument
+from app.cli.read import hint_argument
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
@@ -42,13 +42,17 @@ def publish(
     ] = FileFormat.AUTO,
     hint: Annotated[
         list[str] | None,
-        typer.Option("--hint", metavar="HEX", help="A hint for the one message of --format frame."),
+        typer.Option(
+            "--hint",
+            metavar="HEX",
+            help="A hint for the one message of --format frame, in hexadecimal.",
+        ),
     ] = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> int:
     """Publish messages: length-delimited protobuf, NDJSON, or one bare frame."""
-    hints = tuple(hex_argument(each, "--hint") for each in hint or ())
+    hints = tuple(hint_argument(each, "--hint") for each in hint or ())
     if hints and file_format is not FileFormat.FRAME:
         raise CliError(Exit.USAGE, "invalid_parameter", "--hint goes with --format frame")
     with node_client(node) as client, open_input(file) as stream:

@@ -14,11 +14,13 @@ from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelId, NodeUrl
 from app.cli.output import print_json, print_note, stdout, table
 from app.cli.show import message_document, message_table
+from app.hexadecimal import not_a_hex_hint
 from sdstore.client import StoreClient
 from sdstore.client.records import Channel, StoredMessage
 
 verbs = typer.Typer()
 
+HINT_HELP = "The retrieval hint, in hexadecimal (inside a message in JSON hints are base64)."
 HINT_PAGE = 100
 HINT_CANDIDATES_MAX = 1_000  # what a node ranks; beyond it are claims nobody should follow
 
@@ -56,14 +58,14 @@ def get(
 
 @verbs.command()
 def hint(
-    hint_hex: Annotated[str, typer.Argument(metavar="HEX", help="The retrieval hint.")],
+    hint_hex: Annotated[str, typer.Argument(metavar="HEX", help=HINT_HELP)],
     channel: ChannelId = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> int:
     """Find the messages that a retrieval hint may mean, the likeliest first."""
     with node_client(node) as client:
-        found = _candidates(client, hex_argument(hint_hex, "the hint"), channel)
+        found = _candidates(client, hint_argument(hint_hex, "the hint"), channel)
     if not found:
         raise CliError(Exit.NO, "not_found", "no message is known under this hint")
     documents = [
@@ -124,6 +126,14 @@ def hex_argument(text: str, what: str) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         raise CliError(Exit.USAGE, "invalid_hex", f"{what} is not hexadecimal") from None
+
+
+def hint_argument(text: str, what: str) -> bytes:
+    """Bytes of a retrieval hint from hexadecimal."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise CliError(Exit.USAGE, "invalid_hex", f"{what} {not_a_hex_hint(text)}") from None
 
 
 def _candidates(client: StoreClient, hint: bytes, channel: str | None) -> list[StoredMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from app.hexadecimal import hex_bytes
+from app.hexadecimal import hint_bytes
 from app.http.auth import Scope
 from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
@@ -23,10 +23,11 @@ async def get_hint(
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
     channel_id: str | None = None,
 ) -> Response:
-    """The entries that the hint may mean: computed claims first, then publishers', then histories'."""
+    """The entries that the hint, in hexadecimal, may mean: computed claims first, then publishers',
+    then histories'. (Inside a message in JSON hints are base64.)"""
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.HINT, after)
-    wanted = hex_bytes(hint, "the hint")
+    wanted = hint_bytes(hint, "the hint")
     page, described = await read_described(
         call, limit, lambda limit: call.node.store.hint(wanted, channel_id, limit, position)
     )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.hexadecimal import hex_bytes
+from app.hexadecimal import hex_bytes, hint_bytes
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form, body_form
@@ -37,7 +37,10 @@ class LookupBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     message_ids: list[str] = Field(default_factory=list)
-    retrieval_hints: list[str] = Field(default_factory=list, description="in hexadecimal")
+    retrieval_hints: list[str] = Field(
+        default_factory=list,
+        description="in hexadecimal (inside a message in JSON hints are base64)",
+    )
     channel_id: str | None = None
     presence_only: bool = False
 
@@ -212,7 +215,7 @@ def _wanted(call: Call) -> wire.LookupRequest:
     body = read_json(_LOOKUP_BODY, call.body)
     return wire.LookupRequest(
         message_ids=body.message_ids,
-        retrieval_hints=[hex_bytes(hint, "a retrieval hint") for hint in body.retrieval_hints],
+        retrieval_hints=[hint_bytes(hint, "a retrieval hint") for hint in body.retrieval_hints],
         channel_id=body.channel_id,
         presence_only=body.presence_only,
     )

@@ -25,11 +25,15 @@ PROBLEM_SCHEMA: Document = {
         "code": {"type": "string", "description": "stable; docs/errors.md lists them"},
     },
 }
+_MESSAGE_JSON = (
+    "proto3 JSON of sds.Message: bytes are base64 (content, bloom filter, the retrieval hints of a "
+    "history); hints and hashes outside of it are hexadecimal"
+)
 _MESSAGE: Document = {
     "type": "object",
     "required": ["message"],
     "properties": {
-        "message": {"type": "object", "description": "proto3 JSON of sds.Message"},
+        "message": {"type": "object", "description": _MESSAGE_JSON},
         "meta": {"type": "object", "description": "ignored where a message is published"},
     },
 }
@@ -75,7 +79,7 @@ OPERATIONS: dict[tuple[str, str], Document] = {
             {
                 "name": "Retrieval-Hint",
                 "in": "header",
-                "description": "in hexadecimal, repeatable",
+                "description": "in hexadecimal (not in base64, as inside a message), repeatable",
                 "schema": _HEX,
             }
         ],

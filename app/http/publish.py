@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem, problem_of_message
-from app.hexadecimal import hex_bytes
+from app.hexadecimal import hint_bytes
 from app.http.auth import Caller, Scope
 from app.http.call import Call, Reply
 from app.http.forms import Form, answer_form, body_form
@@ -76,7 +76,7 @@ def _header_hints(call: Call) -> Iterator[bytes]:
     for name, value in call.raw_headers:
         if name == b"retrieval-hint":
             for hint in value.decode("latin-1").split(","):
-                yield hex_bytes(hint.strip(), "Retrieval-Hint")
+                yield hint_bytes(hint.strip(), "Retrieval-Hint")
 
 
 def _protobuf_items(call: Call) -> list[Publication | Problem]:

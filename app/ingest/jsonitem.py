@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from app.errors import Code, Problem, problem_of_message
-from app.hexadecimal import hex_bytes
+from app.hexadecimal import hint_bytes
 from app.ingest.records import Publication, WakuEnvelope
 from sdstore.sds.codec import MessageError, encode
 from sdstore.sds.jsonform import from_json
@@ -41,7 +41,7 @@ def _hints(values: Any) -> tuple[bytes, ...]:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise Problem(Code.INVALID_JSON_MESSAGE, "retrieval_hints is a list of hexadecimal strings")
-    return tuple([hex_bytes(value, "a retrieval hint") for value in values])
+    return tuple([hint_bytes(value, "a retrieval hint") for value in values])
 
 
 def _envelope(waku: Any) -> WakuEnvelope | None:

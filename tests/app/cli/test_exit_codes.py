@@ -83,6 +83,10 @@ def test_a_wrong_command_line_is_2(arguments: list[str], code: str) -> None:
     assert (result.code, error_code(result)) == (2, code)
 
 
+def test_a_hint_in_base64_is_refused_with_its_hexadecimal_form() -> None:
+    assert cli("hint", "qrs=").err.endswith("if this is base64, write aabb\n")
+
+
 @pytest.mark.parametrize(
     "verb",
     [

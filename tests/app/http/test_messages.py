@@ -185,6 +185,25 @@ def test_hints_from_header_and_body_lead_to_the_message(node: RunningNode) -> No
     assert page == {"messages": [], "next": None, "left_out": []}
 
 
+def test_a_hint_in_base64_is_refused_with_its_hexadecimal_form(node: RunningNode) -> None:
+    """As it stands in a history of a message in JSON."""
+    message = {"message_id": "h", "channel_id": "c", "lamport_timestamp": "1", "content": "aGk="}
+    answers = [
+        node.http.get("/v1/hints/qrs="),
+        node.http.post("/v1/messages/lookup", json={"retrieval_hints": ["qrs="]}),
+        node.http.post("/v1/messages", json={"message": message, "retrieval_hints": ["qrs="]}),
+        node.http.post(
+            "/v1/messages", json={"message": message}, headers={"Retrieval-Hint": "qrs="}
+        ),
+    ]
+    for answer in answers:
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (400, "invalid_hex")
+        assert problem["detail"].endswith("; if this is base64, write aabb")
+    no_base64 = node.http.get("/v1/hints/%25").json()["detail"]
+    assert no_base64.endswith("hints are base64 only inside a message in JSON")
+
+
 def test_one_bad_item_spoils_no_other_item_of_a_batch(node: RunningNode) -> None:
     batch = wire.PublishBatch()
     batch.items.add(frame=encode(content("batch-1")), retrieval_hints=[b"\x77"])
