@@ -18,9 +18,9 @@ import uvloop
 from app.cli.exits import CliError, Exit
 from app.cli.logs import start_logging
 from app.errors import Problem
-from app.http.application import create_app
+from app.http.application import create_app, create_sibling_app
 from app.http.server import NodeServer
-from app.http.side import serving, waiting_server
+from app.http.side import SideServer, serving, waiting_server
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.settings import Settings
@@ -106,6 +106,9 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        if siblings is not None:
+            beside = SideServer(create_sibling_app(node))
+            await closing.enter_async_context(serving(beside, siblings.listener))
         # The socket listens already: what connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])

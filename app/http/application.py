@@ -34,6 +34,7 @@ from app.http.framework import SCOPE_KEY, respond
 from app.http.metrics import HttpMetrics
 from app.http.openapi import describe
 from app.http.problems import internal_error, problem_reply
+from app.http.relay import SiblingAuthorizer, handing_on
 from app.http.routes import Route, RouteTable
 from app.http.shell import App, Send, Shell
 from app.limits import DEFAULT_LIMITS, Limits
@@ -72,8 +73,17 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
     metrics = HttpMetrics()
     node.metrics.register(metrics)
     table = RouteTable(routes(node.limits), metrics)
-    shell = Shell(table, node, authorizer, _framework())
+    framework: App = _framework()
+    if node.siblings is not None and not node.siblings.is_first:
+        framework = handing_on(node.siblings, framework)
+    shell = Shell(table, node, authorizer, framework)
     return _with_cors(shell, node.settings.cors_origins) if node.settings.cors_origins else shell
+
+
+def create_sibling_app(node: Node) -> App:
+    """What the other workers call. They have counted their call, so it is not counted again."""
+    table = RouteTable(routes(node.limits), HttpMetrics())
+    return Shell(table, node, SiblingAuthorizer(), _framework())
 
 
 def _with_cors(app: App, origins: Sequence[str]) -> App:

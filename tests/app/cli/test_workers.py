@@ -15,12 +15,13 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import command, process
-from tests.support.server import PROTOBUF
+from tests.support.server import PROTOBUF, running_node
 from tests.support.stores import PostgresStores
 
 SECONDS_MAX = 60
@@ -303,3 +304,86 @@ def test_a_service_whose_workers_wait_ends_when_it_is_told_to(
         waiting = workers_of(pid)
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not any(is_running(each) for each in (pid, *waiting)))
+
+
+def asked(url: str, path: str) -> list[httpx.Response]:
+    """Answers to the same question on connections of their own: of every worker."""
+    return [httpx.get(f"{url}{path}", trust_env=False, timeout=30) for _ in range(ASKED_AGAIN)]
+
+
+def known_peers(url: str) -> set[str]:
+    """The lists of peers that the workers give."""
+    return {
+        " ".join(peer["url"] for peer in answer.json()["peers"])
+        for answer in asked(url, "/v1/peers")
+        if answer.status_code == 200
+    }
+
+
+def test_peers_and_syncs_are_the_same_whichever_worker_is_asked(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    (tmp_path / "workers").mkdir()
+    with (
+        running_node(tmp_path / "peer") as peer,
+        serving(postgres_stores.new_url(), tmp_path / "workers", 2) as (pid, url),
+    ):
+        peer.publish(Message("m", "c", lamport_timestamp=1, content=b"hi"))
+        added = httpx.post(f"{url}/v1/peers", json={"url": peer.url}, trust_env=False)
+        assert added.status_code == 201
+        assert known_peers(url) == {peer.url}
+        assert {answer.status_code for answer in asked(url, added.headers["location"])} == {200}
+        httpx.post(f"{url}/v1/peers", json={"url": f"{peer.url}/x"}, trust_env=False)
+        started = httpx.post(
+            f"{url}/v1/syncs", json={"peer_url": "http://127.0.0.1:1"}, trust_env=False
+        )
+        assert started.status_code == 202
+        where = started.headers["location"]
+        assert {answer.json().get("id") for answer in asked(url, where)} == {started.json()["id"]}
+        for answer in asked(url, f"{where}/events"):
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert "event: end" in answer.text
+        # A refusal is the first worker's too, and so is what one worker alone would not know.
+        assert {a.json()["code"] for a in asked(url, "/v1/syncs/nope")} == {"not_found"}
+        for victim in sorted(workers_of(pid)):  # also the one that holds the peers
+            os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(workers_of(pid)) == 2 and readiness(url) == {200})
+        wait_until(lambda: known_peers(url) == {f"{peer.url} {peer.url}/x"})
+        gone = httpx.delete(f"{url}{added.headers['location']}", trust_env=False)
+        assert gone.status_code == 204
+        assert known_peers(url) == {f"{peer.url}/x"}
+
+
+def test_each_scrape_has_the_metrics_of_every_worker(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    with serving(postgres_stores.new_url(), tmp_path, 2) as (pid, url):
+        assert {publish(url, number) for number in range(20)} == {201}
+        for answer in asked(url, "/metrics"):
+            stored = {}
+            for family in text_string_to_metric_families(answer.text):
+                for sample in family.samples:
+                    if sample.name == "sdstore_ingest_entries_total":
+                        stored[sample.labels.get("worker")] = sample.value
+            assert sum(stored.values()) == 20, stored
+            assert stored.keys() == {"0", "1"}
+            names = [line.split()[2] for line in answer.text.splitlines() if "# TYPE" in line]
+            assert len(names) == len(set(names))
+            assert 'sdstore_worker_up{worker="1"} 1.0' in answer.text
+        os.kill(max(workers_of(pid)), signal.SIGKILL)
+        wait_until(lambda: len(workers_of(pid)) == 2 and readiness(url) == {200})
+
+        def restarts() -> set[float]:
+            return {
+                sum(
+                    sample.value
+                    for family in text_string_to_metric_families(answer.text)
+                    for sample in family.samples
+                    if sample.name == "sdstore_worker_restarts_total"
+                )
+                for answer in asked(url, "/metrics")
+            }
+
+        wait_until(lambda: restarts() == {1.0})
+        ready = {"status": "ready", "workers": {"0": "serving", "1": "serving"}}
+        wait_until(lambda: httpx.get(f"{url}/readyz", trust_env=False).json() == ready)
