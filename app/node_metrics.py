@@ -109,6 +109,17 @@ def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
     rounds = _by_peer("sync_rounds", "Round trips of syncs")
     sent_bytes = _by_peer("sync_bytes", "Bytes of bodies in syncs, as sent", "direction")
     elements = _by_peer("elements", "Entries and hint claims moved", "direction", "kind")
+    mended = _by_peer("mended", "Entries that got their lost content back")
+    lost = GaugeMetricFamily(
+        "sdstore_peer_lost_content",
+        "Entries whose content is lost here and that the last sync did not mend",
+        labels=("peer",),
+    )
+    aside = GaugeMetricFamily(
+        "sdstore_peer_set_aside",
+        "Elements that the last sync left out, because one side cannot give or does not take them",
+        labels=("peer",),
+    )
     proof = GaugeMetricFamily(
         "sdstore_peer_last_proof_timestamp_seconds",
         "When both sides were last proved equal",
@@ -124,9 +135,12 @@ def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
         for direction in ("received", "sent", "refused"):
             for kind in ("entries", "claims"):
                 elements.add_metric([url, direction, kind], each.amounts[f"{kind}_{direction}"])
+        mended.add_metric([url], each.amounts["mended"])
+        lost.add_metric([url], each.lost_count)
+        aside.add_metric([url], each.set_aside_count)
         if each.proved_at_s is not None:
             proof.add_metric([url], each.proved_at_s)
-    yield from (syncs, seconds, rounds, sent_bytes, elements, proof)
+    yield from (syncs, seconds, rounds, sent_bytes, elements, mended, lost, aside, proof)
 
 
 def _by_peer(name: str, about: str, *labels: str) -> CounterMetricFamily:

@@ -82,12 +82,17 @@ class PeerOrigin(StrEnum):
 
 @dataclass(slots=True)
 class PeerTotals:
-    """What all syncs with a peer came to since this process started."""
+    """What all syncs with a peer came to since this process started.
+
+    `lost_count` and `set_aside_count` are those of the last one.
+    """
 
     outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
     amounts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     proved_at_s: float | None = None
+    lost_count: int = 0
+    set_aside_count: int = 0
 
     def add(self, report: SyncReport) -> None:
         """Count one sync."""
@@ -95,6 +100,7 @@ class PeerTotals:
         self.seconds += report.seconds
         for name in COUNTED:
             self.amounts[name] += getattr(report, name)
+        self.lost_count, self.set_aside_count = report.lost_here, report.set_aside_count
         if report.proved:
             self.proved_at_s = time.time()
 
@@ -109,6 +115,7 @@ COUNTED = (
     "claims_received",
     "claims_sent",
     "claims_refused",
+    "mended",
 )
 """Figures of a report that are summed up by peer."""
 

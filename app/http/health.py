@@ -36,7 +36,8 @@ async def readyz(call: CurrentCall) -> dict[str, Any]:
 @router.get("/metrics", openapi_extra=demands(Scope.OPEN), response_class=Response)
 async def metrics(call: CurrentCall) -> Response:
     """Prometheus metrics, prefix `sdstore_`, of all workers."""
-    await call.node.verification.count_lost()
+    if call.node.readiness.reason is None:  # a database that is away would hold up the scrape
+        await call.node.verification.count_lost()
     siblings = call.node.siblings
     if siblings is None or call.caller is SIBLING:
         text = generate_latest(call.node.metrics)

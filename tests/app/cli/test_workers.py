@@ -190,6 +190,8 @@ def test_ready_means_that_the_database_answered_a_moment_ago_whichever_worker_is
         reason = httpx.get(f"{url}/readyz", trust_env=False).json()
         assert reason["code"] == "not_ready"
         assert "database" in reason["detail"]
+        # What is counted is told all the same, and at once.
+        assert httpx.get(f"{url}/metrics", trust_env=False, timeout=4).status_code == 200
         server.start()
         wait_until(lambda: readiness(url) == {200})
         log = tmp_path / "log"

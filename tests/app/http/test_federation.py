@@ -255,6 +255,8 @@ def test_metrics_tell_of_each_peer_what_its_syncs_came_to(
     assert moved["refused", "entries"] == 0
     assert abs(time.time() - (value("sdstore_peer_last_proof_timestamp_seconds") or 0)) < 60
     assert ("sdstore_peer_last_proof_timestamp_seconds", frozenset({("peer", dead)})) not in found
+    assert value("sdstore_peer_lost_content") == value("sdstore_peer_set_aside") == 0
+    assert value("sdstore_peer_mended_total") == 0
     assert value("sdstore_peer_state", state="healthy") == 1
     assert value("sdstore_peer_state", dead, state="unreachable") == 1
     # A sync with a store that is no peer makes no series of its own.
