@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pipeline.progress import step
 
 if TYPE_CHECKING:
+    from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
 _Item = TypeVar("_Item")
@@ -17,23 +18,35 @@ _Result = TypeVar("_Result")
 
 
 def on_cluster(
-    spark: SparkSession, title: str, work: Callable[[_Item], _Result], items: Sequence[_Item]
+    spark: SparkSession,
+    title: str,
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    rows: Sequence[int],
 ) -> list[_Result]:
     """`work` of every item, in order; one task each, repeated elsewhere when its worker dies.
 
-    So `work` must be safe to run twice, and it and its results travel by pickle.
+    So `work` must be safe to run twice, and it and its results travel by pickle. `rows` are those of
+    each item: the bar shows how many are done.
     """
     if not items:
         return []
-    with step(spark, title):
-        tasks = spark.sparkContext.parallelize(items, len(items))
-        return tasks.map(partial(_without_gc, work)).collect()
+    total = sum(rows)
+    done: Accumulator[int] = spark.sparkContext.accumulator(0)
+    # A task that ran twice counts twice.
+    with step(spark, title, lambda: (min(done.value, total), total), "rows"):
+        tasks = spark.sparkContext.parallelize(list(zip(items, rows, strict=True)), len(items))
+        return tasks.map(partial(_run, work, done)).collect()
 
 
-def _without_gc(work: Callable[[_Item], _Result], item: _Item) -> _Result:
-    """Tasks make millions of small objects and no cycles; looking for cycles costs a third."""
+def _run(
+    work: Callable[[_Item], _Result], done: Accumulator[int], item: tuple[_Item, int]
+) -> _Result:
+    # Tasks make millions of small objects and no cycles; looking for cycles costs a third.
     gc.disable()
     try:
-        return work(item)
+        result = work(item[0])
     finally:
         gc.enable()
+    done.add(item[1])
+    return result

@@ -94,6 +94,14 @@ class Exported:
         return sum(each.count for each in self.ranges)
 
 
+@dataclass(frozen=True, slots=True)
+class _FileTask:
+    """What one task writes: the rows of these scans, about so many."""
+
+    scans: Sequence[Scan]
+    rows_count: int
+
+
 def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
     """Bring the rows of each part into the folder, sharing with the parent whatever is the same."""
     ranges = [
@@ -102,7 +110,13 @@ def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> l
         if part.is_shareable
         for each in part.parent_ranges
     ]
-    states = on_cluster(spark, "Compare with the parent", partial(_is_unchanged, route), ranges)
+    states = on_cluster(
+        spark,
+        "Compare with the parent",
+        partial(_is_unchanged, route),
+        ranges,
+        [each.count for _, _, each in ranges],
+    )
     is_unchanged = iter(states)
     plans = [
         _plan(
@@ -119,9 +133,12 @@ def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> l
             assert route.parent is not None  # noqa: S101 - there are no ranges without one
             share_file(route.parent, route.folder, each.file.path)
     tasks = [
-        (part.table, task) for part, (_, tasks) in zip(parts, plans, strict=True) for task in tasks
+        (part.table, task.scans)
+        for part, (_, tasks) in zip(parts, plans, strict=True)
+        for task in tasks
     ]
-    written = iter(on_cluster(spark, "Export", partial(_write, route), tasks))
+    rows = [task.rows_count for _, tasks in plans for task in tasks]
+    written = iter(on_cluster(spark, "Export", partial(_write, route), tasks, rows))
     return [_exported(kept, list(chain(*islice(written, len(tasks))))) for kept, tasks in plans]
 
 
@@ -134,8 +151,8 @@ def _exported(kept: Sequence[_AnyRange], written: Sequence[_AnyRange]) -> Export
 
 def _plan(
     route: Route, part: Part, is_unchanged: Sequence[bool]
-) -> tuple[list[_AnyRange], list[list[Scan]]]:
-    """The ranges to share with the parent, and the scans of each file to write."""
+) -> tuple[list[_AnyRange], list[_FileTask]]:
+    """The ranges to share with the parent, and the files to write."""
     unchanged = list(compress(part.parent_ranges, is_unchanged))
     changed = list(compress(part.parent_ranges, map(not_, is_unchanged)))
     scan = part.scan
@@ -149,9 +166,12 @@ def _plan(
     end = [each for each in unchanged if each.first > last_changed]
     tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
     kept = unchanged[: len(unchanged) - len(tail)]
-    tasks = [[_scan_of(scan, each)] for each in changed] + [[each] for each, _ in new]
+    tasks = [_FileTask([_scan_of(scan, each)], each.count) for each in changed]
+    tasks += [_FileTask([each], count) for each, count in new]
     if tail:
-        tasks[-1][:0] = [_scan_of(scan, each) for each in tail]
+        before = [_scan_of(scan, each) for each in tail]
+        rows_count = tasks[-1].rows_count + sum(each.count for each in tail)
+        tasks[-1] = _FileTask([*before, *tasks[-1].scans], rows_count)
     return kept, tasks
 
 

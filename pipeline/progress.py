@@ -1,16 +1,17 @@
-"""A progress bar per Spark stage, on a terminal only."""
+"""Progress bars on a terminal: rows where they can be counted, else tasks of Spark."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,10 +19,18 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _POLL_S = 0.2  # what still looks like movement; asking Spark costs a millisecond
 
+Count = Callable[[], tuple[int, int]]
+"""(done, in all), of whatever a bar counts."""
+
 
 @contextmanager
-def step(spark: SparkSession, title: str) -> Iterator[None]:
-    """Name the Spark jobs started inside `title`, and show how many of their tasks are done."""
+def step(
+    spark: SparkSession, title: str, count: Count | None = None, unit: str = "tasks"
+) -> Iterator[None]:
+    """Name the Spark jobs started inside `title`, and show how far they are.
+
+    `count` says so, in `unit`; without it the tasks of Spark are counted, as far as they are planned.
+    """
     context = spark.sparkContext
     group = f"sdstore-{uuid4().hex}"
     context.setJobGroup(group, title)
@@ -29,60 +38,84 @@ def step(spark: SparkSession, title: str) -> Iterator[None]:
         if not sys.stderr.isatty():
             yield
             return
-        with _bar() as bar, _watched(spark, group, bar, title):
+        with bar() as shown, _followed(shown, title, unit, count or (lambda: tasks(spark, group))):
             yield
     finally:
         context.setLocalProperty("spark.jobGroup.id", "")
         context.setLocalProperty("spark.job.description", "")
 
 
-def items(title: str, sequence: Sequence[_Item]) -> Iterator[_Item]:
-    """The items of `sequence`, with a bar that shows how many are done."""
-    with _bar() as bar:
-        yield from bar.track(sequence, description=title)
+def items(
+    title: str, sequence: Sequence[_Item], size: Callable[[_Item], int], unit: str
+) -> Iterator[_Item]:
+    """The items of `sequence`, with a bar that shows how much of their sizes is done."""
+    with bar() as shown:
+        total = sum(map(size, sequence))
+        task = shown.add_task(title, total=total, unit=unit)
+        for item in sequence:
+            yield item
+            shown.update(task, advance=size(item))
 
 
-def _bar() -> Progress:
-    console = Console(stderr=True)
+def bar(console: Console | None = None) -> Progress:
+    """A bar with the title, how much is done of how much, and the time; on a terminal only."""
+    console = console or Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        _Done(),
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
     )
 
 
+class _Done(ProgressColumn):
+    """As in "131,072 of 400,000 rows"; without a total only what is done."""
+
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        if task.total is None:
+            return Text(f"{task.completed:,.0f} {unit}" if task.completed else "")
+        return Text(f"{task.completed:,.0f} of {task.total:,.0f} {unit}")
+
+
 @contextmanager
-def _watched(spark: SparkSession, group: str, bar: Progress, title: str) -> Iterator[None]:
-    task = bar.add_task(title, total=None)
+def _followed(shown: Progress, title: str, unit: str, count: Count) -> Iterator[None]:
+    task = shown.add_task(title, total=None, unit=unit)
     ended = threading.Event()
 
     def follow() -> None:
         while not ended.wait(_POLL_S):
-            done, total = _tasks(spark, group)
-            bar.update(task, completed=done, total=total or None)
+            done, total = count()
+            # More may be planned: the bar is full when the step is over, not before.
+            shown.update(task, completed=done, total=total if total > done else None)
 
     watcher = threading.Thread(target=follow, name="spark-progress", daemon=True)
     watcher.start()
     try:
         yield
+        done, total = count()
+        shown.update(task, completed=max(done, total), total=max(done, total))
     finally:
         ended.set()
         watcher.join()
-        done, total = _tasks(spark, group)
-        bar.update(task, completed=done, total=total or None)
 
 
-def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
-    """(finished, planned) tasks of all jobs of `group` so far; skipped stages plan none."""
-    tracker = spark.sparkContext.statusTracker()
+def tasks(spark: SparkSession, group: str) -> tuple[int, int]:
+    """(finished, planned) tasks of all jobs of `group` so far.
+
+    Stages of a job that is over and that never ran a task were skipped.
+    """
+    tracker: Any = spark.sparkContext.statusTracker()
     done = total = 0
     for job_id in tracker.getJobIdsForGroup(group):
         job = tracker.getJobInfo(job_id)
         for stage_id in job.stageIds if job else ():
             stage = tracker.getStageInfo(stage_id)
-            if stage is not None and (stage.numCompletedTasks or stage.numActiveTasks):
+            if stage is None:
+                continue
+            has_run = stage.numCompletedTasks or stage.numActiveTasks
+            if has_run or job.status == "RUNNING":
                 done, total = done + stage.numCompletedTasks, total + stage.numTasks
     return done, total

@@ -92,14 +92,17 @@ def restore_snapshot(
             writer.submit(store.begin_writing).result()
             sink = _Sink(store, writer, limits, restored)
             if empty_file is None:
-                for stretch in items("Restore", list(stretches(manifest.entry_ranges))):
+                in_order = list(stretches(manifest.entry_ranges))
+                for stretch in items("Restore", in_order, _rows_of, "rows"):
                     with open_database(url) as database:
                         rows = _rows_to_write(snapshot, stretch, database, sink.recheck, restored)
                         for row in rows:
                             sink.take(row)
             sink.flush()
             # Not before: a claim needs its entry, and claims have an order of their own.
-            for each in items("Restore the hints", manifest.claim_ranges):
+            for each in items(
+                "Restore the hints", manifest.claim_ranges, attrgetter("count"), "hints"
+            ):
                 for claims in _claims(snapshot, each, limits, restored):
                     sink.take_claims(claims)
             sink.flush()
@@ -132,7 +135,7 @@ def _fill(
 
     def frames_after(seq: int) -> Iterator[Item]:
         left = [each for each in in_order if max(part.last for part in each) > seq]
-        for stretch in items("Fill the store", left):
+        for stretch in items("Fill the store", left, _rows_of, "rows"):
             yield from _frames(snapshot, stretch, seq)
 
     try:
@@ -146,6 +149,10 @@ def _fill(
     restored.refused.update(loaded.refused)
     if manifest.lost_count:
         restored.refused[Fault.FRAME_LOST] += manifest.lost_count
+
+
+def _rows_of(stretch: Sequence[EntryRange]) -> int:
+    return sum(each.count for each in stretch)
 
 
 def stretches(ranges: Sequence[EntryRange]) -> Iterator[list[EntryRange]]:

@@ -15,7 +15,7 @@ from pipeline.cluster import on_cluster
 from pipeline.findings import Fault, Finding
 from pipeline.layout import CHANNELS_FILE
 from pipeline.live import compare_with_node
-from pipeline.manifest import Manifest
+from pipeline.manifest import ClaimRange, EntryRange, Manifest
 from pipeline.progress import step
 from pipeline.proof import prove
 from pipeline.publish import LOCK_NAME, record_of
@@ -49,9 +49,11 @@ def verify_snapshot(
     """
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
-    ranges = [*manifest.entry_ranges, *manifest.claim_ranges]
+    ranges: list[EntryRange | ClaimRange] = [*manifest.entry_ranges, *manifest.claim_ranges]
     work = partial(check_file, snapshot, manifest.schema_version)
-    checks: list[FileCheck] = on_cluster(spark, "Hash every row again", work, ranges)
+    checks: list[FileCheck] = on_cluster(
+        spark, "Hash every row again", work, ranges, [each.count for each in ranges]
+    )
     findings = [finding for check in checks for finding in check.findings]
     findings += _other_files(snapshot, manifest)
     if not findings:  # else Spark would stumble over the files that were just named

@@ -35,17 +35,23 @@ def write_report(spark: SparkSession, snapshot: Path, out: Path) -> dict[str, pa
     slim = entries.drop("frame", "frame_hash", "content").persist(StorageLevel.DISK_ONLY)
     tables: dict[str, pa.Table] = {}
     with published(out.absolute()) as folder:
-        for name, query in TABLES.items():
-            with step(spark, f"Report {name}"):
-                source = entries if name == "equivocations" else slim
-                tables[name] = query(source).limit(ROWS_MAX).toArrow()
-            _write_table(folder, name, tables[name])
-        drawn = pictures(tables)
-        for name, content in drawn.items():
-            write_file(folder, f"{name}.png", content)
-        write_file(folder, "index.html", page(manifest, tables, drawn, ROWS_MAX).encode())
+        for table, query in TABLES.items():
+            with step(spark, f"Report {table}"):
+                source = entries if table == "equivocations" else slim
+                tables[table] = query(source).limit(ROWS_MAX).toArrow()
+            _write_table(folder, table, tables[table])
+        name = snapshot.absolute().name
+        drawn = pictures(tables, f"{name}, exported {_moment(manifest.created_at)}")
+        for picture, content in drawn.items():
+            write_file(folder, f"{picture}.png", content)
+        write_file(folder, "index.html", page(name, manifest, tables, drawn, ROWS_MAX).encode())
     slim.unpersist()
     return tables
+
+
+def _moment(iso: str) -> str:
+    """A UTC time to the minute."""
+    return f"{iso[:16].replace('T', ' ')} UTC"
 
 
 def _write_table(folder: Path, name: str, table: pa.Table) -> None:

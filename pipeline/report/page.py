@@ -30,15 +30,21 @@ td.number{text-align:right}img{max-width:100%}h2{margin-top:2.5rem}.note{color:#
 
 
 def page(
-    manifest: Manifest, tables: dict[str, pa.Table], pictures: Iterable[str], rows_max: int
+    name: str,
+    manifest: Manifest,
+    tables: dict[str, pa.Table],
+    pictures: Iterable[str],
+    rows_max: int,
 ) -> str:
-    """The HTML of the report; pictures and tables, cut at `rows_max` rows, lie beside it."""
-    images = "".join(f'<p><img src="{name}.png" alt="{name}"></p>' for name in pictures)
-    sections = "".join(_section(name, table, rows_max) for name, table in tables.items())
+    """The HTML of the report on the snapshot `name`; pictures and tables, cut at `rows_max` rows, are
+    files beside it."""
+    images = "".join(f'<p><img src="{each}.png" alt="{each}"></p>' for each in pictures)
+    sections = "".join(_section(each, table, rows_max) for each, table in tables.items())
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>Snapshot report</title><style>{_STYLE}</style><h1>Snapshot report</h1>"
+        f"<title>Snapshot {escape(name)}</title><style>{_STYLE}</style>"
+        f"<h1>Snapshot {escape(name)}</h1>"
         f"<p>{manifest.entries.count:,} messages up to number {manifest.watermark.seq:,}, "
         f"exported {escape(manifest.created_at)}, root <code>{escape(manifest.entries.root)}</code>"
         f"</p>{images}{sections}</html>\n"

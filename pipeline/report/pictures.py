@@ -11,36 +11,50 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-_SIZE_INCHES = (8.0, 3.2)
+_SIZE_INCHES = (8.0, 3.4)
 _DOTS_PER_INCH = 120
 _PALETTE = mpl.color_sequences["tab10"]
 _CHANNELS_SHOWN = len(_PALETTE) - 1  # the last colour is for all others
 _LABEL_CHARACTERS = 40
+_NARROW = 20  # a logarithmic axis needs at least this ratio of its ends, or it has no round numbers
+_SECONDS = {0: "0", 1: "1 s", 60: "1 min", 3_600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d"}
+
+_DAYS_NAMED = 8
+_DAYS_APART = 60
+_HALF_DAY = np.timedelta64(16, "h")  # and room for half a bar
+_COUNT = FuncFormatter(lambda value, _: f"{value:,.0f}")
+
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+_Draw = Callable[[Axes, pa.Table], None]
 
 
-def pictures(tables: dict[str, pa.Table]) -> dict[str, bytes]:
-    """PNG files by name; a table without rows gives no picture."""
-    drawn: dict[str, tuple[str, Callable[[Axes, pa.Table], None]]] = {
-        "messages": ("activity", _draw_messages),
-        "growth": ("activity", _draw_growth),
-        "lags": ("lags", _draw_lags),
-        "graphs": ("graphs", _draw_graphs),
-    }
-    return {
-        name: _png(draw, tables[table])
-        for name, (table, draw) in drawn.items()
-        if tables[table].num_rows
-    }
+def pictures(tables: dict[str, pa.Table], caption: str) -> dict[str, bytes]:
+    """PNG files by name, each with the caption; what one day or no row cannot show is left out."""
+    activity, lags, graphs = tables["activity"], tables["lags"], tables["graphs"]
+    days_count = pc.count_distinct(activity["day"]).as_py()
+    drawn: list[tuple[str, bool, _Draw, pa.Table]] = [
+        ("messages", days_count > 1, _draw_days, activity),
+        ("messages", days_count == 1, _draw_channels, activity),
+        ("growth", days_count > 1, _draw_growth, activity),
+        ("lags", lags.num_rows > 0, _draw_lags, lags),
+        ("graphs", graphs.num_rows > 0, _draw_graphs, graphs),
+    ]
+    return {name: _png(draw, table, caption) for name, shows, draw, table in drawn if shows}
 
 
-def _png(draw: Callable[[Axes, pa.Table], None], table: pa.Table) -> bytes:
+def _png(draw: _Draw, table: pa.Table, caption: str) -> bytes:
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes, table)
+    _plain(figure.supxlabel(caption, x=0.995, ha="right", fontsize="x-small", color="gray"))
     sink = BytesIO()
     with warnings.catch_warnings():
         # Names may be in scripts that the font lacks: boxes stand for them, in silence.
@@ -49,7 +63,7 @@ def _png(draw: Callable[[Axes, pa.Table], None], table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _draw_messages(axes: Axes, activity: pa.Table) -> None:
+def _draw_days(axes: Axes, activity: pa.Table) -> None:
     """Messages of each day, the largest channels in colours of their own."""
     days, rows = np.unique(activity["day"].to_numpy(), return_inverse=True)
     bottom = np.zeros(len(days))
@@ -57,18 +71,52 @@ def _draw_messages(axes: Axes, activity: pa.Table) -> None:
         heights = np.bincount(
             rows[is_in], activity["messages"].to_numpy()[is_in], minlength=len(days)
         )
-        axes.bar(days.astype(str), heights, bottom=bottom, label=name, color=_PALETTE[number])
+        axes.bar(
+            days,
+            heights,
+            # Gaps between hundreds of bars would be stripes.
+            width=0.8 if len(days) <= _DAYS_APART else 1.0,
+            bottom=bottom,
+            label=name,
+            color=_PALETTE[number],
+        )
         bottom += heights
     axes.set_title("Messages by day of arrival", loc="left")
-    axes.tick_params("x", rotation=45)
-    legend = axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    _date_axis(axes, days)
+    _count_axis(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    # From top to bottom, as the bars are stacked.
+    legend = axes.legend(
+        handles[::-1],
+        labels[::-1],
+        fontsize="x-small",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        frameon=False,
+    )
     for label in legend.get_texts():
-        label.set_parse_math(False)  # a channel's dollars are no formula
+        _plain(label)
+
+
+def _draw_channels(axes: Axes, activity: pa.Table) -> None:
+    """Messages of the one day that there is, a bar for each channel, the largest on top."""
+    parts = _largest_channels(activity)
+    counts = [int(activity["messages"].to_numpy()[is_in].sum()) for _, is_in in parts]
+    bars = axes.barh(range(len(parts)), counts, color=_PALETTE[: len(parts)])
+    axes.bar_label(bars, [f"{count:,}" for count in counts], padding=3, fontsize="x-small")
+    axes.set_yticks(range(len(parts)), [name for name, _ in parts], fontsize="x-small")
+    for label in axes.get_yticklabels():
+        _plain(label)
+    axes.invert_yaxis()
+    axes.set_title(f"Messages by channel, all of {activity['day'][0].as_py()}", loc="left")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(_COUNT)
 
 
 def _largest_channels(activity: pa.Table) -> list[tuple[str, NDArray[np.bool_]]]:
+    """The channels with a colour of their own, the largest first, and all others."""
     totals = activity.group_by("channel_id").aggregate([("messages", "sum")])
-    totals = totals.sort_by([("messages_sum", "descending")])
+    totals = totals.sort_by([("messages_sum", "descending"), ("channel_id", "ascending")])
     shown = totals["channel_id"][:_CHANNELS_SHOWN].to_pylist()
     channels = activity["channel_id"]
     parts = [(_label(each), pc.equal(channels, each).to_numpy()) for each in shown]
@@ -87,29 +135,86 @@ def _label(channel_id: str) -> str:
 def _draw_growth(axes: Axes, activity: pa.Table) -> None:
     by_day = activity.group_by("day").aggregate([("messages", "sum"), ("frame_bytes", "sum")])
     by_day = by_day.sort_by("day")
-    days = by_day["day"].to_numpy().astype(str)
-    axes.plot(days, np.cumsum(by_day["messages_sum"].to_numpy()), color=_PALETTE[0])
-    axes.set_title("All messages so far (blue), MB of frames (orange)", loc="left")
-    axes.tick_params("x", rotation=45)
+    days = by_day["day"].to_numpy()
+    messages = np.cumsum(by_day["messages_sum"].to_numpy())
+    axes.fill_between(days, messages, color=_PALETTE[0], alpha=0.3, linewidth=0)
+    axes.set_title("All messages so far", loc="left")
+    axes.set_ylabel("messages", color=_PALETTE[0])
+    _date_axis(axes, days)
+    _count_axis(axes)
     right = axes.twinx()
-    right.plot(days, np.cumsum(by_day["frame_bytes_sum"].to_numpy()) / 1e6, color=_PALETTE[1])
+    right.spines["top"].set_visible(False)
+    frame_bytes = np.cumsum(by_day["frame_bytes_sum"].to_numpy())
+    unit, size = next(
+        (each for each in _UNITS if frame_bytes[-1] >= each[1]),
+        _UNITS[-1],
+    )
+    right.plot(
+        days, frame_bytes / size, color=_PALETTE[1], marker="." if len(days) <= _DAYS_NAMED else ""
+    )
+    right.set_ylabel(f"{unit} of frames", color=_PALETTE[1])
+    right.set_ylim(bottom=0)
 
 
 def _draw_lags(axes: Axes, lags: pa.Table) -> None:
-    days = lags["day"].to_numpy().astype(str)
-    order = np.argsort(days, kind="stable")
-    for name, marker in (("lag_s_median", "o"), ("lag_s_p95", "^")):
-        axes.plot(days[order], lags[name].to_numpy()[order], marker, ms=4, alpha=0.5, label=name)
-    axes.set_title("Delivery lag of each channel and day, in seconds", loc="left")
-    axes.tick_params("x", rotation=45)
-    axes.set_yscale("symlog")
-    axes.legend(frameon=False)
+    days = lags["day"].to_numpy()
+    for name, label, marker in (
+        ("lag_s_median", "half of the messages", "o"),
+        ("lag_s_p95", "95 % of the messages", "^"),
+    ):
+        axes.plot(days, lags[name].to_numpy(), marker, ms=4, alpha=0.5, label=label)
+    axes.set_title("Time until another sender names a message, by channel and day", loc="left")
+    _date_axis(axes, days)
+    axes.set_yscale("symlog", linthresh=1)
+    axes.yaxis.set_major_locator(FixedLocator([-3_600, -60, -1, *_SECONDS]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(_duration))
+    every = np.concatenate([lags["lag_s_median"].to_numpy(), lags["lag_s_p95"].to_numpy()])
+    axes.set_ylim(min(0, 2 * every.min()), 2 * max(1, every.max()))
+    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _duration(seconds: float, _position: int | None) -> str:
+    text = _SECONDS.get(round(abs(seconds)), f"{abs(seconds):g} s")
+    return f"−{text}" if seconds < 0 else text
 
 
 def _draw_graphs(axes: Axes, graphs: pa.Table) -> None:
-    axes.plot(graphs["width"].to_numpy(), graphs["depth"].to_numpy(), "o", alpha=0.6)
-    axes.set_title("Causal graphs: one dot per channel", loc="left")
-    axes.set_xlabel("width, messages at one distance")
-    axes.set_ylabel("depth, messages")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    widths, depths = graphs["width"].to_numpy(), graphs["depth"].to_numpy()
+    axes.plot(widths, depths, "o", alpha=0.6)
+    axes.set_title("Causal graphs: one dot for each channel", loc="left")
+    axes.set_xlabel("width: messages at one distance from the beginning")
+    axes.set_ylabel("depth: longest chain")
+    for values, axis, set_scale, set_limits in (
+        (widths, axes.xaxis, axes.set_xscale, axes.set_xlim),
+        (depths, axes.yaxis, axes.set_yscale, axes.set_ylim),
+    ):
+        if values.min() > 0 and values.max() >= _NARROW * values.min():
+            set_scale("log")
+        else:
+            set_limits(0, 1.1 * values.max() + 1)
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_major_formatter(_COUNT)
+
+
+def _date_axis(axes: Axes, days: NDArray[np.datetime64]) -> None:
+    """Whole days: each of a few, or round dates among many."""
+    each = np.unique(days)
+    axes.set_xlim(each[0] - _HALF_DAY, each[-1] + _HALF_DAY)
+    if len(each) <= _DAYS_NAMED:
+        axes.set_xticks(each, each.astype(str), fontsize="small")
+    else:
+        locator = AutoDateLocator(maxticks=_DAYS_NAMED)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+
+
+def _count_axis(axes: Axes) -> None:
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(_COUNT)
+
+
+def _plain(text: Text) -> None:
+    """Draw it as it is: a channel's dollars are no formula."""
+    text.set_parse_math(False)

@@ -25,7 +25,10 @@ ROWS_MAX = 1_000
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(_: Any, __: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def here(
+        _: Any, __: str, work: Callable[[Any], Any], items: Sequence[Any], rows: Sequence[int]
+    ) -> list[Any]:
+        assert len(rows) == len(items)
         return [work(item) for item in items]
 
     monkeypatch.setattr(increment, "on_cluster", here)

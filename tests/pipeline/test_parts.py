@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import date, timedelta
+from io import BytesIO, StringIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,8 +20,12 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from rich.console import Console
+from rich.progress import Progress
 
-from pipeline import java, lineage
+from pipeline import java, lineage, progress
 from pipeline.database import open_database, shown
 from pipeline.documents import readme
 from pipeline.errors import DatabaseError, ManifestError, PublishError
@@ -262,14 +268,121 @@ def test_names_of_channels_are_drawn_as_they_are() -> None:
         }
     )
     nothing = activity.slice(0, 0)
-    drawn = pictures({"activity": activity, "lags": nothing, "graphs": nothing})
-    assert drawn.keys() == {"messages", "growth"}  # and nobody was warned of anything
+    drawn = pictures({"activity": activity, "lags": nothing, "graphs": nothing}, "a$^$b")
+    assert drawn.keys() == {"messages"}  # and nobody was warned of anything
+
+
+def report_tables(days: int, channels: int, width: int = 2) -> dict[str, pa.Table]:
+    """Tables as a report has them, for so many days and channels."""
+    rows = [
+        {
+            "channel_id": f"channel {number}",
+            "day": date(2026, 1, 1) + timedelta(day),
+            "messages": 10,
+        }
+        for number in range(channels)
+        for day in range(days)
+    ]
+    activity = pa.Table.from_pylist([{**row, "frame_bytes": 3_000} for row in rows])
+    lags = [{**row, "lag_s_median": 2.0, "lag_s_p95": 4_000.0} for row in rows]
+    graphs = [
+        {"channel_id": f"channel {number}", "messages": 10, "depth": 5 + number, "width": width}
+        for number in range(channels)
+    ]
+    return {
+        "activity": activity,
+        "lags": pa.Table.from_pylist(lags),
+        "graphs": pa.Table.from_pylist(graphs),
+    }
+
+
+def test_a_picture_that_one_day_cannot_show_is_left_out() -> None:
+    assert pictures(report_tables(1, 3), "s").keys() == {"messages", "lags", "graphs"}
+    assert pictures(report_tables(2, 3), "s").keys() == {"messages", "growth", "lags", "graphs"}
+
+
+def texts_of(name: str, tables: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything that is written in a picture."""
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, sink: BytesIO, **_: object) -> None:
+        figure.draw_without_rendering()
+        figures.append(figure)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        names = list(pictures(tables, "monday, exported 2026-01-05 12:00 UTC"))
+    return [text.get_text() for text in figures[names.index(name)].findobj(Text) if text.get_text()]
+
+
+def test_pictures_name_the_snapshot_and_channels_in_order_and_count_in_whole_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for days, others in ((1, []), (3, ["growth"])):
+        for name in ("messages", "lags", "graphs", *others):
+            texts = texts_of(name, report_tables(days, 12), monkeypatch)
+            assert "monday, exported 2026-01-05 12:00 UTC" in texts
+            assert not [text for text in texts if "mathdefault" in text or "times10" in text]
+    shown = texts_of("messages", report_tables(1, 12), monkeypatch)
+    # As many messages in each channel: then by name.
+    assert list(dict.fromkeys(text for text in shown if text.startswith("'channel"))) == [
+        f"'channel {number}'" for number in (0, 1, 10, 11, 2, 3, 4, 5, 6)
+    ]
+    # One narrow channel: no tick between two whole numbers.
+    ticks = [
+        text for text in texts_of("graphs", report_tables(1, 1), monkeypatch) if text[0].isdigit()
+    ]
+    assert all(text.isdigit() for text in ticks)
+
+
+def spark_with(*stages: tuple[str, int, int, int]) -> Mock:
+    """A session with a job for each stage: its status, tasks in all, active and completed."""
+    spark = Mock()
+    tracker = spark.sparkContext.statusTracker.return_value
+    tracker.getJobIdsForGroup.return_value = list(range(len(stages)))
+    tracker.getJobInfo.side_effect = lambda job: Mock(stageIds=[job], status=stages[job][0])
+    tracker.getStageInfo.side_effect = lambda stage: Mock(
+        numTasks=stages[stage][1],
+        numActiveTasks=stages[stage][2],
+        numCompletedTasks=stages[stage][3],
+    )
+    return spark
+
+
+def test_tasks_that_are_planned_count_and_skipped_ones_do_not() -> None:
+    waiting, skipped, over = ("RUNNING", 5, 0, 0), ("SUCCEEDED", 7, 0, 0), ("SUCCEEDED", 3, 0, 3)
+    assert progress.tasks(spark_with(over, skipped, waiting), "group") == (3, 8)
+
+
+def test_a_bar_is_full_when_its_step_is_over_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "_POLL_S", 0.001)
+    seen: list[tuple[float, float | None]] = []
+    shown = Mock(spec=Progress)
+    shown.update.side_effect = lambda _, completed, total: seen.append((completed, total))
+    counts = iter([(0, 400), (100, 400), (400, 400)])
+    last = (400, 400)
+    with progress._followed(shown, "Export", "rows", lambda: next(counts, last)):
+        while len(seen) < 4:
+            time.sleep(0.001)
+    assert seen[:4] == [(0, 400), (100, 400), (400, None), (400, None)]
+    assert seen[-1] == (400, 400)
+
+
+def test_a_bar_says_how_much_of_how_much() -> None:
+    sink = StringIO()
+    with progress.bar(Console(file=sink, force_terminal=True, width=100)) as shown:
+        shown.add_task("Export", completed=65_536, total=400_000, unit="rows")
+    assert "65,536 of 400,000 rows" in sink.getvalue()
 
 
 def test_a_page_says_which_table_is_cut() -> None:
     table = pa.table({"channel_id": ["a", "b"]})
-    assert "2 of 2 rows; all:" in page(MANIFEST, {"gaps": table}, (), rows_max=3)
-    assert "2 of the first 2 rows; what" in page(MANIFEST, {"gaps": table}, (), rows_max=2)
+    assert "2 of 2 rows; all:" in page("monday", MANIFEST, {"gaps": table}, (), rows_max=3)
+    assert "2 of the first 2 rows; what" in page(
+        "monday", MANIFEST, {"gaps": table}, (), rows_max=2
+    )
 
 
 def test_the_readme_of_a_snapshot_explains_every_column() -> None:

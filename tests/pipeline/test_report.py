@@ -78,9 +78,23 @@ def test_a_report_counts_what_is_there(spark: SparkSession, tmp_path: Path) -> N
     assert {"index.html", "messages.png", "activity.csv", "activity.parquet"} <= out
     page = (tmp_path / "out" / "index.html").read_text()
     assert "&lt;b&gt;chat&lt;/b&gt;" in page
+    assert "<title>Snapshot snapshot</title>" in page
+    assert 'src="growth.png"' in page
     assert CHANNEL not in page
     assert pyarrow.csv.read_csv(tmp_path / "out" / "activity.csv").num_rows == 2
     assert (tmp_path / "out" / "messages.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_of_one_day_has_no_picture_of_growth_and_names_its_snapshot(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'sdstore.db'}"
+    fill_store(url, (Publication(encode(each)) for each in CONVERSATION), len(CONVERSATION))
+    export_snapshot(spark, url, tmp_path / "monday")
+    write_report(spark, tmp_path / "monday", tmp_path / "out")
+    assert not (tmp_path / "out" / "growth.png").exists()
+    assert (tmp_path / "out" / "messages.png").exists()
+    assert "<h1>Snapshot monday</h1>" in (tmp_path / "out" / "index.html").read_text()
 
 
 def arrived(spark: SparkSession, messages: list[Message]) -> DataFrame:
