@@ -67,6 +67,11 @@ class ReconEndpoint:
         self._budgets = budgets
         self._policy = policy_of(local.limits, interest)
 
+    @property
+    def nonce_secret(self) -> bytes:
+        """By this the node knows the nonces of its own sessions."""
+        return self._local.nonce_secret
+
     async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
 

@@ -119,14 +119,6 @@ class FetchQueue:
             raise RemoteProtocolError("no_progress", "truncated responses must bring something")
         self._waiting.extendleft(reversed(batch))
 
-    def settle_late(self, orders: U64, ids: U8) -> None:
-        """Strike off elements that could not be told when they came."""
-        for name in names_of_short_ids(short_ids(self._view, orders, ids)).tolist():
-            if name in self._owed_names:
-                self._owed_names.remove(name)
-            elif self._owed_count:
-                self._owed_count -= 1
-
     def _left(self, batch: Batch, orders: U64, ids: U8) -> tuple[Batch, bool]:
         """What of a batch was not brought, and whether nothing was."""
         brought: defaultdict[int, set[int]] = defaultdict(set)

@@ -22,6 +22,8 @@ from recon.varint import unpack_counts
 from recon.view import Places, View
 from sdstore.wire.recon_pb2 import Fetch
 
+_CLOSE = 16  # a cut within 1/16 of what may be looked at is close enough
+
 
 class Wanted(NamedTuple):
     """A fetch: m ranges, the number of short ids in each i64[m] (0: all of it), and those u8[n, 6]."""
@@ -75,25 +77,41 @@ def _within_limits(view: View, wanted: Wanted, limits: Limits) -> tuple[Places, 
         return where, None
     if reached:
         return where.take(slice(reached)), wanted.ranges[reached].lower
-    upper = _bound_after(view, where, limits.fetch_scan_max // int(costs[0]))
-    beginning = Range(wanted.ranges[0].lower, upper)
+    span = wanted.ranges[0]
+    upper = _bound_after(view, span, where, limits.fetch_scan_max // int(costs[0]))
+    beginning = Range(span.lower, upper)
     return view.locate(RangeColumns.of(beginning)), upper
 
 
-def _bound_after(view: View, where: Places, count: int) -> Bound:
-    """A bound below which the first range has about `count` elements: hardly more, at least one.
+def _bound_after(view: View, span: Range, where: Places, count: int) -> Bound:
+    """A bound below which a range has at most `count` elements, and nearly so many; at least one.
 
-    The range has more of them than `count`, and the view fewer runs.
+    The range has more of them, in several runs: the bound is searched in all at once.
     """
-    starts = [int(start[0]) for start in where.starts]
-    sizes = [int(stop[0]) - start for start, stop in zip(starts, where.stops, strict=True)]
-    bounds = []
-    for run, start, size in zip(view.runs, starts, sizes, strict=True):
-        share = max(count * size // sum(sizes), 1)
-        if share < size:
-            at = np.array([start + share])
-            bounds.append(Bound(int(run.orders[at[0]]), int(view.heads_of_places(run, at)[0])))
-    return min(bounds)
+    lows, highs = ([int(place[0]) for place in places] for places in (where.starts, where.stops))
+    best = least = None
+    while any(low < high for low, high in zip(lows, highs, strict=True)):
+        widest = max(range(len(lows)), key=lambda n: highs[n] - lows[n])
+        middle = (lows[widest] + highs[widest]) // 2
+        run = view.runs[widest]
+        bound = Bound(
+            int(run.orders[middle]), int(view.heads_of_places(run, np.array([middle]))[0])
+        )
+        below = view.locate(RangeColumns.of(Range(span.lower, bound)))
+        stops = [int(stop[0]) for stop in below.stops]
+        total = int(view.counts(below)[0])
+        if total > count:
+            least = bound
+            highs = [min(pair) for pair in zip(highs, stops, strict=True)]
+            highs[widest] = min(highs[widest], middle)
+            continue
+        if total:
+            best = bound
+        if total > count - count // _CLOSE:
+            break
+        lows = [max(pair) for pair in zip(lows, stops, strict=True)]
+        lows[widest] = max(lows[widest], middle + 1)
+    return best or least or span.upper
 
 
 def _asked_for(wanted: Wanted, owner: I64, lanes: U64) -> Mask:

@@ -62,7 +62,7 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class Ledger:
-    """What the passes of one attempt tell each other, 8 bytes an element.
+    """What the passes of a session tell each other, 8 bytes an element.
 
     `acknowledged`: heads of what the peer said it stored; `offered`: of what it was found to lack;
     `doubted`: of what it acknowledged and lacked in a later pass.

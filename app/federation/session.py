@@ -205,8 +205,8 @@ class _Session:
 
         An honest pair needs one, and another where a side grew, or where claims were dropped.
         """
-        self.missing_here = self.missing_there = 0
-        self.ledger = Ledger()
+        # What an attempt that was broken off found missing there is in the ledger.
+        self.missing_here = self.progress.entries_received + self.progress.claims_received
         self.aside.try_again()
         length = len(self._local.index.elements)
         for number in range(PASSES_MAX):

@@ -99,7 +99,20 @@ FAULTS = [
     _fault("whole ranges are not brought", "resolving", "    asked |= wanted.counts[owner] == 0\n", "", (_T.format("fetch"),)),
     _fault("all ranges are answered however many", "responder", "first = slice(limits.ranges_answered_max)", "first = slice(None)", (_T.format("responder"),)),
     # Proofs
-    _fault("a split proves equality", "proof", "return bool(reply.kinds[0] == EQUAL)", "return True", (_T.format("proof"),)),
+    _fault("equal ranges need no equal total", "initiator", "if compares_all and not any(answers.kinds) and theirs != self._total:", "if False:", (_T.format("proof"),)),
+    _fault("a total may be absent", "proof", 'if not response.HasField("total") or len(total.sum) != SUM_BYTES or ', "if ", (_T.format("proof"),)),
+    _fault("any total agrees", "initiator", "return Stated(theirs.count, theirs == self._total)", "return Stated(theirs.count, True)", (_T.format("transcript"),)),
+    _fault("a total has one lane", "view", "sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)", "sums = count + sign * len(columns), (sums[0] + low, sums[1])", (_T.format("proof"),)),
+    _fault("a root forgets the policy", "proof", 'material += policy.to_bytes(4, "little")', "material += bytes(4)", (_T.format("proof"),)),
+    # Elements set aside
+    _fault("elements set aside are offered", "learning", "            rows = rows[~is_aside]\n", "", (_T.format("aside"),)),
+    _fault("elements set aside are not added", "view", "            self._push(self._keyed(added.orders[sequence], rows))\n", "            pass\n", (_T.format("proof"),)),
+    _fault("elements set aside are not removed", "view", "        kept[places[same]] = False\n", "        pass\n", (_T.format("proof"),)),
+    _fault("an element of the same order is removed instead", "view", "same = (self._snapshot.ids_of(run.rows_at(places)) == removed.ids[there]).all(axis=1)", "same = np.ones(len(places), bool)", (_T.format("aside"),)),
+    _fault("elements set aside are forgotten when a view grows", "view", "self._index.state.snapshot.beside(self._snapshot.aside)", "self._index.state.snapshot", (_T.format("aside"),)),
+    _fault("nobody is told what the peer has no more", "learning", "self._out.events.append(NotThere(", "list((", (_T.format("aside"),)),
+    _fault("a node does not know its own nonces", "session", "return hmac.compare_digest(nonce, initiator_nonce(node_secret, nonce[:half]))", "return False", _KEYS),
+    _fault("a cut between runs takes the first", "resolving", "        if total > count - count // _CLOSE:\n", "        if total:\n", (_T.format("fetch"),)),
     _fault("a root forgets the count", "proof", 'material = count.to_bytes(8, "little")', "material = bytes(8)", (_T.format("proof"),)),
     _fault("a prefix covers whatever sorts above it", "interest", "return at > 0 and name.startswith(prefixes[at - 1])", "return at > 0", _KEYS),
     # Disk

@@ -112,8 +112,6 @@ def test_what_was_named_or_counted_and_never_came_is_known() -> None:
     assert queue.unserved_count == 3
     queue.settle(queue.next_batch(100), *columns_of(ELEMENTS[150:154]))
     assert (len(queue), queue.unserved_count) == (0, 6)
-    queue.settle_late(*columns_of([ELEMENTS[0], ELEMENTS[2], ELEMENTS[160]]))
-    assert queue.unserved_count == 3
 
 
 def test_what_came_is_not_asked_for_again() -> None:
@@ -211,3 +209,25 @@ def test_a_greedy_fetch_is_refused() -> None:
     fetch.counts = b"\x01"
     with pytest.raises(RemoteProtocolError):
         read_fetch(fetch)
+
+
+@pytest.mark.parametrize("late_count", [1, 20, 400])
+def test_a_cut_fetch_goes_on_with_full_answers_after_late_elements_at_the_low_end(
+    late_count: int,
+) -> None:
+    limits = Limits(fetch_scan_max=16_000, fetch_elements_max=1_000)
+    early = [(order + 1_000, order.to_bytes(4, "big") * 8) for order in range(20_000)]
+    late = [(order, order.to_bytes(4, "big") * 8) for order in range(late_count)]
+    view = view_of([*early, *late], batch=20_000)
+    assert len(view.runs) == 2
+    counts, lower = [], WHOLE.lower
+    while True:
+        span = Need(Range(lower, END), None, 1)
+        found = resolve(view, read_fetch(pack_fetch([span])), limits)
+        counts.append(len(found.ids))
+        if found.resume is None:
+            break
+        lower = found.resume
+    assert sum(counts) == len(early) + len(late)
+    assert max(counts) <= 1_000
+    assert min(counts[:-1]) > 900

@@ -12,7 +12,9 @@ from recon.ranges import OrderWindow, lamport_of_order, order_of_lamport
 from recon.session import (
     SessionHeader,
     derive_session_key,
+    initiator_nonce,
     interest_hash,
+    is_own_nonce,
     nonce_is_fresh,
     responder_nonce,
 )
@@ -110,3 +112,12 @@ def test_orders_of_lamport_timestamps_keep_their_sequence() -> None:
     assert Interest.make(everything=True, lamport_from=0).window == OrderWindow(2**63, None)
     assert Interest.make().is_empty
     assert Interest.make(everything=True, lamport_from=3, lamport_to=3).is_empty
+
+
+def test_a_node_knows_the_nonces_of_its_own_sessions() -> None:
+    nonce = initiator_nonce(b"s" * 32, b"fresh 8B")
+    assert len(nonce) == 16
+    assert is_own_nonce(nonce, b"s" * 32)
+    assert not is_own_nonce(nonce, b"t" * 32)
+    assert not is_own_nonce(bytes(16), b"s" * 32)
+    assert not is_own_nonce(b"", b"s" * 32)

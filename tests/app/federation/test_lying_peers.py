@@ -448,6 +448,34 @@ def test_bad_hints_beside_a_good_frame_do_not_cost_the_message(tmp_path: Path) -
     run(scenario())
 
 
+class _Mirror(InProcessPeer):
+    """Holds nothing: has us answer our own questions, in a session under the same nonces."""
+
+    def __init__(self, victim: Node) -> None:
+        super().__init__(victim)
+        self.refusals = 0
+
+    async def recon(self, request: bytes) -> bytes:
+        answer = await super().recon(request)
+        self.refusals += ReconResponse.FromString(answer).status == recon_pb2.REFUSED
+        return answer
+
+
+def test_a_peer_that_has_us_answer_our_own_questions_learns_no_total(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (one,):
+            await publish(one, [message(n) for n in range(100)])
+            peer = _Mirror(one)
+            ourselves = replace(local_of(one), nonce_secret=one.recon.nonce_secret)
+            report = await sync_with_peer(ourselves, peer, one.interest)
+            assert (report.outcome, report.proved) == (SyncOutcome.REFUSED, False)
+            assert peer.refusals == 1
+            other = await sync_with_peer(local_of(one), _Mirror(one), one.interest)
+            assert other.outcome is SyncOutcome.IN_SYNC  # another node with the same content
+
+    run(scenario())
+
+
 class _Mortal(InProcessPeer):
     def __init__(self, node: Node, lives: int) -> None:
         super().__init__(node)

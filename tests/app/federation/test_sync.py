@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app import recon_endpoint
+from app.errors import Code, Problem
 from app.federation.memory import PeerMemory
+from app.federation.peers import Peer
 from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
 from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
@@ -279,5 +287,93 @@ def test_progress_grows_to_the_end(tmp_path: Path) -> None:
             for _, segments in seen:
                 assert abs(sum(share for _, share in segments) - 1) < 1e-6
             assert progress.entries_received == report.entries_received == 300
+
+    run(scenario())
+
+
+def test_no_claim_comes_alone_beside_its_entry_in_one_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            # One order: claims lie in the sequence of their IDs, before and after their entries.
+            hints = {f"m{n}": (b"a%d" % n, b"b%d" % n) for n in range(900)}
+            await publish(two, [message(n, lamport_timestamp=7) for n in range(900)], hints)
+            answers: list[ReconResponse] = []
+
+            def keep(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+                answers.append(response)
+                return response
+
+            peer = InProcessPeer(two, keep)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert report.outcome is SyncOutcome.IN_SYNC
+            for answer in answers:
+                folded = {
+                    (entry_digest(decode(item.entry.frame)[0]), hint)
+                    for item in answer.items
+                    for hint in item.entry.hints
+                }
+                alone = {
+                    (i.claim.digest, i.claim.hint) for i in answer.items if i.HasField("claim")
+                }
+                assert len(alone & folded) == 0
+            assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+class _Expiring(InProcessPeer):
+    """Draws a new nonce when it is first pushed something, and stores nothing of that request."""
+
+    nonces = itertools.cycle([b"1" * 16, b"2" * 16])
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(node)
+        self.nonce = next(self.nonces)
+        self._expires_left = 1
+        monkeypatch.setattr(recon_endpoint, "responder_nonce", lambda *_: self.nonce)
+        monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda n, *_: n == self.nonce)
+
+    async def recon(self, request: bytes) -> bytes:
+        if ReconRequest.FromString(request).push and self._expires_left:
+            self._expires_left -= 1
+            self.nonce = next(self.nonces)
+        return await super().recon(request)
+
+
+def test_a_nonce_that_expires_costs_no_push_and_counts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            await publish(one, [message(n) for n in range(50)])
+            await publish(two, [message(n) for n in range(45)])
+            peer = _Expiring(two, monkeypatch)
+            report = await sync_with_peer(local_of(one), peer, one.interest)
+            assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+            assert (report.missing_there, report.entries_sent) == (5, 5)
+            refused, again = [each for each in peer.requests if each.push]
+            assert refused.push == again.push
+            assert refused.session.responder_nonce != again.session.responder_nonce
+            place = peer.requests.index(refused)
+            assert peer.requests[place + 1] is again
+            assert await holdings(one) == await holdings(two)
+
+    run(scenario())
+
+
+def test_a_sync_that_did_not_happen_says_nothing_about_its_peer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (one,):
+            peer = Peer("id", httpx.URL("http://127.0.0.1:1/"), failures=3)
+
+            def is_busy(*_: object) -> None:
+                raise Problem(Code.SYNC_BUSY, "a sync is under way")
+
+            one.peers._start = is_busy  # type: ignore[method-assign]
+            turn = asyncio.create_task(one.peers._keep_equal(peer))
+            while peer.next_sync_at_ms is None:  # noqa: ASYNC110 - set once a turn
+                await asyncio.sleep(0.01)
+            turn.cancel()
+            assert peer.failures == 3
 
     run(scenario())

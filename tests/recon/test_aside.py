@@ -1,0 +1,79 @@
+"""Views with elements set aside: they are compared, never offered, and known for what they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recon.events import Have, NotThere
+from recon.initiator import Initiator
+from recon.ranges import ALL_ORDERS
+from recon.store import Columns
+from recon.view import View
+from tests.recon.test_sync import crowd
+from tests.support.recon_talk import (
+    HEADER,
+    Element,
+    columns_of,
+    converse,
+    honest,
+    index_of,
+    insert,
+    set_of,
+    view_of,
+)
+
+ELEMENTS = sorted(crowd(9, 400, 2**40))
+NOTHING: list[Element] = []
+
+
+def aside(elements: list[Element]) -> Columns:
+    orders, ids = columns_of(elements)
+    return Columns(orders, ids, np.zeros(len(orders), np.uint32))
+
+
+def told(view: View, theirs: list[Element]) -> tuple[set[Element], set[Element]]:
+    """What is to be sent, and what was set aside and is not there."""
+    out = converse(Initiator(view, HEADER), honest(view_of(theirs)))
+    assert out.done
+    have, gone = (
+        set().union(*(set_of(e.orders, e.ids) for e in out.events if isinstance(e, kind)))
+        for kind in (Have, NotThere)
+    )
+    return have, gone
+
+
+def test_what_was_set_aside_is_never_offered() -> None:
+    ours, disputed = ELEMENTS[:200] + ELEMENTS[210:], ELEMENTS[200:210]
+    view = view_of(ours).apart(aside(disputed), aside(NOTHING))
+    have, gone = told(view, ELEMENTS[:100] + ELEMENTS[205:])
+    assert have == set(ELEMENTS[100:200])
+    assert gone == set(ELEMENTS[200:205])
+
+
+def test_of_elements_that_share_an_order_the_right_one_is_removed() -> None:
+    tied = [(5, bytes([n]) * 32) for n in range(20)]
+    unknown = [(5, bytes([7] * 8 + [9] * 24))]  # the same head as one of them
+    view = view_of(tied).apart(aside(NOTHING), aside([tied[3], *unknown]))
+    assert len(view) == len(tied) - 1
+    assert told(view, tied[:3] + tied[4:]) == (set(), set())
+
+
+def test_a_view_keeps_what_was_set_aside_while_it_grows() -> None:
+    index = index_of(ELEMENTS[:100])
+    view = index.view(HEADER.key(), None, ALL_ORDERS).apart(
+        aside(ELEMENTS[100:110]), aside(NOTHING)
+    )
+    for some in (ELEMENTS[110:115], ELEMENTS[115:]):
+        insert(index, some)
+        view.refresh()
+        held = ELEMENTS[: 100 + 10 + len(index) - 100]
+        assert len(view) == len(held)
+        assert view.total() == view_of(held).total()
+        assert told(view, held) == (set(), set())
+
+
+def test_an_index_tells_which_elements_it_holds() -> None:
+    index = index_of(ELEMENTS[:300:2], batch=40)
+    held = index.holds(*columns_of(ELEMENTS))
+    assert set(np.flatnonzero(held).tolist()) == set(range(0, 300, 2))
+    assert index.holds(*columns_of(NOTHING)).tolist() == []
