@@ -73,6 +73,7 @@ HELD = (
 LOST = _published(5, 10, b"\x09")
 NEW = _published(6, 10, b"\x06")
 UNKNOWN = _published(7, 10)
+LONG = _published(9, 9_000)
 SYNC = Message("s1", "b", "alice", lamport_timestamp=8)
 POLICY = 0x01020304
 LATER_HINT = b"\x07"
@@ -91,6 +92,80 @@ def content() -> dict[str, Any]:
                 "response": response.SerializeToString().hex(),
             }
             for name, request, response in (*_hand_shake(), *_fetches(), _push())
+        ],
+    }
+
+
+def strangers() -> dict[str, Any]:
+    """A caller without credentials asks for an entry that is longer than its request earns.
+
+    Held beside the others: an entry of 9,000 bytes. 16 bytes are sent for each one received, and
+    4,096; the last 48 are kept for where to go on, and an item may have 16 bytes around it.
+    """
+    (order, digest), *_ = LONG.elements
+    bound = Bound(order, int.from_bytes(digest[:8], "big"))
+    request = _request(_fetch(RangeColumns.of(Range(bound, END))), in_full=True)
+    request.response_bytes_max = 0
+    allowed = 4_096 + 16 * request.ByteSize()
+    room = allowed - 48 - _response().ByteSize()
+    needed = allowed + LONG.served.ByteSize() + 16 - room
+    response = _response(
+        truncated=True, request_bytes_min=-(-(needed - 4_096) // 16), policy=POLICY
+    )
+    return {
+        "frame": LONG.pushed.entry.frame.hex(),
+        "request": request.SerializeToString().hex(),
+        "response": response.SerializeToString().hex(),
+    }
+
+
+def refused_items() -> dict[str, Any]:
+    """What an initiator must refuse of the answer to a fetch, and what it sets aside."""
+    one, two, three, four = HELD
+    resume = min(_bound(element) for element in three.elements)
+    first = RangeColumns.of(Range(START, resume))
+    names = _view().short_ids(*columns_of([one.elements[0], two.elements[0]])).tobytes()
+    fetch = _fetch(first, names)
+    undecodable = wire.Item(
+        entry=wire.Item.Entry(frame=b"\xff"), order=two.served.order, id=two.served.id
+    )
+    swapped = [
+        wire.Item(entry=b.entry, order=a.order, id=a.id)
+        for a, b in ((one.served, two.served), (two.served, one.served))
+    ]
+    wrong_order = one.claim(b"\x01", is_served=True)
+    wrong_order.order += 1
+    cases = [
+        ("an element outside of the range", [three.served]),
+        ("an element whose short id was not asked for", [one.claim(b"\x01", is_served=True)]),
+        ("absent, and not asked for", [four.absent]),
+        ("content under the name of another element", swapped),
+        ("an item without a name", [one.pushed]),
+        ("an empty item", [wire.Item()]),
+        ("an element twice", [one.served, one.served]),
+        ("elements that descend", [two.served, one.served]),
+        ("a claim under another order than its entry's", [one.served, wrong_order]),
+    ]
+    return {
+        "fetch": fetch.SerializeToString().hex(),
+        "refused": [
+            {"why": why, "response": _response(items=items).SerializeToString().hex()}
+            for why, items in cases
+        ],
+        "set_aside": [
+            {
+                "why": why,
+                "response": _response(items=items).SerializeToString().hex(),
+                "aside": aside,
+            }
+            for why, items, aside in (
+                (
+                    "a frame that cannot be decoded",
+                    [one.served, undecodable],
+                    [two.served.id.hex()],
+                ),
+                ("content that is lost", [one.absent, two.served], [one.served.id.hex()]),
+            )
         ],
     }
 

@@ -38,6 +38,14 @@ UNIVERSES: dict[str, Any] = {
         "id": "BLAKE3 of the element's number, 8 bytes little-endian",
     },
     "twins": {"elements": _twins()},
+    "alike": {
+        "count": 800,
+        "first_order": "5",
+        "order_step": 0,
+        "elements_per_order": 1,
+        "id": "8 zero bytes, then the first 24 bytes of such a BLAKE3: no bound separates any two",
+        "head": 0,
+    },
 }
 
 
@@ -52,8 +60,9 @@ def universe_of(name: str) -> list[Element]:
     if "elements" in rule:
         return [(int(order), bytes.fromhex(raw)) for order, raw in rule["elements"]]
     first, step, alike = int(rule["first_order"]), rule["order_step"], rule["elements_per_order"]
+    head = bytes(8) if "head" in rule else b""
     return [
-        (first + n // alike * step, blake3.blake3(n.to_bytes(8, "little")).digest())
+        (first + n // alike * step, (head + blake3.blake3(n.to_bytes(8, "little")).digest())[:32])
         for n in range(rule["count"])
     ]
 

@@ -154,6 +154,12 @@ def talks() -> list[Talk]:
             other,
             request_about(many, _quarters(), [True] * 4, response_bytes_max=4096),
         ),
+        _single(
+            "a range that cannot be split is listed at any length",
+            side("alike", 1),
+            side("alike", 800),
+            request_about(side("alike", 1), whole, [False], response_bytes_max=4096),
+        ),
         _single("the total alone, which ends a session", lacking, other, _closing()),
     ]
 

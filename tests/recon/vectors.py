@@ -17,7 +17,7 @@ from recon.interest import Interest
 from recon.replies import implied_counts, part_sizes
 from recon.session import interest_hash
 from recon.varint import pack_counts, pack_pairs_of_bits, pack_varints
-from tests.recon.vector_content import content
+from tests.recon.vector_content import content, refused_items, strangers
 from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
 from tests.recon.vector_sets import HEADER, INTEREST, UNIVERSES, elements_of, side
 from tests.recon.vector_talks import fetches, root, talks
@@ -100,6 +100,13 @@ def columns() -> dict[str, Any]:
             "heads": [f"{head:016x}" for head in heads],
             "bytes": pack_bounds(np.array(steps, np.uint64), np.array(heads, np.uint64)).hex(),
         },
+        "bounds_without_steps": {
+            "steps": ["0"] * 17,
+            "heads": [*["0" * 16] * 16, "8000000000000000"],
+            "bytes": pack_bounds(
+                np.zeros(17, np.uint64), np.array([0] * 16 + [1 << 63], np.uint64)
+            ).hex(),
+        },
         "implied_counts": [
             {"count": count, "parts": parts, "phase": phase, "counts": _implied(*case)}
             for case in ((4, 64, 0), (9, 4, 64), (9, 4, 128), (1000, 7, 13))
@@ -131,6 +138,8 @@ def vectors() -> dict[str, Any]:
         "fetches": fetches(),
         "idle_root": root(),
         "content": content(),
+        "strangers": strangers(),
+        "refused_items": refused_items(),
         "refused_requests": refused_requests(),
         "refused_responses": {"to": said[0]["name"], "responses": refused_responses(said[0])},
     }

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app import recon_endpoint
 from app.entries import Entry
+from app.errors import Code, Problem
+from app.federation.inbound import columns, read_items
 from app.store.store import Store
+from recon.errors import RemoteProtocolError
+from recon.events import Need
+from recon.fetch import FetchQueue
+from recon.index import RangeIndex
+from recon.ranges import ALL_ORDERS
+from recon.resolving import read_fetch
 from sdstore.sds.digest import entry_digest
+from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
-from tests.recon.vector_content import HELD, LOST, POLICY
+from tests.recon.vector_content import HELD, LONG, LOST, POLICY
 from tests.recon.vectors import HEADER, PATH
 from tests.support.federation import InProcessPeer, open_nodes, publish, run
 
-EXCHANGES = json.loads(PATH.read_text())["content"]["exchanges"]
+VECTORS = json.loads(PATH.read_text())
+EXCHANGES = VECTORS["content"]["exchanges"]
 
 
 def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +54,50 @@ def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.Mo
 
     expected = [ReconResponse.FromString(bytes.fromhex(each["response"])) for each in EXCHANGES]
     assert run(scenario()) == expected
+
+
+def test_a_stranger_is_told_what_the_vectors_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, nonce = VECTORS["strangers"], HEADER.responder_nonce
+    monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == nonce)
+    monkeypatch.setattr(recon_endpoint, "policy_of", lambda *_: POLICY)
+
+    async def scenario() -> bytes:
+        async with open_nodes(tmp_path, {}) as (node,):
+            await publish(node, [each.message for each in (*HELD, LONG)])
+            peer = InProcessPeer(node, is_stranger=True)
+            return await peer.recon(bytes.fromhex(row["request"]))
+
+    assert run(scenario()) == bytes.fromhex(row["response"])
+
+
+async def taken(folder: Path, response: bytes) -> list[bytes]:
+    """What an initiator that holds nothing sets aside of an answer; raises for a fault."""
+    view = RangeIndex().view(HEADER.key(), None, ALL_ORDERS)
+    fetch = wire.Fetch.FromString(bytes.fromhex(VECTORS["refused_items"]["fetch"]))
+    wanted = read_fetch(fetch)
+    batch = [Need(wanted.ranges[0], wanted.short_ids, len(wanted.short_ids))]
+    async with open_nodes(folder, {}) as (node,):
+        arrived = await read_items(node.store, ReconResponse.FromString(response).items)
+    if not FetchQueue(view).accept(batch, *columns(arrived.named)).all():
+        raise Problem(Code.PEER_MISBEHAVED, "not asked for")
+    return [each.element_id for each in arrived.aside]
+
+
+@pytest.mark.parametrize(
+    "row", VECTORS["refused_items"]["refused"], ids=lambda row: str(row["why"])
+)
+def test_an_initiator_refuses_items_that_it_must_not_take(
+    tmp_path: Path, row: dict[str, str]
+) -> None:
+    with pytest.raises((Problem, RemoteProtocolError)):
+        run(taken(tmp_path, bytes.fromhex(row["response"])))
+
+
+@pytest.mark.parametrize(
+    "row", VECTORS["refused_items"]["set_aside"], ids=lambda row: str(row["why"])
+)
+def test_an_initiator_sets_aside_what_it_cannot_have(tmp_path: Path, row: dict[str, Any]) -> None:
+    aside = run(taken(tmp_path, bytes.fromhex(row["response"])))
+    assert [each.hex() for each in aside] == row["aside"]
