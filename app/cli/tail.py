@@ -124,6 +124,8 @@ def _show_events(
         if event.name == "left_out":
             print_note(f"the node has lost the content of message {document['message_id']!r}")
             continue
+        if event.name not in ("message", "relayed"):
+            continue
         digest = document["meta"].get("digest", "")
         if digest not in seen:
             show(document)

@@ -165,7 +165,13 @@ class AsyncStoreClient:
         """A page of everything readable, in arrival order; follow `next` to miss nothing."""
         return await self._send(calls.feed(after, limit))
 
-    def live(self, channel_id: str | None = None, after: str | None = None) -> AsyncLiveStream:
+    def live(
+        self,
+        channel_id: str | None = None,
+        after: str | None = None,
+        *,
+        on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+    ) -> AsyncLiveStream:
         """Messages of one channel, or of all, as they come to the node.
 
             async with store.live("/garden/1/bees/proto") as stream:
@@ -175,9 +181,10 @@ class AsyncStoreClient:
         Behind the start of the `with` no stored message is missed: a connection that breaks is
         opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
         stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
-        while the connection is open; the node does not keep them.
+        while the connection is open; the node does not keep them. `on_left_out` is called with the
+        digests of stored messages whose content the node has lost.
         """
-        return AsyncLiveStream(self._http, Following(channel_id, after, self._options))
+        return AsyncLiveStream(self._http, Following(channel_id, after, self._options, on_left_out))
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""

@@ -161,7 +161,13 @@ class StoreClient:
         """A page of everything readable, in arrival order; follow `next` to miss nothing."""
         return self._send(calls.feed(after, limit))
 
-    def live(self, channel_id: str | None = None, after: str | None = None) -> LiveStream:
+    def live(
+        self,
+        channel_id: str | None = None,
+        after: str | None = None,
+        *,
+        on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+    ) -> LiveStream:
         """Messages of one channel, or of all, as they come to the node.
 
             with store.live("/garden/1/bees/proto") as stream:
@@ -171,9 +177,10 @@ class StoreClient:
         Behind the start of the `with` no stored message is missed: a connection that breaks is
         opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
         stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
-        while the connection is open; the node does not keep them.
+        while the connection is open; the node does not keep them. `on_left_out` is called with the
+        digests of stored messages whose content the node has lost.
         """
-        return LiveStream(self._http, Following(channel_id, after, self._options))
+        return LiveStream(self._http, Following(channel_id, after, self._options, on_left_out))
 
     def gaps(self, channel_id: str) -> Iterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""

@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -77,12 +77,19 @@ class EventReader:
 class Following:
     """Where a reader of the live stream is, and what came that it has not taken yet."""
 
-    def __init__(self, channel_id: str | None, after: str | None, options: Options) -> None:
+    def __init__(
+        self,
+        channel_id: str | None,
+        after: str | None,
+        options: Options,
+        on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
+    ) -> None:
         self.cursor = after
         self._channel_id = channel_id
+        self._on_left_out = on_left_out
         self.options = options
         self._after = after  # of what came; `cursor` is that of what was taken
-        self._waiting: deque[tuple[str | None, LiveMessage | None]] = deque()
+        self._waiting: deque[tuple[str | None, LiveMessage | bytes | None]] = deque()
         self._events = EventReader(options.reply_bytes_max)
         self._attempt = 0
         self.has_gap = False
@@ -104,14 +111,16 @@ class Following:
                 self.has_gap = True
                 return
             self._after = event.event_id or self._after
-            self._waiting.append((self._after, self._message(event) if event.data else None))
+            self._waiting.append((self._after, self._read(event)))
 
     def take(self) -> LiveMessage | None:
         """The next message that came."""
         while self._waiting:
-            self.cursor, message = self._waiting.popleft()
-            if message is not None:
-                return message
+            self.cursor, taken = self._waiting.popleft()
+            if isinstance(taken, LiveMessage):
+                return taken
+            if taken is not None and self._on_left_out is not None:
+                self._on_left_out((taken,))
         return None
 
     def pause_s(self, error: StoreError) -> float:
@@ -122,18 +131,21 @@ class Following:
             raise error
         return delay_s
 
-    def _message(self, event: ServerEvent) -> LiveMessage | None:
-        if event.name not in ("message", "relayed"):
-            return None  # of a later version
+    def _read(self, event: ServerEvent) -> LiveMessage | bytes | None:
+        """A message, or the digest of one that is left out; None for a place alone."""
+        if not event.data or event.name not in ("message", "relayed", "left_out"):
+            return None  # or of a later version
         document = _object(event.data)
+        if event.name == "left_out":
+            return _digest(document)
         meta = document.get("meta")
         if not isinstance(meta, dict):
             raise malformed_reply("a live event has no meta")
         try:
             message = from_json(document.get("message"))
-            digest = bytes.fromhex(_text(meta, "digest")) if event.name == "message" else None
-        except (MessageError, ValueError) as error:
+        except MessageError as error:
             raise malformed_reply(f"a live event does not hold an SDS message: {error}") from None
+        digest = _digest(meta) if event.name == "message" else None
         if digest is not None and entry_digest(message) != digest:
             raise StoreError("digest_mismatch", 200, "the message is another entry's")
         return LiveMessage(message, digest, _text(meta, "dialect"), self._after, document)
@@ -293,6 +305,13 @@ def _object(data: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise malformed_reply("a live event is not a JSON object")
     return document
+
+
+def _digest(members: dict[str, Any]) -> bytes:
+    try:
+        return bytes.fromhex(_text(members, "digest"))
+    except ValueError:
+        raise malformed_reply("the digest of a live event is not hexadecimal") from None
 
 
 def _text(members: dict[str, Any], name: str) -> str:

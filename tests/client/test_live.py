@@ -75,7 +75,8 @@ Read = Callable[..., tuple[list[LiveMessage], str | None]]
 def read_blocking(
     url: str, count: int, *args: Any, on_open: Callable[[], Any] = int, **client: Any
 ) -> tuple[list[LiveMessage], str | None]:
-    with StoreClient(url, **client) as store, store.live(*args) as stream:
+    live = {"on_left_out": client.pop("on_left_out", None)}
+    with StoreClient(url, **client) as store, store.live(*args, **live) as stream:
         on_open()
         return [next(stream) for _ in range(count)], stream.cursor
 
@@ -84,7 +85,8 @@ def read_async(
     url: str, count: int, *args: Any, on_open: Callable[[], Any] = int, **client: Any
 ) -> tuple[list[LiveMessage], str | None]:
     async def reading() -> tuple[list[LiveMessage], str | None]:
-        async with AsyncStoreClient(url, **client) as store, store.live(*args) as stream:
+        live = {"on_left_out": client.pop("on_left_out", None)}
+        async with AsyncStoreClient(url, **client) as store, store.live(*args, **live) as stream:
             await asyncio.to_thread(on_open)
             return [await anext(stream) for _ in range(count)], stream.cursor
 
@@ -149,6 +151,20 @@ def test_a_gap_is_filled_by_the_next_connection(read: Read) -> None:
     assert [asked.get("after") for asked in node.asked] == [None, "c1+"]
 
 
+def test_what_the_node_leaves_out_is_told(read: Read) -> None:
+    digests = [entry_digest(message(number)) for number in (2, 3)]
+    left_out = b"".join(
+        b'id: l\nevent: left_out\ndata: {"digest": "%s"}\n\n' % digest.hex().encode()
+        for digest in digests
+    )
+    node = Node(HERE + stored(1) + left_out + stored(4))
+    told: list[bytes] = []
+    transport = httpx.MockTransport(node)
+    found, _ = read("http://node", 2, options=QUICK, transport=transport, on_left_out=told.extend)
+    assert [each.message for each in found] == [message(1), message(4)]
+    assert told == digests
+
+
 def test_events_of_a_later_version_are_passed_over(read: Read) -> None:
     node = Node(HERE + b"event: new\ndata: {}\n\n" + stored(1))
     assert read_from(read, node, 1)[0] == ["m1"]
@@ -179,6 +195,7 @@ def test_a_cursor_that_the_node_refuses_is_reported_at_once(read: Read) -> None:
         (b'event: message\ndata: {"message": {}}\n\n', "malformed_reply"),
         (b'event: message\ndata: {"message": {}, "meta": {}}\n\n', "malformed_reply"),
         (b"event: gap\ndata: {}\n\n", "malformed_reply"),
+        (b"event: left_out\ndata: {}\n\n", "malformed_reply"),
     ],
 )
 def test_an_event_that_breaks_the_contract_is_reported(read: Read, event: bytes, code: str) -> None:

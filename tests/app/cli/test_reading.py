@@ -17,7 +17,7 @@ from app.cli.delimited import delimited
 from app.demo.nodes import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
-from tests.support.cli import cli, command
+from tests.support.cli import cli, command, http_server
 from tests.support.federation import message
 
 
@@ -133,3 +133,29 @@ def test_a_peer_that_cannot_be_reached_or_is_refused_is_listed_with_the_reason(n
     cli("peers", "remove", "http://dead.invalid", "--node", node)
     itself = cli("peers", "add", node, "--node", node)
     assert (itself.code, itself.err.split(":")[1].strip()) == (4, "peer_url_refused")
+
+
+def test_tail_names_what_is_left_out_and_passes_over_events_it_does_not_know() -> None:
+    shown = {"message": {"message_id": "m1"}, "meta": {"digest": "d1"}}
+    events = [
+        (b"left_out", {"channel_id": "c", "message_id": "m0", "digest": "abcd"}),
+        (b"of a later version", {"what": "ever"}),
+        (b"message", shown),
+    ]
+    stream = b": here\nid: start\n\n" + b"".join(
+        b"event: %s\ndata: %s\n\n" % (name, json.dumps(data).encode()) for name, data in events
+    )
+    with (
+        http_server(200, stream, {"content-type": "text/event-stream"}) as url,
+        subprocess.Popen(
+            command("tail", "c", "-n", "0", "--node", url, "--json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        printed = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+    assert printed[0] == "the node has lost the content of message 'm0'\n"
+    assert json.loads(printed[1]) == shown
