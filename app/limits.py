@@ -47,6 +47,12 @@ class Limits:
     small_body_bytes_max: int = _bound(
         2 * MIB, "bytes", "every request that is not a batch: one frame as JSON is 1.4 MiB"
     )
+    operator_body_bytes_max: int = _bound(
+        512 * KIB, "bytes", "of what an operator asks for: 1,000 channels of a sync"
+    )
+    batch_fields_max: int = _bound(
+        200_000, "protobuf fields", "10,000 items with sixteen hints each; counted before parsing"
+    )
     lookup_keys_max: int = _bound(
         10_000, "IDs and hints", "a page of missed messages, below one second of look-ups"
     )
@@ -68,17 +74,81 @@ class Limits:
         64, "claims", "more claims on one entry are spam; the first ones stay"
     )
     header_bytes_max: int = _bound(
-        64 * KIB, "bytes of request line and headers", "sixteen hints and a cursor need 20 KiB"
+        32 * KIB,
+        "bytes of request line and headers, or of trailers",
+        "sixteen hints and a cursor need 20 KiB; chunk headers count with the trailers",
     )
+    header_lines_max: int = _bound(
+        128, "lines", "browsers and proxies send 40; a line costs 200 bytes, however short it is"
+    )
+    unpack_factor_max: int = _bound(
+        200,
+        "times the bytes sent",
+        "batches compress to a tenth, at most to a hundredth; up to unpacked_free_bytes any factor",
+    )
+    unpacked_free_bytes: int = _bound(
+        2 * MIB, "bytes", "one message of equal bytes packs to nothing and is harmless"
+    )
+
+    # --- one connection ----------------------------------------------------------------------
     headers_timeout_s: int = _bound(10, "seconds", "headers fit one packet of a slow client")
-    write_stall_timeout_s: int = _bound(
-        60, "seconds", "a client that reads nothing for so long is gone"
-    )
-    connections_per_address_max: int = _bound(
-        2_000, "connections", "a proxy may stand for many clients; descriptors are finite"
-    )
     body_read_timeout_s: int = _bound(
         30, "seconds", "32 MiB at 1 MiB/s; a slower sender holds a connection for nothing"
+    )
+    unread_body_linger_s: int = _bound(
+        2,
+        "seconds",
+        "after an answer to an unfinished body the rest is dropped, so that the answer arrives",
+    )
+    write_stall_timeout_s: int = _bound(
+        30, "seconds", "a client that reads nothing for so long is gone"
+    )
+    connection_idle_s: int = _bound(
+        75, "seconds", "longer than the pauses of clients that poll every minute"
+    )
+    pipelined_requests_max: int = _bound(
+        16, "requests", "parsed ahead on one connection; the rest of what arrived waits as bytes"
+    )
+
+    # --- shared by all requests of a process ---------------------------------------------------
+    connections_max: int = _bound(
+        2_048, "connections", "each costs at most 100 KiB; the process raises its limit of files"
+    )
+    connections_per_address_max: int = _bound(
+        1_536,
+        "connections",
+        "a proxy may stand for many clients; a quarter stays for everybody else",
+    )
+    bodies_bytes_max: int = _bound(
+        64 * MIB, "bytes", "of bodies in flight, packed and unpacked: two of the largest at a time"
+    )
+    body_free_bytes: int = _bound(
+        16 * KIB, "bytes", "of one body that need no room: a message waits for no large body"
+    )
+    replies_bytes_max: int = _bound(
+        64 * MIB, "bytes", "of replies that are made or not yet read: eight of the largest"
+    )
+    reply_free_bytes: int = _bound(
+        16 * KIB,
+        "bytes",
+        "of one reply that need no room: a message is served whoever does not read",
+    )
+    turns_max: int = _bound(
+        2,
+        "requests",
+        "pages, look-ups and batches worked on at a time; each takes 20 ms of the loop",
+    )
+    sync_turns_max: int = _bound(
+        4, "requests", "of reconciliation worked on at a time; they wait for the disk, too"
+    )
+    requests_waiting_max: int = _bound(
+        512, "requests", "of one address that wait for the same thing; more get 503 at once"
+    )
+    share_wait_s: int = _bound(
+        10, "seconds", "that a request waits for its turn or for room; then it gets 503"
+    )
+    stall_under_load_s: int = _bound(
+        2, "seconds", "without 64 KiB sent or read; then a client makes room for those who wait"
     )
 
     # --- ancestors and gaps ------------------------------------------------------------------
@@ -152,6 +222,11 @@ class Limits:
     live_queue_bytes_max: int = _bound(
         32 * MIB, "bytes of frames", "all live readers share one buffer"
     )
+    live_unread_bytes_max: int = _bound(
+        64 * MIB,
+        "bytes",
+        "of events that readers have not read, each counted, though they share the memory",
+    )
     live_heartbeat_s: int = _bound(
         15, "seconds", "proxies close connections that are silent for 30 to 60"
     )
@@ -164,6 +239,9 @@ class Limits:
         4_096,
         "items",
         "four batches of our own initiator; an item of two bytes costs 1 us and more",
+    )
+    recon_fields_max: int = _bound(
+        100_000, "protobuf fields", "4,096 items with sixteen hints each; counted before parsing"
     )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
     recon_answer_bytes_max: int = _bound(

@@ -2,7 +2,9 @@
 
 One task follows the store's feed, as any other follower does, into one bounded buffer that all
 readers share: so a reader misses nothing that any process of this node committed, sees nothing
-twice, and costs no queue of its own. A reader who falls out of the buffer is told where.
+twice, and costs no queue of its own. A reader who falls out of the buffer is told where. Readers
+are given many messages at once, and no more before they have read those: one that does not read
+costs nothing, however much is published.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from app.entries import START, Entry, Token
 from app.errors import Code, Problem
 from app.ingest.records import Committed, Relayed
 from app.limits import Limits
+from app.sharing import Sharing, Turns
 from app.store.records import LeftOut, Page
 from app.store.store import Store
 
@@ -30,6 +33,11 @@ FEED_PAGE = 500
 
 LEFT_OUT_BYTES = 1_500
 """What naming an entry takes in the buffer, at most: its message ID, channel and digest."""
+REPLAY_PAGE = 100
+"""Entries read at once for one reader who asked for what came before."""
+
+PART_BYTES = 64 * 1024
+"""Of frames given to a reader at once, unless one message alone has more."""
 
 POLL_S = 1.0
 """How long another process's commit may stay unseen; this one's are announced."""
@@ -69,9 +77,10 @@ Wanted = Callable[[str], bool]
 class LiveHub:
     """See the module. `on_committed` and `on_relayed` are listeners of the door."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, sharing: Sharing | None = None) -> None:
         self._store = store
         self._limits = limits
+        self._sharing = sharing or Sharing(limits)
         self._buffer: deque[LiveMessage] = deque()
         self._buffer_bytes = 0
         # The buffer holds the messages numbered from `_first_number` on; entries up to `_last`.
@@ -112,60 +121,75 @@ class LiveHub:
         # Once events are promised, all that a reader could be told is that they end.
         await self._store.watermark()
 
-    async def events(self, wanted: Wanted, after: Token | None) -> AsyncGenerator[LiveEvent, None]:
-        """Every message from now on; before them what was stored after `after`, if given."""
+    async def events(
+        self, wanted: Wanted, after: Token | None, caller: str = ""
+    ) -> AsyncGenerator[Sequence[LiveEvent], None]:
+        """Every message from now on; before them what was stored after `after`, if given.
+
+        Those that are there already come together; `caller` takes turns for what has to be read.
+        """
         self._readers_count += 1
         try:
-            if self._is_closed:
-                return
-            await self._start()
+            if not self._is_closed:
+                await self._start()
             reader = _Reader(wanted, self._last if after is None else after, self._end)
             # From here on nothing is missed: a client that knows it can come back to this place.
-            yield Heartbeat(reader.last)
-            if after is not None:
-                async for message in self._replay(reader):
-                    yield message
+            yield [Heartbeat(reader.last)]
+            is_behind = after is not None
             while not self._is_closed:
-                yield await self._next_event(reader)
+                if is_behind:
+                    # Not bound to a name: what a reader waits for must not stay in memory here.
+                    yield await self._replayed(reader, caller)
+                    is_behind = reader.is_behind
+                else:
+                    yield await self._next_events(reader)
+            # Where to go on, with another process of this node or after a restart.
+            yield [Heartbeat(reader.last)]
         finally:
             self._readers_count -= 1
             if not self._readers_count:
                 self._stop()
 
-    async def _replay(self, reader: _Reader) -> AsyncGenerator[LiveMessage, None]:
-        """The stored messages up to the place where the buffer takes over."""
-        is_behind = True
-        while is_behind and not self._is_closed:
+    async def _replayed(self, reader: _Reader, caller: str) -> list[LiveEvent]:
+        """The next stored messages, up to the place where the buffer takes over."""
+        with await self._sharing.turns[Turns.READS].take(caller, 1):
             # Taken before the read: what is committed after it comes later in the buffer.
             reader.number = self._end
-            page = await self._store.feed(
-                reader.last.number, FEED_PAGE, self._limits.reply_bytes_max
-            )
-            is_behind = page.next is not None
-            for item in _in_order(page):
-                reader.last = item.place
-                if reader.wanted(item.channel_id):
-                    yield LiveMessage(item, item.channel_id, _bytes_of(item))
+            page = await self._store.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
+        reader.is_behind = page.next is not None
+        reader.last = page.last or reader.last
+        return [
+            LiveMessage(item, item.channel_id, _bytes_of(item))
+            for item in _in_order(page)
+            if reader.wanted(item.channel_id)
+        ]
 
-    async def _next_event(self, reader: _Reader) -> LiveEvent:
-        while True:
+    async def _next_events(self, reader: _Reader) -> list[LiveEvent]:
+        while not self._is_closed:
             changed = self._changed
-            while self._first_number <= reader.number < self._end:
-                message = self._buffer[reader.number - self._first_number]
-                reader.number += 1
-                if reader.takes(message):
-                    return message
             if reader.number < self._first_number:
                 gap = Gap(reader.last)
                 reader.number, reader.last = self._end, self._last
-                return gap
+                return [gap]
+            if events := self._buffered(reader):
+                return events
             try:
                 async with asyncio.timeout(self._limits.live_heartbeat_s):
                     await changed.wait()
             except TimeoutError:
-                return Heartbeat(reader.last)
-            if self._is_closed:
-                return Heartbeat(reader.last)
+                return [Heartbeat(reader.last)]
+        return []
+
+    def _buffered(self, reader: _Reader) -> list[LiveEvent]:
+        events: list[LiveEvent] = []
+        bytes_count = 0
+        while reader.number < self._end and bytes_count < PART_BYTES:
+            message = self._buffer[reader.number - self._first_number]
+            reader.number += 1
+            if reader.takes(message):
+                events.append(message)
+                bytes_count += message.bytes_count
+        return events
 
     @property
     def _end(self) -> int:
@@ -247,6 +271,7 @@ class _Reader:
     wanted: Wanted
     last: Token
     number: int
+    is_behind: bool = True
 
     def takes(self, message: LiveMessage) -> bool:
         if isinstance(message.item, Entry | LeftOut):

@@ -30,6 +30,7 @@ from app.rangeindex import NodeIndex
 from app.readiness import Readiness
 from app.recon_endpoint import ReconEndpoint
 from app.settings import Settings
+from app.sharing import Sharing
 from app.siblings import Siblings
 from app.store.store import Store
 from app.verification import Verification
@@ -63,6 +64,7 @@ class Node:
     verification: Verification
     metrics: CollectorRegistry
     instance_id: str
+    sharing: Sharing
     siblings: Siblings | None = None
 
     @property
@@ -172,7 +174,8 @@ class _Book:
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
-    live = LiveHub(store, limits)
+    sharing = Sharing(limits)
+    live = LiveHub(store, limits, sharing)
     door = Door(
         store,
         committer,
@@ -206,6 +209,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
         instance_id=instance_id,
+        sharing=sharing,
     )
     register_node_metrics(node.metrics, committer, index, live, node.verification, node.peers)
     return node

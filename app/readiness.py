@@ -34,10 +34,13 @@ class Readiness:
         self._answered_at_s = time.monotonic()
         self._refusal: str | None = None
         self._unready_since_s: float | None = None
+        self.is_stopping = False
 
     @property
     def reason(self) -> str | None:
         """Why the node is not ready, as far as is known now; None where it is."""
+        if self.is_stopping:
+            return "the node is about to stop"
         if self._committer.fault is not None:
             return self._committer.fault.detail
         if self._refusal is not None:
@@ -79,7 +82,7 @@ class Readiness:
             self._answered_at_s = time.monotonic()
 
     def _log_change(self) -> None:
-        reason = self.reason
+        reason = None if self.is_stopping else self.reason
         if reason is not None and self._unready_since_s is None:
             self._unready_since_s = time.monotonic()
             _log.warning("not ready: %s", " ".join(reason.split()))

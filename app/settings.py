@@ -71,6 +71,12 @@ class Settings(BaseModel):
         "unset: while this node listens on loopback only",
     )
     workers: int = Field(1, ge=1, le=64, description="processes; more than one need PostgreSQL")
+    drain_s: float = Field(
+        3.0,
+        ge=0,
+        le=600,
+        description="seconds from SIGTERM, when /readyz turns to 503, to the end of the listener",
+    )
     insecure: bool = Field(False, description="listen beyond loopback without credentials")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe message that is logged"

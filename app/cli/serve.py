@@ -88,6 +88,8 @@ def serve(
         return Exit.DONE
     _refuse_exposure(settings)
     if until_eof:
+        # Nobody is left to be told.
+        settings = settings.model_copy(update={"drain_s": 0.0})
         Thread(target=_stop_at_eof, daemon=True).start()
     return _run(settings, as_json)
 

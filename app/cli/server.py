@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 
 import uvicorn
 import uvloop
@@ -21,7 +23,7 @@ from app.errors import Problem
 from app.http.application import create_app, create_sibling_app
 from app.http.server import NodeServer
 from app.http.side import SideServer, serving, waiting_server
-from app.limits import DEFAULT_LIMITS
+from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings
 from app.siblings import Siblings
@@ -29,6 +31,9 @@ from app.store.faults import DatabaseUnreachableError
 from app.store.faults import StoreError as DatabaseError
 
 BACKLOG = 2_048
+DESCRIPTORS_BESIDE = 256
+"""Files that are no connections of clients: the database, peers, log."""
+
 # The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
 # would wait that long behind a commit.
 SWITCH_INTERVAL_S = 0.0005
@@ -77,12 +82,33 @@ def serve_node(
     """
     start_logging(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    limits = raise_descriptor_limit(DEFAULT_LIMITS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, listener, ready, siblings, waits=waits))
+        return runner.run(_serve(settings, limits, listener, ready, siblings, waits=waits))
+
+
+def raise_descriptor_limit(limits: Limits) -> Limits:
+    """Let this process hold as many connections as `limits` say; fewer where the system forbids."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections_max + DESCRIPTORS_BESIDE
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible == wanted:
+        return limits
+    connections_max = max(1, possible - DESCRIPTORS_BESIDE)
+    _log.warning("at most %d connections: the system allows %d files", connections_max, possible)
+    share = limits.connections_per_address_max / limits.connections_max
+    per_address_max = max(1, int(connections_max * share))
+    return replace(
+        limits, connections_max=connections_max, connections_per_address_max=per_address_max
+    )
 
 
 async def _serve(
     settings: Settings,
+    limits: Limits,
     listener: socket.socket,
     ready: Callable[[Node], None],
     siblings: Siblings | None,
@@ -94,7 +120,7 @@ async def _serve(
 
         async def opened() -> Node:
             try:
-                return await closing.enter_async_context(Node.open(settings, siblings=siblings))
+                return await closing.enter_async_context(Node.open(settings, limits, siblings))
             except Problem as problem:  # the database was there, and went away meanwhile
                 raise DatabaseUnreachableError(problem.detail) from problem
 

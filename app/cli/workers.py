@@ -132,7 +132,7 @@ class Worker:
         """Let it finish what it does, but not for ever."""
         if self._process is not None:
             self._process.terminate()
-            self._process.join(STOP_SECONDS_MAX)
+            self._process.join(self._settings.drain_s + STOP_SECONDS_MAX)
             self._process.kill()
 
     def _bury(self) -> None:

@@ -16,11 +16,13 @@ import zstandard
 
 from app.errors import Code, Problem
 from app.federation.address import resolve
-from app.limits import Limits
+from app.limits import DEFAULT_LIMITS, Limits
 
 PROTOBUF = "application/x-protobuf"
 CONNECT_TIMEOUT_S = 5.0  # a peer that needs longer is down
 REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
+UNPACKED_FREE_BYTES = DEFAULT_LIMITS.unpacked_free_bytes
+UNPACK_FACTOR = DEFAULT_LIMITS.unpack_factor_max
 COMPRESS_BYTES_MIN = 1_024  # below it a header costs what is saved
 ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
 
@@ -80,8 +82,11 @@ class HttpTransport:
         if body is not None:
             headers["content-type"] = PROTOBUF
             if self._peer_reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
-                body = zstandard.compress(body)
-                headers["content-encoding"] = "zstd"
+                packed = zstandard.compress(body)
+                # A body that packs to almost nothing looks like a bomb, and is refused as one.
+                if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
+                    body = packed
+                    headers["content-encoding"] = "zstd"
             self.bytes_up += len(body)
         async with self._client.stream(method, path, content=body, headers=headers) as response:
             self._peer_reads_zstd = "zstd" in response.headers.get("accept-encoding", "")

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from app.errors import Code, Problem
 from app.http.auth import Scope
-from app.http.call import Call, Headers
+from app.http.call import Call, Headers, Reply
 from app.http.cursors import CursorKind, Cursors
 from app.http.forms import Form, answer_form, body_form
 from app.http.framework import After, CurrentCall, demands, respond
 from app.http.messages import find_readable
-from app.http.pages import next_link
+from app.http.pages import fitted, next_link
 from app.http.parsing import read_json, read_protobuf
 from app.http.render import json_reply, message_json, message_protobuf, protobuf_reply
 from app.limits import DEFAULT_LIMITS
@@ -26,6 +26,9 @@ router = APIRouter(prefix="/v1", tags=["messages"])
 
 _LIMIT_DEFAULT = DEFAULT_LIMITS.page_items_default
 _URL_TOKEN_CHARACTERS_MAX = 4_000
+REQUEST_FIELDS = 3
+"""Of an `AncestorsRequest`, beside heads and known IDs."""
+
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Part of the closure, in causal order",
@@ -40,8 +43,12 @@ class AncestorsBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     channel_id: str
-    heads: list[str] = Field(description="the walk starts here; they are not in the answer")
-    known: list[str] = Field(default_factory=list, description="the walk does not pass these")
+    heads: Annotated[list[str], FailFast()] = Field(
+        description="the walk starts here; they are not in the answer"
+    )
+    known: Annotated[list[str], FailFast()] = Field(
+        default_factory=list, description="the walk does not pass these"
+    )
     limit: int = Field(default=0, ge=0, le=DEFAULT_LIMITS.ancestors_max, description="0: default")
     after: str = Field(default="", description="the `next` of the page before this one")
 
@@ -59,7 +66,7 @@ _BODY = TypeAdapter(AncestorsBody)
 
 @router.get(
     "/messages/{message_id:segment}/ancestors",
-    openapi_extra=demands(Scope.READ),
+    openapi_extra=demands(Scope.READ, takes_turns=True),
     responses=_ANSWERS,
 )
 async def ancestors_of_one(
@@ -73,14 +80,18 @@ async def ancestors_of_one(
     """Everything before one message, the latest first; in each page every message after its causes."""
     found = await find_readable(call, message_id, channel_id)
     wanted = _Wanted(found.entry.channel_id, [message_id], [], limit, after)
-    page, token = await _page(call, wanted)
-    return _answer(call, page, token, next_link(request, token if _fits_url(token) else None))
+
+    async def read(bytes_max: int) -> Reply:
+        page, token = await _page(call, wanted, bytes_max)
+        return _answer(call, page, token, next_link(request, token if _fits_url(token) else None))
+
+    return respond(await fitted(call, read))
 
 
 @router.post(
     "/messages/ancestors",
     openapi_extra={
-        **demands(Scope.READ),
+        **demands(Scope.READ, takes_turns=True),
         "requestBody": {
             "required": True,
             "content": {
@@ -99,10 +110,14 @@ async def ancestors_of_one(
 )
 async def ancestors(call: CurrentCall) -> Response:
     """Everything before the heads, not passing through `known`; what of it is missing here."""
-    wanted = _wanted(call)
+    wanted = await _wanted(call)
     call.caller.require(Scope.READ, wanted.channel_id)
-    page, token = await _page(call, wanted)
-    return _answer(call, page, token, [])
+
+    async def read(bytes_max: int) -> Reply:
+        page, token = await _page(call, wanted, bytes_max)
+        return _answer(call, page, token, [])
+
+    return respond(await fitted(call, read))
 
 
 def _fits_url(token: str | None) -> bool:
@@ -110,13 +125,14 @@ def _fits_url(token: str | None) -> bool:
     return token is not None and len(token) <= _URL_TOKEN_CHARACTERS_MAX
 
 
-def _wanted(call: Call) -> _Wanted:
+async def _wanted(call: Call) -> _Wanted:
+    limits = call.node.limits
     request: AncestorsBody | wire.AncestorsRequest
     if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        request = read_protobuf(wire.AncestorsRequest, call.body)
+        fields_max = limits.ancestors_heads_max + limits.lookup_keys_max + REQUEST_FIELDS
+        request = await read_protobuf(wire.AncestorsRequest, call.body, fields_max)
     else:
         request = read_json(_BODY, call.body)
-    limits = call.node.limits
     if len(request.heads) > limits.ancestors_heads_max:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.ancestors_heads_max} heads")
     if len(request.known) > limits.lookup_keys_max:
@@ -129,21 +145,21 @@ def _wanted(call: Call) -> _Wanted:
     return _Wanted(request.channel_id, request.heads, request.known, limit, request.after or None)
 
 
-async def _page(call: Call, wanted: _Wanted) -> tuple[AncestorPage, str | None]:
+async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPage, str | None]:
     cursors = Cursors(call.node.store.database_id)
     page = await call.node.store.ancestors(
         wanted.channel_id,
         wanted.heads,
         wanted.known,
         limit=wanted.limit,
-        bytes_max=call.node.limits.reply_bytes_max,
+        bytes_max=bytes_max,
         after=cursors.read(CursorKind.ANCESTORS, wanted.after),
     )
     token = None if page.next is None else cursors.write(CursorKind.ANCESTORS, *page.next)
     return page, token
 
 
-def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Response:
+def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Reply:
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         message = wire.AncestorsPage(
             messages=map(message_protobuf, page.entries),
@@ -151,7 +167,7 @@ def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers)
             next=token or "",
             left_out=page.left_out,
         )
-        return respond(protobuf_reply(message.SerializeToString(), 200, headers))
+        return protobuf_reply(message.SerializeToString(), 200, headers)
     messages = list(map(message_json, page.entries))
     document = {
         "messages": messages,
@@ -159,4 +175,4 @@ def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers)
         "next": token,
         "left_out": [digest.hex() for digest in page.left_out],
     }
-    return respond(json_reply(document, 200, headers))
+    return json_reply(document, 200, headers)

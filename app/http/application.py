@@ -29,8 +29,8 @@ from app.http import (
 )
 from app.http.auth import Authorizer, LoopbackAuthorizer, OpenAuthorizer, Scope
 from app.http.body import Receive
-from app.http.call import REPLY_KEY
-from app.http.framework import SCOPE_KEY, respond
+from app.http.call import EXCHANGE_KEY
+from app.http.framework import SCOPE_KEY, TURNS_KEY, respond
 from app.http.metrics import HttpMetrics
 from app.http.openapi import describe
 from app.http.problems import internal_error, problem_reply
@@ -39,6 +39,7 @@ from app.http.routes import Route, RouteTable
 from app.http.shell import App, Send, Shell
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
+from app.sharing import Turns
 
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
 PAGE_HEADERS = (
@@ -98,7 +99,7 @@ def _with_cors(app: App, origins: Sequence[str]) -> App:
 
     async def with_cors(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         # Its headers are added to what is sent: no reply may go past it.
-        scope.pop(REPLY_KEY, None)
+        scope.pop(EXCHANGE_KEY, None)
         await cors(scope, receive, send)
 
     return with_cors
@@ -149,6 +150,7 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
             scope=Scope.PUBLISH,
             handler=publish.publish_batch,
             body_bytes_max=limits.body_bytes_max,
+            takes_turns=Turns.BATCHES,
         ),
         Route(
             method="POST",
@@ -156,6 +158,7 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
             scope=Scope.READ,
             handler=messages.lookup,
             body_bytes_max=limits.small_body_bytes_max,
+            takes_turns=Turns.READS,
         ),
         Route(
             method="POST",
@@ -163,6 +166,7 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
             scope=Scope.SYNC,
             handler=recon.reconcile,
             body_bytes_max=limits.recon_body_bytes_max,
+            takes_turns=Turns.SYNCS,
         ),
         Route(
             method="POST",
@@ -170,6 +174,7 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
             scope=Scope.SYNC,
             handler=recon.negentropy,
             body_bytes_max=limits.negentropy_body_bytes_max,
+            takes_turns=Turns.SYNCS,
         ),
     )
 
@@ -177,12 +182,19 @@ def thin_routes(limits: Limits) -> Sequence[Route]:
 def _from_framework(route: APIRoute, limits: Limits) -> Route:
     (method,) = route.methods or {"GET"}
     extra = route.openapi_extra or {}
+    scope = Scope(extra[SCOPE_KEY])
     return Route(
         method=method,
         template=route.path_format,
-        scope=Scope(extra[SCOPE_KEY]),
-        body_bytes_max=limits.small_body_bytes_max if method == "POST" else 0,
+        scope=scope,
+        body_bytes_max=0 if method != "POST" else _body_bytes_max(scope, limits),
+        takes_turns=Turns(extra[TURNS_KEY]) if TURNS_KEY in extra else None,
     )
+
+
+def _body_bytes_max(scope: Scope, limits: Limits) -> int:
+    is_operator = scope is Scope.ADMIN
+    return limits.operator_body_bytes_max if is_operator else limits.small_body_bytes_max
 
 
 def _framework() -> FastAPI:

@@ -1,15 +1,22 @@
-"""Reading request bodies: counted as they arrive, under one deadline, never unpacked unbounded."""
+"""Reading request bodies: counted as they arrive and as they are unpacked, under one deadline.
+
+The bytes of all bodies in flight share one room. A body takes its place before it is read, so a
+client that has none waits with its bytes in the network; a few are free for each request, so that a
+message on its own never waits for the large ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import zstandard
 
 from app.errors import Code, Problem
+from app.limits import Limits
+from app.sharing import Holding, Share
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # The rest of a refused body is not read; the connection cannot be used again.
@@ -17,100 +24,219 @@ _CLOSE = {"Connection": "close"}
 _ZSTD_EMPTY_BYTES_MAX = 7
 """An empty block and a checksum, behind the header of a zstd frame without content."""
 
+_DEFLATE_FACTOR_MAX = 1_032
+"""No stream of deflate unpacks to more."""
+
+_GROWTH = 1 << 20
+"""What a body without a declared length takes more at least."""
+
+_THREAD_BYTES_MIN = 256 * 1024
+"""Unpacking so much takes a millisecond: it is done beside the event loop."""
+
 
 class ClientGoneError(Exception):
     """The client hung up before its body was there; nobody is left to answer."""
 
 
-async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], bytes_max: int, timeout_s: float
-) -> tuple[bytes, int]:
-    """The whole body, decompressed, and how many bytes of it were sent.
+class Body(NamedTuple):
+    """A whole body, decompressed; how many bytes of it were sent; its place in memory."""
 
-    `body_too_large` as soon as `bytes_max` is passed (packed or unpacked), `request_timeout` when
-    `timeout_s` is over, `unsupported_media_type` for an unknown Content-Encoding.
-    """
-    _check_declared_length(headers.get(b"content-length"), bytes_max)
-    try:
-        async with asyncio.timeout(timeout_s):
-            body = await _collect(receive, bytes_max)
-    except TimeoutError:
-        raise Problem(
-            Code.REQUEST_TIMEOUT, f"the body took longer than {timeout_s} s", headers=_CLOSE
-        ) from None
-    encoding = headers.get(b"content-encoding")
-    unpacked = body if encoding is None else _unpack(body, encoding.lower(), bytes_max)
-    return unpacked, len(body)
+    content: bytes
+    sent_bytes: int
+    holding: Holding | None = None
 
 
-def _check_declared_length(declared: bytes | None, bytes_max: int) -> None:
-    # The server has checked that the header holds digits.
-    if declared is not None and int(declared) > bytes_max:
-        raise _too_large(bytes_max)
+class Bodies:
+    """Reads the bodies of all requests of a process."""
 
+    def __init__(self, share: Share, limits: Limits) -> None:
+        self._share = share
+        self._limits = limits
 
-async def _collect(receive: Receive, bytes_max: int) -> bytes:
-    message = await receive()
-    chunks: list[bytes] = []
-    total_bytes = 0
-    while message["type"] == "http.request":
-        chunk = message.get("body", b"")
-        total_bytes += len(chunk)
-        if total_bytes > bytes_max:
+    async def read(
+        self, receive: Receive, headers: Mapping[bytes, bytes], bytes_max: int, caller: str
+    ) -> Body:
+        """A whole body; its `holding` is to be released when the request is over.
+
+        `body_too_large` as soon as `bytes_max` is passed (packed or unpacked), `request_timeout`
+        when the body is late, `overloaded` when there is no room for it in time,
+        `unsupported_media_type` for an unknown Content-Encoding.
+        """
+        declared = headers.get(b"content-length")
+        # The server has checked that the header holds digits.
+        declared_bytes = 0 if declared is None else int(declared)
+        if declared_bytes > bytes_max:
             raise _too_large(bytes_max)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunk if len(chunks) == 1 else b"".join(chunks)
+        arriving = _Arriving(self._share, caller, self._limits)
+        try:
+            content = await arriving.read(receive, declared_bytes, bytes_max)
+            sent_bytes = len(content)
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                content = await self._unpack(arriving, content, encoding.lower(), bytes_max)
+        except BaseException:
+            arriving.release()
+            raise
+        return Body(content, sent_bytes, arriving.holding)
+
+    async def _unpack(
+        self, arriving: _Arriving, body: bytes, encoding: bytes, bytes_max: int
+    ) -> bytes:
+        if encoding == b"identity":
+            return body
+        packing = _PACKINGS.get(encoding)
+        if packing is None:
+            raise Problem(
+                Code.UNSUPPORTED_MEDIA_TYPE,
+                "Content-Encoding is gzip, zstd or identity",
+                headers={"Accept-Encoding": "gzip, zstd"},
+            )
+        try:
+            size = packing.size(body)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            factor = self._limits.unpack_factor_max
+            if size > max(self._limits.unpacked_free_bytes, factor * len(body)):
+                raise Problem(
+                    Code.BODY_TOO_LARGE,
+                    f"{size} bytes, packed into {len(body)}: up to {factor} times are unpacked; "
+                    "send it as it is",
+                )
+            await arriving.make_room(len(body) + size)
+            if size < _THREAD_BYTES_MIN:
+                content = packing.unpack(body, size)
+            else:
+                content = await asyncio.to_thread(packing.unpack, body, size)
+        except (zlib.error, zstandard.ZstdError) as error:
+            raise Problem(
+                Code.INVALID_BODY, f"the body is not {encoding.decode()}: {error}"
+            ) from None
+        arriving.shrink(len(content))
+        return content
+
+
+class _Arriving:
+    """One body on its way, and the place it holds."""
+
+    def __init__(self, share: Share, caller: str, limits: Limits) -> None:
+        self.holding: Holding | None = None
+        self._share = share
+        self._caller = caller
+        self._limits = limits
+        self._arrived_bytes = 0
+        self._deadline: asyncio.Timeout | None = None
+        self._is_cut = False
+
+    async def read(self, receive: Receive, declared_bytes: int, bytes_max: int) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.body_read_timeout_s) as self._deadline:
+                await self.make_room(declared_bytes)
+                return await self._collect(receive, bytes_max)
+        except TimeoutError:
+            why = (
+                "the body stalled while others waited for room"
+                if self._is_cut
+                else f"the body took longer than {self._limits.body_read_timeout_s} s"
+            )
+            raise Problem(Code.REQUEST_TIMEOUT, why, headers=_CLOSE) from None
+        finally:
+            self._deadline = None
+            if self.holding is not None:
+                # From now on it is this node that takes its time.
+                self._share.forget(self.holding)
+
+    async def _collect(self, receive: Receive, bytes_max: int) -> bytes:
         message = await receive()
-    raise ClientGoneError
+        first: bytes = message.get("body", b"")
+        # Clients that send a byte at a time get no list of bytes.
+        body = bytearray()
+        while message["type"] == "http.request":
+            chunk = message.get("body", b"")
+            self._arrived_bytes += len(chunk)
+            if self._arrived_bytes > bytes_max:
+                raise _too_large(bytes_max)
+            if not message.get("more_body", False):
+                return first if len(first) == self._arrived_bytes else bytes(body + chunk)
+            body += chunk
+            held_bytes = 0 if self.holding is None else self.holding.units
+            if self._arrived_bytes > max(held_bytes, self._limits.body_free_bytes):
+                await self.make_room(min(bytes_max, max(_GROWTH, 2 * self._arrived_bytes)))
+            message = await receive()
+        raise ClientGoneError
+
+    async def make_room(self, wanted_bytes: int) -> None:
+        """Hold room for so many bytes, beside what is free for each request."""
+        if wanted_bytes <= self._limits.body_free_bytes:
+            return
+        if self.holding is None:
+            holder = None if self._deadline is None else self
+            self.holding = await self._share.take(self._caller, wanted_bytes, holder)
+        elif wanted_bytes > self.holding.units:
+            missing_bytes = wanted_bytes - self.holding.units
+            self.holding.add(await self._share.take(self._caller, missing_bytes))
+
+    def shrink(self, bytes_count: int) -> None:
+        if self.holding is not None:
+            self.holding.resize(min(self.holding.units, bytes_count))
+
+    def release(self) -> None:
+        if self.holding is not None:
+            self.holding.release()
+
+    def moved_bytes(self) -> int:
+        return self._arrived_bytes
+
+    def cut(self) -> None:
+        if self._deadline is not None:
+            self._is_cut = True
+            self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
-def _unpack(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
-    unpack = _UNPACKERS.get(encoding)
-    if unpack is None:
-        raise Problem(
-            Code.UNSUPPORTED_MEDIA_TYPE,
-            "Content-Encoding is gzip, zstd or identity",
-            headers={"Accept-Encoding": "gzip, zstd"},
-        )
-    try:
-        return unpack(body, bytes_max)
-    except (zlib.error, zstandard.ZstdError) as error:
-        raise Problem(Code.INVALID_BODY, f"the body is not {encoding.decode()}: {error}") from None
+class _Packing(NamedTuple):
+    """`size` is what a body says of itself; `unpack` allocates that and no more."""
+
+    size: Callable[[bytes], int]
+    unpack: Callable[[bytes, int], bytes]
 
 
-def _gunzip(body: bytes, bytes_max: int) -> bytes:
+def _gzip_size(body: bytes) -> int:
+    # RFC 1952: the last four bytes; the check of the stream includes them.
+    size = int.from_bytes(body[-4:], "little")
+    if size > _DEFLATE_FACTOR_MAX * len(body):
+        raise zlib.error("it cannot hold as many bytes as it says")
+    return size
+
+
+def _gunzip(body: bytes, size: int) -> bytes:
     # 16 + 15: a gzip header and the largest window.
     stream = zlib.decompressobj(31)
-    unpacked = stream.decompress(body, bytes_max + 1)
-    if len(unpacked) > bytes_max:
-        raise _too_large(bytes_max)
+    unpacked = stream.decompress(body, size + 1)
     if not stream.eof:
-        raise zlib.error("it ends early")
+        raise zlib.error("it ends early, or not where it says")
     # One member alone: millions of empty ones would be work for nothing.
     if stream.unused_data:
         raise zlib.error("more follows behind its first member")
     return unpacked
 
 
-def _unzstd(body: bytes, bytes_max: int) -> bytes:
-    # The declared size is all that is ever allocated.
-    declared_bytes = zstandard.frame_content_size(body)
-    if declared_bytes > bytes_max:
-        raise _too_large(bytes_max)
-    if declared_bytes < 0:
+def _zstd_size(body: bytes) -> int:
+    size: int = zstandard.frame_content_size(body)
+    if size < 0:
         raise zstandard.ZstdError("the frame does not declare its content size")
     # Of a frame without content the library does not look at what follows.
     behind_bytes = len(body) - zstandard.frame_header_size(body)
-    if not declared_bytes and behind_bytes > _ZSTD_EMPTY_BYTES_MAX:
+    if not size and behind_bytes > _ZSTD_EMPTY_BYTES_MAX:
         raise zstandard.ZstdError("more follows behind an empty frame")
+    return size
+
+
+def _unzstd(body: bytes, _size: int) -> bytes:
     return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
 
 
-_UNPACKERS: Mapping[bytes, Callable[[bytes, int], bytes]] = {
-    b"identity": lambda body, _bytes_max: body,
-    b"gzip": _gunzip,
-    b"zstd": _unzstd,
+_PACKINGS: Mapping[bytes, _Packing] = {
+    b"gzip": _Packing(_gzip_size, _gunzip),
+    b"zstd": _Packing(_zstd_size, _unzstd),
 }
 
 

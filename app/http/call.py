@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from app.errors import Code, Problem
 from app.http.auth import Caller
+from app.sharing import Holding
 
 if TYPE_CHECKING:
     from app.node import Node
 
 Headers = list[tuple[bytes, bytes]]
 QUERY_FIELDS_MAX = 1_000
-"""Fields in one query string; parsing more is work for nobody."""
+"""Fields in one query string; no route needs more."""
 
 
 class Reply(NamedTuple):
@@ -41,6 +42,8 @@ class Call:
     lines of one name joined), `raw_headers` all lines in order, `body` the whole body (empty where
     the route has none), `sent_bytes` its length as it came, perhaps compressed. `is_head` tells
     FastAPI routes that headers are all that is wanted; whole replies lose their bodies anyway.
+    `address` is whose turn the request takes, `turn` what it holds where it had to wait for one; a
+    handler that only waits from some point on releases it there.
     """
 
     node: Node
@@ -52,6 +55,8 @@ class Call:
     body: bytes = field(default=b"")
     is_head: bool = False
     sent_bytes: int = 0
+    address: str = ""
+    turn: Holding | None = None
 
     @property
     def channel_id(self) -> str | None:
@@ -64,8 +69,29 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Reply]]
-REPLY_KEY = "sdstore.reply"
-"""Where our server leaves its way to send a whole `Reply` in the ASGI scope; others have none."""
+EXCHANGE_KEY = "sdstore.exchange"
+"""Where our server leaves its `Exchange` in the ASGI scope; others have none."""
+
+Parts = AsyncGenerator[Sequence[bytes], None]
+"""An answer in parts, each asked for when the one before has been read."""
+
+
+class Exchange(Protocol):
+    """What our server offers beyond ASGI: answers in one write, and parts that are not copied."""
+
+    @property
+    def caller(self) -> str:
+        """Whose turn the request takes."""
+        ...
+
+    async def give(self, reply: Reply) -> None:
+        """Answer with a whole reply."""
+        ...
+
+    async def stream(self, status: int, headers: Headers, parts: Parts, *, is_live: bool) -> None:
+        """Answer in parts; `is_live`: others are shown the same bytes."""
+        ...
+
 
 _NO_QUERY: Mapping[str, str] = {}
 

@@ -15,7 +15,7 @@ from app.http.auth import Scope
 from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
 from app.http.forms import Form, answer_form
 from app.http.framework import After, CurrentCall, PageLimit, demands, respond
-from app.http.pages import next_link, page_reply, read_described
+from app.http.pages import frame_bytes_max, next_link, page_reply, read_described
 from app.http.render import json_reply, protobuf_reply
 from app.limits import DEFAULT_LIMITS
 from app.store.records import ChannelInfo, Gap, Position
@@ -41,7 +41,7 @@ class Direction(StrEnum):
     DESC = "desc"
 
 
-@router.get("/channels", openapi_extra=demands(Scope.READ))
+@router.get("/channels", openapi_extra=demands(Scope.READ, takes_turns=True))
 async def list_channels(
     call: CurrentCall,
     request: Request,
@@ -84,7 +84,9 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Response:
     return respond(json_reply({**_channel_json(channel), "root": root.hex()}))
 
 
-@router.get("/channels/{channel_id:segment}/messages", openapi_extra=demands(Scope.READ))
+@router.get(
+    "/channels/{channel_id:segment}/messages", openapi_extra=demands(Scope.READ, takes_turns=True)
+)
 async def list_messages(
     call: CurrentCall,
     request: Request,
@@ -115,14 +117,16 @@ async def list_messages(
         before=await position(before),
         lamport_from=from_lamport,
         lamport_to=to_lamport,
-        bytes_max=call.node.limits.reply_bytes_max,
+        bytes_max=frame_bytes_max(call),
     )
     page, described = await read_described(call, limit, lambda limit: read(limit=limit))
     token = None if page.next is None else cursors.write(kind, *page.next)
     return respond(page_reply(call, request, page, described, token))
 
 
-@router.get("/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ))
+@router.get(
+    "/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ, takes_turns=True)
+)
 async def list_gaps(
     call: CurrentCall,
     request: Request,
@@ -144,7 +148,7 @@ async def list_gaps(
     return respond(json_reply(document, 200, headers))
 
 
-@router.get("/feed", openapi_extra=demands(Scope.READ))
+@router.get("/feed", openapi_extra=demands(Scope.READ, takes_turns=True))
 async def feed(
     call: CurrentCall,
     request: Request,
@@ -154,7 +158,7 @@ async def feed(
     """Every channel in arrival order, up to the watermark; follow `next` and miss nothing."""
     cursors = Cursors(call.node.store.database_id)
     place = await cursors.read_arrival(call.node.store, after) or START
-    bytes_max = call.node.limits.reply_bytes_max
+    bytes_max = frame_bytes_max(call)
     page, described = await read_described(
         call, limit, lambda limit: call.node.store.feed(place.number, limit, bytes_max)
     )

@@ -1,161 +1,755 @@
-"""What uvicorn leaves open on a connection: deadlines and bounds for headers and for writing.
+"""HTTP/1.1 on one connection: httptools parses, uvicorn's server accepts, the bounds are ours.
 
-Without them a client that sends a header a minute, or reads a byte a minute, holds a connection and
-its buffers for ever.
+uvicorn's own protocol class takes whatever a client sends as trailers, holds a connection as long as
+a body is unfinished behind its answer, queues every request of a pipeline and never asks how much is
+in memory for all connections together. This class answers the same ASGI application with
+
+- input read into one buffer of the process, in steps, so that what is parsed ahead is bounded;
+- headers, trailers and chunk headers counted, each under a deadline;
+- one request at a time, and reading paused while its body finds no taker or others wait behind it;
+- unread replies counted in a `Share`: a client that does not read is cut when others need the room;
+- a connection that closes, after a short linger, when it was answered before its body had ended.
+
+The state of a connection: `_reading` is the exchange whose message arrives, `_answering` the one
+whose application runs, `_waiting` those in between, `_rest` bytes that are not parsed yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from functools import partial
+import logging
+from collections import Counter, deque
+from collections.abc import MutableMapping
+from http import HTTPStatus
+from ipaddress import ip_network
 from typing import Any
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+import httptools
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from app.errors import Code, Problem
-from app.http.call import REPLY_KEY, Reply, length_of
-from app.http.problems import problem_reply
+from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply, length_of
+from app.http.problems import internal_error, problem_reply
 from app.limits import Limits
+from app.sharing import Holding, Sharing
+
+STEP_BYTES = 4_096
+"""Parsed at once outside of bodies: the requests in it may be more than are parsed ahead."""
+
+BODY_STEP_BYTES = 65_536
+LINGER_BYTES_MAX = 2 * 1_048_576
+"""Dropped of an unfinished body at most: less than some networks bring in two seconds."""
 
 _CLOSE = (b"connection", b"close")
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_STATUS_LINE = {
+    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
 _HEADERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "request line and headers together")
+_TRAILERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "trailers and chunk headers")
+_HEADERS_LATE = Problem(Code.REQUEST_TIMEOUT, "the headers or trailers did not arrive in time")
+
+_log = logging.getLogger(__name__)
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `limits` and `open_count` (connections by address) belong to the server."""
+class Connection(asyncio.BufferedProtocol):
+    """See the module. The attributes of the class belong to one server (`bounded_protocol`)."""
 
     limits: Limits
+    sharing: Sharing
     open_count: Counter[str]
+    buffer: memoryview
 
-    _in_headers = False
-    _headers_timer: asyncio.TimerHandle | None = None
-    _writing_timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0
-    _chunk_bytes = 0
-    _address = ""
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],  # noqa: ARG002 - what uvicorn's server passes
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.app = config.loaded_app
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        self.address = ""
+        self.client: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
+        self.is_gone = False
+        # Its answer consists of events that it shares with other readers.
+        self.is_live = False
+        self._server_state = server_state
+        self._parser = httptools.HttpRequestParser(self)
+        # What follows a request with `Connection: close` is not looked at; it is no error either.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._reading: Exchange | None = None
+        self._answering: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._rest = b""
+        self._refusal: Problem | None = None
+        # Nothing that arrives is looked at any more.
+        self._is_deaf = False
+        self._is_finishing = False
+        self._is_reading_paused = False
+        # Of the message that arrives.
+        self._url = b""
+        self._headers: Headers = []
+        self._is_in_headers = False
+        self._head_bytes = 0
+        self._body_bytes_left = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
+        self._is_refused = False
+        self._dropped_bytes = 0
+        self._idle_since = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._headers_timer: asyncio.TimerHandle | None = None
+        self._closing_timer: asyncio.TimerHandle | None = None
+        # While replies wait to be read.
+        self._unread: Holding | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        self._drained: asyncio.Future[None] | None = None
 
+    # --- the transport --------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; one too many is cut."""
-        super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
-        self.open_count[self._address] += 1
-        if self.open_count[self._address] > self.limits.connections_per_address_max:
+        self.transport = transport
+        # Paused means: something is unread.
+        transport.set_write_buffer_limits(high=0)
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
+        self.server = (str(own[0]), int(own[1])) if isinstance(own, tuple) else None
+        self.address = _address(self.client[0]) if self.client else ""
+        connections = self._server_state.connections
+        connections.add(self)  # type: ignore[arg-type]
+        self.open_count[self.address] += 1
+        is_full = len(connections) > self.limits.connections_max and not self._displace_idle()
+        if is_full or self.open_count[self.address] > self.limits.connections_per_address_max:
+            self._is_deaf = True
             transport.abort()
             return
         self._await_headers()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Forget the connection."""
-        super().connection_lost(exc)
-        self._headers_arrived()
+        self.is_gone = self._is_deaf = True
+        self._server_state.connections.discard(self)
+        self.open_count[self.address] -= 1
+        if not self.open_count[self.address]:
+            del self.open_count[self.address]
+        for timer in (self._idle_timer, self._headers_timer, self._closing_timer):
+            if timer is not None:
+                timer.cancel()
         self.resume_writing()
-        self.open_count[self._address] -= 1
-        if not self.open_count[self._address]:
-            del self.open_count[self._address]
+        self._waiting.clear()
+        self._rest = b""
+        for exchange in (self._answering, self._reading):
+            if exchange is not None:
+                exchange.client_left()
 
-    def data_received(self, data: bytes) -> None:
-        """Take bytes; those of headers that have not ended are counted."""
-        self._chunk_bytes = len(data)
-        super().data_received(data)
-        if self._in_headers:
-            self._await_headers()
-            self._header_bytes += len(data)
-            if self._header_bytes > self.limits.header_bytes_max:
-                self._refuse(_HEADERS_TOO_LARGE)
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go; of a body with a length no more than what is left of it."""
+        if self._body_bytes_left:
+            return self.buffer[: min(self._body_bytes_left, BODY_STEP_BYTES)]
+        return self.buffer[:16_384]
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self._in_headers = True
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have arrived."""
+        if self._is_deaf:
+            self._drop(nbytes)
+        else:
+            self._parse(self.buffer[:nbytes])
 
-    def on_headers_complete(self) -> None:
-        """The headers of a request have arrived."""
-        # The chunk may hold a body too: a closer look is rarely needed.
-        if self._header_bytes + self._chunk_bytes > self.limits.header_bytes_max:
-            self._check_header_bytes()
-        self._headers_arrived()
-        super().on_headers_complete()
-        # The application's task begins in the next turn of the loop.
-        self.scope[REPLY_KEY] = partial(_give, self.cycle)  # type: ignore[literal-required]
+    def eof_received(self) -> None:
+        """The client sends no more: the transport closes."""
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is answered."""
-        super().pause_writing()
-        self._writing_timer = self.loop.call_later(
-            self.limits.write_stall_timeout_s, self.transport.abort
+        """Not all could be written: the client has to read first."""
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        share = self.sharing.live if self.is_live else self.sharing.replies
+        self._unread = share.take_now(self._unread_bytes, self)
+        self._unread_timer = self.loop.call_later(
+            self.limits.write_stall_timeout_s, self._look_at_reader
         )
 
     def resume_writing(self) -> None:
-        """The client has read."""
-        super().resume_writing()
-        if self._writing_timer is not None:
-            self._writing_timer.cancel()
-            self._writing_timer = None
+        """Everything is written, or nothing ever will be."""
+        if self._unread is not None:
+            self._unread.release()
+            self._unread = None
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+        if not self.is_gone and self._answering is None:
+            self._go_on()
 
-    def send_400_response(self, msg: str) -> None:
-        """What is no HTTP gets a problem document too."""
-        self._refuse(Problem(Code.MALFORMED_REQUEST, msg))
+    async def drained(self) -> None:
+        """Wait until the client has read what was written."""
+        if self._unread is not None:
+            if self._drained is None:
+                self._drained = self.loop.create_future()
+            await self._drained
 
-    def _check_header_bytes(self) -> None:
-        lines = sum(len(name) + len(value) for name, value in self.headers)
-        if len(self.url) + lines > self.limits.header_bytes_max:
-            self._refuse(_HEADERS_TOO_LARGE)
-            # Makes the parser stop: the request must not be answered a second time.
-            raise ValueError(_HEADERS_TOO_LARGE.detail)
+    def moved_bytes(self) -> int:
+        """See `app.sharing.Holder`."""
+        unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread is not None:
+            self._unread.resize(unread_bytes)
+        return -unread_bytes
+
+    def cut(self) -> None:
+        """See `app.sharing.Holder`."""
+        self.transport.abort()
+
+    def _look_at_reader(self) -> None:
+        unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread_bytes - unread_bytes < BODY_STEP_BYTES:
+            self.transport.abort()
+            return
+        self._unread_bytes = unread_bytes
+        self._unread_timer = self.loop.call_later(
+            self.limits.write_stall_timeout_s, self._look_at_reader
+        )
+
+    # --- parsing --------------------------------------------------------------------------------
+    def _parse(self, data: memoryview | bytes) -> None:
+        at = 0
+        while at < len(data):
+            if len(self._waiting) >= self.limits.pipelined_requests_max:
+                self._rest = bytes(data[at:])
+                self.adjust_reading()
+                return
+            step = self._body_bytes_left or STEP_BYTES
+            self._feed(data[at : at + step])
+            if self._is_deaf:
+                return
+            at += step
+        if self._is_in_headers:
+            self._await_headers()
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        self._head_bytes += len(data)
+        body_bytes = self._body_bytes
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request is answered, and it was the last one.
+            self._body_bytes_left = 0
+        except httptools.HttpParserError as error:
+            if not self._is_refused:
+                self._refuse(Problem(Code.MALFORMED_REQUEST, f"not HTTP/1.1: {error}"))
+            return
+        if self._is_in_headers:
+            if self._head_bytes > self.limits.header_bytes_max:
+                self._refuse(_HEADERS_TOO_LARGE)
+        elif self._reading is not None and not self._body_bytes_left:
+            self._count_framing(len(data), self._body_bytes - body_bytes)
+
+    def _count_framing(self, fed_bytes: int, body_bytes: int) -> None:
+        """Chunk headers and trailers: bounded between pieces of the body, and against all of it."""
+        self._framing_bytes += max(0, fed_bytes - body_bytes)
+        if self._framing_bytes > self.limits.header_bytes_max + self._body_bytes:
+            self._refuse(_TRAILERS_TOO_LARGE)
+        elif body_bytes:
+            self._head_bytes = 0
+        elif self._head_bytes > self.limits.header_bytes_max:
+            self._refuse(_TRAILERS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url = b""
+        self._headers = []
+        self._is_in_headers = True
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; or a trailer, which is dropped and has the deadline of headers."""
+        if not self._is_in_headers:
+            self._await_headers()
+            return
+        self._headers.append((name.lower(), value))
+        if len(self._headers) > self.limits.header_lines_max:
+            self._fail(_HEADERS_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        """The headers of a request have arrived."""
+        # The step may hold a body too: a closer look is rarely needed.
+        if self._head_bytes > self.limits.header_bytes_max:
+            lines = sum(len(name) + len(value) for name, value in self._headers)
+            if len(self._url) + lines > self.limits.header_bytes_max:
+                self._fail(_HEADERS_TOO_LARGE)
+        self._headers_arrived()
+        self._head_bytes = self._framing_bytes = self._body_bytes = 0
+        version = self._parser.get_http_version()
+        length_bytes, expects_continue = self._read_framing(version)
+        exchange = Exchange(
+            self,
+            self._scope(version),
+            keep_alive=(
+                version != "1.0"
+                and self._parser.should_keep_alive()
+                and not self._parser.should_upgrade()
+            ),
+            expects_continue=expects_continue,
+        )
+        self._reading = exchange
+        self._body_bytes_left = length_bytes
+        if self._answering is None and self._unread is None:
+            self._answer(exchange)
+        else:
+            self._waiting.append(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._body_bytes += len(body)
+        if self._body_bytes_left:
+            self._body_bytes_left -= len(body)
+        if self._reading is not None:
+            self._reading.body_arrived(body)
+            if len(self._reading.body) > self.limits.body_free_bytes:
+                self.adjust_reading()
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._headers_arrived()
+        exchange, self._reading = self._reading, None
+        self._head_bytes = 0
+        if exchange is not None:
+            exchange.body_ended()
+            if not exchange.keep_alive:
+                self._is_deaf = True
+
+    def _read_framing(self, version: str) -> tuple[int, bool]:
+        """The declared length of the body (0: none, or chunked); whether 100 is waited for."""
+        length_bytes, expects_continue, encodings = 0, False, 0
+        for name, value in self._headers:
+            if name == b"content-length":
+                # The parser has checked that it holds digits, once.
+                length_bytes = int(value)
+            elif name == b"transfer-encoding":
+                encodings += 1
+                # RFC 9112 section 6.1: what a proxy may read in another way is refused.
+                if value.strip().lower() != b"chunked" or encodings > 1 or version == "1.0":
+                    self._fail(
+                        Problem(
+                            Code.MALFORMED_REQUEST, "Transfer-Encoding is chunked, in HTTP/1.1 only"
+                        )
+                    )
+            elif name == b"expect" and value.lower() == b"100-continue":
+                expects_continue = True
+        return length_bytes, expects_continue
+
+    def _scope(self, version: str) -> MutableMapping[str, Any]:
+        url = httptools.parse_url(self._url)
+        raw_path: bytes = url.path or b""
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": "http",
+            "method": self._parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+        }
+
+    def _fail(self, problem: Problem) -> None:
+        """Refuse from within the parser, which stops at an exception."""
+        self._is_refused = True
+        self._refuse(problem)
+        raise ValueError(problem.detail)
+
+    # --- answering ------------------------------------------------------------------------------
+    def _answer(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        exchange.scope[EXCHANGE_KEY] = exchange
+        task = self.loop.create_task(exchange.run())
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+
+    def answered(self, *, is_last: bool, is_read: bool) -> None:
+        """The application has answered: the next request, if the connection lives on."""
+        self._server_state.total_requests += 1
+        self._answering = None
+        if is_last:
+            self._finish(is_read=is_read)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer what waits, then read on."""
+        if self._is_finishing or self._unread is not None or self.transport.is_closing():
+            return
+        if self._waiting:
+            self._answer(self._waiting.popleft())
+        elif self._refusal is not None:
+            self._write_refusal(self._refusal)
+            return
+        elif not self._is_in_headers and not self._rest:
+            self._idle_since = self.loop.time()
+            if self._idle_timer is None:
+                self._idle_timer = self.loop.call_later(
+                    self.limits.connection_idle_s, self._look_at_idler
+                )
+        if self._rest and len(self._waiting) < self.limits.pipelined_requests_max:
+            rest, self._rest = self._rest, b""
+            self._parse(rest)
+        self.adjust_reading()
+
+    def _look_at_idler(self) -> None:
+        """Close after a rest; one timer for many requests, so that none has to be cancelled."""
+        self._idle_timer = None
+        if not self.is_idle:
+            return
+        left_s = self._idle_since + self.limits.connection_idle_s - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._look_at_idler)
+        else:
+            self.transport.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is read, worked on or unread."""
+        return (
+            self._answering is None
+            and self._reading is None
+            and self._unread is None
+            and not self._is_in_headers
+        )
+
+    def _displace_idle(self) -> bool:
+        """Close the connection that rested longest, of the address that holds most."""
+        address = max(self.open_count, key=self.open_count.__getitem__)
+        idle = [
+            each
+            for each in self._server_state.connections
+            if isinstance(each, Connection)
+            and each is not self
+            and each.address == address
+            and each.is_idle
+        ]
+        if not idle:
+            return False
+        min(idle, key=lambda each: each._idle_since).transport.abort()  # noqa: SLF001
+        return True
+
+    def adjust_reading(self) -> None:
+        """Read as long as what arrives has somewhere to go."""
+        is_full = bool(self._rest) or (
+            self._reading is not None
+            and len(self._reading.body) > self.limits.body_free_bytes
+            and not self._is_deaf
+        )
+        if is_full is not self._is_reading_paused and not self.transport.is_closing():
+            self._is_reading_paused = is_full
+            if is_full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    # --- ending ---------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """The server stops: answer what is worked on, then close (uvicorn calls this)."""
+        self._waiting.clear()
+        self._rest = b""
+        self._is_deaf = True
+        if self._answering is None:
+            self.transport.close()
+        else:
+            self._answering.keep_alive = False
 
     def _await_headers(self) -> None:
         # Most headers come whole: no timer is ever needed for them.
         if self._headers_timer is None:
             self._headers_timer = self.loop.call_later(
-                self.limits.headers_timeout_s, self._headers_late
+                self.limits.headers_timeout_s, self._refuse, _HEADERS_LATE
             )
 
     def _headers_arrived(self) -> None:
-        self._in_headers = False
-        self._header_bytes = 0
+        self._is_in_headers = False
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None
 
-    def _headers_late(self) -> None:
-        self._refuse(Problem(Code.REQUEST_TIMEOUT, "the headers did not arrive in time"))
-
     def _refuse(self, problem: Problem) -> None:
+        """Take no more; answer so once everything before it is answered."""
         self._headers_arrived()
+        self._is_deaf = True
+        self._rest = b""
+        self._body_bytes_left = 0
+        exchange, self._reading = self._reading, None
+        if exchange is not None and exchange is self._answering and not exchange.is_started:
+            # Its own body is at fault: the refusal is its answer.
+            exchange.client_left()
+            self._answering = None
+        elif exchange is not None and exchange in self._waiting:
+            self._waiting.remove(exchange)
+        elif exchange is not None:
+            # It has been answered, at least in part: there is nothing more to say.
+            exchange.client_left()
+            self.transport.abort()
+            return
+        self._refusal = problem
+        if self._answering is None:
+            self._go_on()
+
+    def _write_refusal(self, problem: Problem) -> None:
+        if not self.transport.is_closing():
+            reply = problem_reply(problem)
+            self.transport.write(_head(reply.status, reply.headers, length_of(reply), is_last=True))
+            self.transport.write(reply.body)
+            self._finish(is_read=False)
+
+    def _finish(self, *, is_read: bool) -> None:
+        """Close when everything is written; where input is unread, not before it can have arrived."""
+        self._is_finishing = self._is_deaf = True
+        self._waiting.clear()
+        self._rest = b""
+        self._body_bytes_left = 0
         if self.transport.is_closing():
             return
-        reply = problem_reply(problem)
-        self.transport.write(_head(reply, is_last=True) + reply.body)
-        self.transport.close()
+        if is_read:
+            # What the client does not read would keep even a closed connection for ever: the timer
+            # of unread replies goes on.
+            self.transport.close()
+            return
+        # To close with unread input resets the connection, and the client might lose the answer.
+        self._closing_timer = self.loop.call_later(
+            self.limits.unread_body_linger_s, self.transport.close
+        )
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.adjust_reading()
+
+    def _drop(self, nbytes: int) -> None:
+        self._dropped_bytes += nbytes
+        if self._dropped_bytes > LINGER_BYTES_MAX:
+            self.transport.abort()
 
 
-async def _give(cycle: RequestResponseCycle, reply: Reply) -> None:
-    """Answer with a whole reply: one write instead of uvicorn's two, each a system call."""
-    if cycle.flow.write_paused and not cycle.disconnected:
-        await cycle.flow.drain()
-    if cycle.disconnected:
-        return
-    if _CLOSE in reply.headers:
-        cycle.keep_alive = False
-    head = _head(reply, is_last=not cycle.keep_alive)
-    cycle.transport.writelines((head, b"" if cycle.scope["method"] == "HEAD" else reply.body))
-    cycle.response_started = cycle.response_complete = True
-    cycle.message_event.set()
-    if not cycle.keep_alive:
-        cycle.transport.close()
-    cycle.on_response()
+class Exchange:
+    """One request and its answer: an ASGI call, with ways to answer at once or in pieces."""
+
+    __slots__ = (
+        "_connection",
+        "_expects_continue",
+        "_head",
+        "_is_body_taken",
+        "_is_chunked",
+        "_is_complete",
+        "_left_bytes",
+        "_more_body",
+        "_news",
+        "_streaming",
+        "body",
+        "is_started",
+        "keep_alive",
+        "scope",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        scope: MutableMapping[str, Any],
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self.scope = scope
+        self.body: bytes | bytearray = b""
+        self.keep_alive = keep_alive
+        self.is_started = False
+        self._connection = connection
+        self._expects_continue = expects_continue
+        self._more_body = True
+        self._is_body_taken = False
+        self._news: asyncio.Future[None] | None = None
+        self._is_complete = False
+        self._streaming: asyncio.Task[Any] | None = None
+        # Of an answer that comes as ASGI messages: its head leaves with the first of its body.
+        self._head = b""
+        self._is_chunked = False
+        self._left_bytes = 0
+
+    @property
+    def caller(self) -> str:
+        """Whose turn it takes."""
+        return self._connection.address
+
+    async def run(self) -> None:
+        """Let the application answer."""
+        connection = self._connection
+        try:
+            await connection.app(self.scope, self.receive, self.send)
+        except Exception:  # noqa: BLE001 - whatever it is, the connection goes on or ends
+            _log.exception("the application failed")
+            if not self.is_started:
+                await self.give(problem_reply(internal_error()))
+        finally:
+            if not self._is_complete:
+                # An answer that was begun can only be cut short.
+                connection.transport.abort()
+
+    # --- the request ----------------------------------------------------------------------------
+    def body_arrived(self, piece: bytes) -> None:
+        """A piece of the body; dropped once it is answered."""
+        if self._is_complete:
+            return
+        if not self.body:
+            self.body = piece
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += piece
+        self._tell()
+
+    def body_ended(self) -> None:
+        """The body is whole."""
+        self._more_body = False
+        self._tell()
+
+    def client_left(self) -> None:
+        """Nobody is left to answer."""
+        self._is_complete = True
+        self._tell()
+        if self._streaming is not None:
+            self._streaming.cancel()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def receive(self) -> dict[str, Any]:
+        """ASGI: what has arrived of the body since the last call; then that the client has gone."""
+        if self._expects_continue and self._more_body and not self.body:
+            self._expects_continue = False
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self._is_complete and (
+            self._is_body_taken or (self._more_body and not self.body)
+        ):
+            self._news = self._connection.loop.create_future()
+            await self._news
+        if self._is_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), b""
+        self._is_body_taken = not self._more_body
+        if self._more_body:
+            self._connection.adjust_reading()
+        return {"type": "http.request", "body": body, "more_body": self._more_body}
+
+    # --- the answer -----------------------------------------------------------------------------
+    async def give(self, reply: Reply) -> None:
+        """Answer with a whole reply, in one write."""
+        if self._is_complete:
+            return
+        is_last = self._is_last(reply.headers)
+        head = _head(reply.status, reply.headers, length_of(reply), is_last=is_last)
+        body = b"" if self.scope["method"] == "HEAD" else reply.body
+        self._connection.transport.writelines((head, body))
+        self._complete(is_last=is_last)
+
+    async def stream(self, status: int, headers: Headers, parts: Parts, *, is_live: bool) -> None:
+        """Answer in parts; the next one is asked for when the client has read the one before."""
+        connection = self._connection
+        connection.is_live = is_live
+        transport = connection.transport
+        self._streaming = asyncio.current_task()
+        try:
+            if not self._is_complete:
+                self.keep_alive = self.keep_alive and self.scope["http_version"] == "1.1"
+                is_chunked = self.scope["http_version"] == "1.1"
+                is_last = self._is_last(headers)
+                framing = [_CHUNKED] if is_chunked else []
+                transport.write(_head(status, headers, framing, is_last=is_last))
+                async for part in parts:
+                    if length := sum(map(len, part)):
+                        # Many readers are shown the same bytes: nothing is copied together.
+                        chunk = (b"%x\r\n" % length, *part, b"\r\n") if is_chunked else part
+                        transport.writelines(chunk)
+                        await connection.drained()
+                if is_chunked:
+                    transport.write(b"0\r\n\r\n")
+                self._complete(is_last=is_last)
+        except asyncio.CancelledError:
+            # Cancelled because the client has left, or because the server stops.
+            if not self._is_complete:
+                raise
+        finally:
+            connection.is_live = False
+            self._streaming = None
+            await parts.aclose()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """ASGI: an answer in messages."""
+        await self._connection.drained()
+        if self._is_complete:
+            return
+        if message["type"] == "http.response.start":
+            headers: Headers = list(message.get("headers", ()))
+            self.keep_alive = not self._is_last(headers)
+            names = dict(headers)
+            self._is_chunked = (
+                b"content-length" not in names
+                and message["status"] not in (204, 304)
+                and self.scope["method"] != "HEAD"
+            )
+            self._left_bytes = int(names.get(b"content-length", 0))
+            framing = [_CHUNKED] if self._is_chunked else []
+            self._head = _head(message["status"], headers, framing, is_last=not self.keep_alive)
+            return
+        body: bytes = b"" if self.scope["method"] == "HEAD" else message.get("body", b"")
+        more_body = message.get("more_body", False)
+        head, self._head = self._head, b""
+        if self._is_chunked:
+            chunk = (b"%x\r\n" % len(body), body, b"\r\n") if body else ()
+            end = () if more_body else (b"0\r\n\r\n",)
+            self._connection.transport.writelines((head, *chunk, *end))
+        else:
+            self._left_bytes -= len(body)
+            self._connection.transport.writelines((head, body))
+        if not more_body:
+            is_cut = self._left_bytes and not self._is_chunked and self.scope["method"] != "HEAD"
+            if is_cut:
+                self._connection.transport.abort()
+            self._complete(is_last=not self.keep_alive)
+
+    def _is_last(self, headers: Headers) -> bool:
+        """Whether the connection ends with this answer. It has begun from here on."""
+        self.is_started = True
+        self._expects_continue = False
+        return (
+            not self.keep_alive
+            # What is left of the body would have to be read before the next request.
+            or self._more_body
+            or self._connection.sharing.is_draining
+            or _CLOSE in headers
+        )
+
+    def _complete(self, *, is_last: bool) -> None:
+        self._is_complete = True
+        self.body = b""
+        self._tell()
+        self._connection.answered(is_last=is_last, is_read=not self._more_body)
 
 
-def _head(reply: Reply, *, is_last: bool) -> bytes:
-    lines = [STATUS_LINE[reply.status]]
-    lines += [b"%s: %s\r\n" % header for header in reply.headers]
-    lines += [b"%s: %s\r\n" % header for header in length_of(reply)]
-    if is_last and _CLOSE not in reply.headers:
+def _head(status: int, headers: Headers, framing: Headers, *, is_last: bool) -> bytes:
+    lines = [_STATUS_LINE[status]]
+    lines += [b"%s: %s\r\n" % header for header in headers]
+    lines += [b"%s: %s\r\n" % header for header in framing]
+    if is_last and _CLOSE not in headers:
         lines.append(b"connection: close\r\n")
     head = b"".join(lines)
     if head.count(b"\n") != len(lines):
@@ -163,7 +757,23 @@ def _head(reply: Reply, *, is_last: bool) -> bytes:
     return head + b"\r\n"
 
 
-def bounded_protocol(limits: Limits) -> type[BoundedProtocol]:
-    """The protocol class of one server."""
-    attributes: dict[str, Any] = {"limits": limits, "open_count": Counter()}
-    return type("ServerProtocol", (BoundedProtocol,), attributes)
+def _address(host: str) -> str:
+    """Whose connection it is: of IPv6 the first 64 bits, which one subscriber has to himself."""
+    if ":" not in host:
+        return host
+    try:
+        return str(ip_network((host.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return host
+
+
+def bounded_protocol(limits: Limits, sharing: Sharing | None = None) -> type[Any]:
+    """The protocol class of one server; what it shares with the rest of the node, if anything."""
+    attributes: dict[str, Any] = {
+        "limits": limits,
+        "sharing": sharing or Sharing(limits),
+        "open_count": Counter(),
+        # Filled and parsed within one callback of the loop: all connections use the same bytes.
+        "buffer": memoryview(bytearray(BODY_STEP_BYTES)),
+    }
+    return type("ServerConnection", (Connection,), attributes)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from io import BytesIO
+from itertools import accumulate
+from typing import Annotated
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 from google.protobuf.proto import serialize_length_prefixed
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
@@ -17,17 +19,19 @@ from app.hexadecimal import hex_bytes
 from app.http.auth import Scope
 from app.http.call import Call
 from app.http.forms import NDJSON_TYPE, PROTOBUF_TYPE, Form, answer_form, body_form
-from app.http.framework import CurrentCall, demands
+from app.http.framework import CurrentCall, PartsResponse, demands
 from app.http.parsing import read_json, read_protobuf
-from app.http.render import message_json, message_protobuf
+from app.http.render import VARY, message_json, message_protobuf
 from app.limits import DEFAULT_LIMITS
+from app.sharing import Turns
 from app.store.records import ContentState
 from sdstore.wire import store_pb2 as wire
 
 router = APIRouter(prefix="/v1", tags=["messages"])
 
-ENTRIES_PER_READ = 64
-"""Of the largest frames 64 MiB, of real ones 1 MiB."""
+ENTRIES_PER_PART = 64
+PART_BYTES = 1 << 20
+"""Of frames in one part of the answer, unless one alone has more."""
 
 Render = Callable[[bytes, Entry | ContentState | None], bytes]
 
@@ -37,7 +41,9 @@ class EntriesBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    digests: list[str] = Field(max_length=DEFAULT_LIMITS.entries_max, description="in hexadecimal")
+    digests: Annotated[list[str], FailFast()] = Field(
+        max_length=DEFAULT_LIMITS.entries_max, description="in hexadecimal"
+    )
 
 
 _ENTRIES_BODY = TypeAdapter(EntriesBody)
@@ -55,35 +61,58 @@ _REQUEST_BODY = {
     openapi_extra={**demands(Scope.READ), "requestBody": _REQUEST_BODY},
     response_class=StreamingResponse,
 )
-async def stream_entries(call: CurrentCall) -> StreamingResponse:
+async def stream_entries(call: CurrentCall) -> Response:
     """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing` or `lost`."""
     render, media_type = _json_line, NDJSON_TYPE
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
         render, media_type = _delimited, PROTOBUF_TYPE
-    digests = _wanted(call)
+    digests = await _wanted(call)
     if len(digests) > call.node.limits.entries_max:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {call.node.limits.entries_max} digests")
-    headers = {"content-type": media_type.decode(), "vary": "accept"}
-    return StreamingResponse(_chunks(call, digests, render), headers=headers)
+    return PartsResponse(_parts(call, digests, render), [(b"content-type", media_type), VARY])
 
 
-async def _chunks(call: Call, digests: Sequence[bytes], render: Render) -> AsyncIterator[bytes]:
-    for start in range(0, len(digests), ENTRIES_PER_READ):
-        part = digests[start : start + ENTRIES_PER_READ]
-        entries = await call.node.store.by_digest(part)
-        found: dict[bytes, Entry | ContentState] = {
-            e.digest: e for e in entries if call.caller.covers(e.channel_id)
-        }
-        if len(entries) < len(part):
-            for left_out in await call.node.store.left_out(part):
-                if call.caller.covers(left_out.channel_id):
-                    found.setdefault(left_out.digest, ContentState.LOST)
-        yield b"".join(render(digest, found.get(digest)) for digest in part)
+async def _parts(
+    call: Call, digests: Sequence[bytes], render: Render
+) -> AsyncGenerator[Sequence[bytes], None]:
+    sharing = call.node.sharing
+    done = 0
+    while done < len(digests):
+        # Asked for again only when the part before has been read: nothing is held meanwhile.
+        with (
+            await sharing.replies.take(call.address, PART_BYTES),
+            await sharing.turns[Turns.READS].take(call.address, 1),
+        ):
+            part = await _next_part(call, digests[done : done + ENTRIES_PER_PART])
+            done += len(part)
+            rendered = [render(digest, found) for digest, found in part]
+            del part
+        yield rendered
 
 
-def _wanted(call: Call) -> list[bytes]:
+async def _next_part(
+    call: Call, digests: Sequence[bytes]
+) -> list[tuple[bytes, Entry | ContentState | None]]:
+    """What is known of the first of these digests, as many as a part can hold."""
+    sizes = await call.node.store.frame_sizes(digests)
+    sums = accumulate(sizes.get(digest, 0) for digest in digests)
+    asked = digests[: max(1, sum(1 for bytes_count in sums if bytes_count <= PART_BYTES))]
+    entries = await call.node.store.by_digest(asked)
+    found: dict[bytes, Entry | ContentState] = {
+        e.digest: e for e in entries if call.caller.covers(e.channel_id)
+    }
+    if len(entries) < len(asked):
+        for left_out in await call.node.store.left_out(asked):
+            if call.caller.covers(left_out.channel_id):
+                found.setdefault(left_out.digest, ContentState.LOST)
+    return [(digest, found.get(digest)) for digest in asked]
+
+
+async def _wanted(call: Call) -> list[bytes]:
     if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        return list(read_protobuf(wire.EntriesRequest, call.body).digests)
+        fields_max = call.node.limits.entries_max
+        request = await read_protobuf(wire.EntriesRequest, call.body, fields_max)
+        return list(request.digests)
     return [hex_bytes(digest, "a digest") for digest in read_json(_ENTRIES_BODY, call.body).digests]
 
 

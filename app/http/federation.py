@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from app.federation.syncs import Sync, SyncEvent
 from app.http.auth import Scope
@@ -39,7 +39,7 @@ class PeerBody(_Body):
 class SyncBody(_Body):
     """Which channels to sync (none: all), and whether only to compare."""
 
-    channels: list[_Text] = Field(default_factory=list, max_length=1_000)
+    channels: Annotated[list[_Text], FailFast()] = Field(default_factory=list, max_length=1_000)
     dry_run: bool = False
 
 
@@ -120,9 +120,9 @@ async def sync_events(call: CurrentCall, sync_id: str) -> Response:
     return event_stream(call, _sync_events(call.node.syncs.events(sync_id)))
 
 
-async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncIterator[bytes]:
+async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Sequence[bytes], None]:
     async for each in events:
-        yield event(each.name, each.document, str(each.number))
+        yield [event(each.name, each.document, str(each.number))]
 
 
 def _started(sync: Sync) -> JSONResponse:

@@ -11,12 +11,17 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from app.http.auth import Scope
-from app.http.call import Call, Reply
-from app.http.shell import CALL_KEY, GIVE_KEY
+from app.http.call import Call, Headers, Parts, Reply
+from app.http.shell import ANSWER_KEY, CALL_KEY
 from app.limits import DEFAULT_LIMITS
+from app.sharing import Turns
 
 SCOPE_KEY = "x-sdstore-scope"
 """Where an operation of the OpenAPI document says which scope it demands."""
+
+
+TURNS_KEY = "x-sdstore-takes-turns"
+"""Where it says that requests wait for their turn, and with whom."""
 
 
 class SegmentConvertor(Convertor[str]):
@@ -36,9 +41,12 @@ class SegmentConvertor(Convertor[str]):
 register_url_convertor("segment", SegmentConvertor())
 
 
-def demands(scope: Scope) -> dict[str, Any]:
-    """The `openapi_extra` of an endpoint that needs `scope`; the shell's route table reads it."""
-    return {SCOPE_KEY: scope.value}
+def demands(scope: Scope, *, takes_turns: bool = False) -> dict[str, Any]:
+    """The `openapi_extra` of an endpoint that needs `scope`; the shell's route table reads it.
+
+    `takes_turns`: an answer costs milliseconds or many bytes, so callers wait for each other.
+    """
+    return {SCOPE_KEY: scope.value} | ({TURNS_KEY: Turns.READS.value} if takes_turns else {})
 
 
 async def _current_call(request: Request) -> Call:
@@ -67,4 +75,20 @@ class _WholeResponse(Response):
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """See `Response`."""
-        await scope[GIVE_KEY](self._reply)
+        await scope[ANSWER_KEY].give(self._reply)
+
+
+class PartsResponse(Response):
+    """An answer in parts, each made when the one before has been read."""
+
+    def __init__(self, parts: Parts, headers: Headers, *, is_live: bool = False) -> None:
+        super().__init__()
+        self._parts = parts
+        self._raw_headers = headers
+        self._is_live = is_live
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """See `Response`."""
+        answer = scope[ANSWER_KEY]
+        status, headers = self.status_code, self._raw_headers
+        await answer.stream(status, headers, self._parts, is_live=self._is_live)

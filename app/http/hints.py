@@ -14,7 +14,7 @@ from app.limits import DEFAULT_LIMITS
 router = APIRouter(prefix="/v1", tags=["messages"])
 
 
-@router.get("/hints/{hint:segment}", openapi_extra=demands(Scope.READ))
+@router.get("/hints/{hint:segment}", openapi_extra=demands(Scope.READ, takes_turns=True))
 async def get_hint(
     call: CurrentCall,
     request: Request,

@@ -8,7 +8,7 @@ finds what it missed in the feed behind the cursor that the event names.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -56,15 +56,19 @@ async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
     cursors = Cursors(call.node.store.database_id)
     after = await cursors.read_arrival(call.node.store, cursor)
     await call.node.live.admit()
-    return event_stream(call, _chunks(call.node.live.events(wanted, after), cursors))
+    events = call.node.live.events(wanted, after, call.address)
+    return event_stream(call, _parts(events, cursors))
 
 
-async def _chunks(
-    events: AsyncGenerator[LiveEvent, None], cursors: Cursors
-) -> AsyncIterator[bytes]:
+async def _parts(
+    events: AsyncGenerator[Sequence[LiveEvent], None], cursors: Cursors
+) -> AsyncGenerator[Sequence[bytes], None]:
     async with aclosing(events) as open_events:
-        async for each in open_events:
-            yield _chunk(each, cursors)
+        async for some in open_events:
+            part = [_chunk(each, cursors) for each in some]
+            # What the reader does not read is kept as bytes, which readers share, and not twice.
+            del some
+            yield part
 
 
 def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from app.entries import Entry
 from app.errors import Code, Problem
@@ -15,6 +15,7 @@ from app.hexadecimal import hex_bytes, hint_bytes
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form, body_form
+from app.http.pages import fitted
 from app.http.parsing import read_json, read_protobuf
 from app.http.render import (
     JSON_HEADERS,
@@ -36,14 +37,17 @@ class LookupBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    message_ids: list[str] = Field(default_factory=list)
-    retrieval_hints: list[str] = Field(
+    message_ids: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    retrieval_hints: Annotated[list[str], FailFast()] = Field(
         default_factory=list,
         description="in hexadecimal (inside a message in JSON hints are base64)",
     )
     channel_id: str | None = None
     presence_only: bool = False
 
+
+LOOKUP_FIELDS = 2
+"""Of a look-up, beside its keys."""
 
 _LOOKUP_BODY = TypeAdapter(LookupBody)
 
@@ -88,7 +92,7 @@ async def get_entry(call: Call) -> Reply:
 async def lookup(call: Call) -> Reply:
     """`POST /v1/messages/lookup`: which of these IDs and hints are here, and what they lead to."""
     form = answer_form(call.headers.get(b"accept"))
-    wanted = _wanted(call)
+    wanted = await _wanted(call)
     limits = call.node.limits
     if len(wanted.message_ids) + len(wanted.retrieval_hints) > limits.lookup_keys_max:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} IDs and hints")
@@ -98,16 +102,20 @@ async def lookup(call: Call) -> Reply:
         call.caller.require(Scope.READ, wanted.channel_id)
     elif call.caller.channels is not None:
         raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
-    result = await call.node.store.lookup(
-        wanted.message_ids,
-        wanted.retrieval_hints,
-        wanted.channel_id if wanted.HasField("channel_id") else None,
-        presence_only=wanted.presence_only,
-        bytes_max=limits.reply_bytes_max,
-    )
-    if form is Form.PROTOBUF:
-        return protobuf_reply(_lookup_protobuf(result).SerializeToString())
-    return json_reply(_lookup_json(result))
+
+    async def read(bytes_max: int) -> Reply:
+        result = await call.node.store.lookup(
+            wanted.message_ids,
+            wanted.retrieval_hints,
+            wanted.channel_id if wanted.HasField("channel_id") else None,
+            presence_only=wanted.presence_only,
+            bytes_max=bytes_max,
+        )
+        if form is Form.PROTOBUF:
+            return protobuf_reply(_lookup_protobuf(result).SerializeToString())
+        return json_reply(_lookup_json(result))
+
+    return await fitted(call, read)
 
 
 async def _get_variant(call: Call, form: Form, digest: str, variants: Sequence[bytes]) -> Reply:
@@ -209,9 +217,10 @@ def _key_protobuf(key: str | bytes) -> wire.LookupKey:
     return wire.LookupKey(retrieval_hint=key)
 
 
-def _wanted(call: Call) -> wire.LookupRequest:
+async def _wanted(call: Call) -> wire.LookupRequest:
     if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        return read_protobuf(wire.LookupRequest, call.body)
+        fields_max = call.node.limits.lookup_keys_max + LOOKUP_FIELDS
+        return await read_protobuf(wire.LookupRequest, call.body, fields_max)
     body = read_json(_LOOKUP_BODY, call.body)
     return wire.LookupRequest(
         message_ids=body.message_ids,

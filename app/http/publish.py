@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from app.entries import Outcome, OutcomeKind
@@ -23,7 +26,14 @@ from app.ingest.jsonitem import read_json_item
 from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import store_pb2 as wire
 
+BLANK_LINES_FACTOR = 2
+"""Line ends for each item of an NDJSON batch: blank lines between them are let pass."""
+
+STEP_S = 0.002
+"""How long a batch is worked on before other callers of the event loop get their turn."""
+
 _Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 _STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELAYED: 202}
 
 
@@ -46,21 +56,23 @@ async def publish_batch(call: Call) -> Reply:
     """`POST /v1/messages/batch`: one outcome per item, in order; a bad one spoils no other."""
     form = answer_form(call.headers.get(b"accept"))
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.NDJSON) is Form.NDJSON:
-        items = _ndjson_items(call)
+        items = await _ndjson_items(call)
     else:
-        items = _protobuf_items(call)
+        items = await _protobuf_items(call)
     outcomes = await _through_the_door(call, items)
     if form is Form.PROTOBUF:
-        answer = wire.PublishOutcomes(outcomes=map(outcome_protobuf, outcomes))
+        answer = wire.PublishOutcomes(outcomes=await _in_steps(outcome_protobuf, outcomes))
         return protobuf_reply(answer.SerializeToString())
-    return json_reply({"outcomes": list(map(outcome_json, outcomes))})
+    return json_reply({"outcomes": await _in_steps(outcome_json, outcomes)})
 
 
 async def _through_the_door(
     call: Call, items: list[Publication | Problem]
 ) -> list[Outcome | Problem]:
     publications = [item for item in items if isinstance(item, Publication)]
-    outcomes = iter(await call.node.door.publish_many(publications))
+    # Its turn ends when all that is left is to wait for the disk.
+    release = None if call.turn is None else call.turn.release
+    outcomes = iter(await call.node.door.publish_many(publications, on_prepared=release))
     return [item if isinstance(item, Problem) else next(outcomes) for item in items]
 
 
@@ -79,25 +91,51 @@ def _header_hints(call: Call) -> Iterator[bytes]:
                 yield hint_bytes(hint.strip(), "Retrieval-Hint")
 
 
-def _protobuf_items(call: Call) -> list[Publication | Problem]:
-    batch = read_protobuf(wire.PublishBatch, call.body)
+async def _protobuf_items(call: Call) -> list[Publication | Problem]:
+    batch = await read_protobuf(wire.PublishBatch, call.body, call.node.limits.batch_fields_max)
     _check_count(call, len(batch.items))
-    return [_attempt(_from_item, call.caller, item) for item in batch.items]
+    return await _in_steps(partial(_attempt, _from_item, call.caller), batch.items)
 
 
-def _ndjson_items(call: Call) -> list[Publication | Problem]:
+async def _ndjson_items(call: Call) -> list[Publication | Problem]:
+    # Counted first: a body of line ends alone would be a list of millions.
+    if call.body.count(b"\n") > BLANK_LINES_FACTOR * call.node.limits.batch_items_max:
+        raise _too_many(call)
     lines = [line for line in call.body.split(b"\n") if line.strip()]
     _check_count(call, len(lines))
-    return [_attempt(read_json_item, call.caller, line) for line in lines]
+    read = partial(_line_publication, call.node.limits.small_body_bytes_max)
+    return await _in_steps(partial(_attempt, read, call.caller), lines)
+
+
+def _line_publication(bytes_max: int, line: bytes) -> Publication:
+    # What is parsed at once is bounded; as the body of a request of its own it would be, too.
+    if len(line) > bytes_max:
+        raise Problem(Code.BODY_TOO_LARGE, f"a line of {len(line)} bytes; up to {bytes_max}")
+    return read_json_item(line)
+
+
+async def _in_steps(make: Callable[[_Item], _Made], items: Sequence[_Item]) -> list[_Made]:
+    """`make` of each item; other callers of the event loop get their turn now and then."""
+    made: list[_Made] = []
+    step_ends_s = perf_counter() + STEP_S
+    for item in items:
+        made.append(make(item))
+        if perf_counter() > step_ends_s:
+            await asyncio.sleep(0)
+            step_ends_s = perf_counter() + STEP_S
+    return made
 
 
 def _check_count(call: Call, items_count: int) -> None:
     if not items_count:
         raise Problem(Code.EMPTY_BODY, "the batch holds no item")
     if items_count > call.node.limits.batch_items_max:
-        raise Problem(
-            Code.TOO_MANY_ITEMS, f"a batch holds up to {call.node.limits.batch_items_max} items"
-        )
+        raise _too_many(call)
+
+
+def _too_many(call: Call) -> Problem:
+    items_max = call.node.limits.batch_items_max
+    return Problem(Code.TOO_MANY_ITEMS, f"a batch holds up to {items_max} items")
 
 
 def _attempt(

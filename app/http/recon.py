@@ -16,7 +16,9 @@ from app.http.call import Call, Headers, Reply
 from app.http.cursors import INT64_MAX, INT64_MIN
 from app.http.forms import Form, answer_form, body_form
 from app.http.framework import CurrentCall, demands, respond
+from app.http.parsing import check_fields
 from app.http.render import json_reply, protobuf_reply
+from sdstore.wire import recon_pb2 as recon_wire
 
 router = APIRouter(prefix="/v1", tags=["reconciliation"])
 
@@ -34,6 +36,8 @@ async def reconcile(call: Call) -> Reply:
     body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is a ReconRequest")
+    # Before anything in it is looked at, its nonce included: parsing is what could be dear.
+    await check_fields(recon_wire.ReconRequest, call.body, call.node.limits.recon_fields_max)
     response = await call.node.recon.answer(call.body, call.caller, _allowance(call))
     return _packed(call, response.SerializeToString())
 

@@ -17,6 +17,7 @@ from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.call import Handler, parse_query
 from app.http.metrics import HttpMetrics, RouteStats
+from app.sharing import Turns
 
 QUERY_FORM_PARAMETERS = frozenset({"message_id", "channel_id"})
 
@@ -26,6 +27,7 @@ class Route:
     """One operation: `template` as in "/v1/messages/{message_id}".
 
     `handler` None leaves the call to FastAPI; `body_bytes_max` 0 means that no body is read.
+    `takes_turns`: an answer costs milliseconds or many bytes, so its callers wait for each other.
     """
 
     method: str
@@ -33,6 +35,7 @@ class Route:
     scope: Scope
     handler: Handler | None = None
     body_bytes_max: int = 0
+    takes_turns: Turns | None = None
 
     @property
     def query_parameter(self) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import orjson
-from fastapi.responses import Response, StreamingResponse
+from fastapi import Response
 
-from app.http.call import Call
+from app.http.call import Call, Headers, Parts, Reply
+from app.http.framework import PartsResponse, respond
 
 
 def event(name: str, document: object, event_id: str | None = None) -> bytes:
@@ -22,9 +21,13 @@ def heartbeat(event_id: str) -> bytes:
     return b": still here\nid: %s\n\n" % event_id.encode()
 
 
-def event_stream(call: Call, events: AsyncIterator[bytes]) -> Response:
+def event_stream(call: Call, parts: Parts) -> Response:
     """An answer of events; nothing on the way may keep or collect them."""
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    headers: Headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ]
     if call.is_head:
-        return Response(media_type="text/event-stream", headers=headers)
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return respond(Reply(200, headers))
+    return PartsResponse(parts, headers, is_live=True)

@@ -56,9 +56,16 @@ class Door:
             raise outcome
         return outcome
 
-    async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
-        """One outcome for each item, in order; a bad item does not spoil the rest."""
+    async def publish_many(
+        self, items: Sequence[Publication], on_prepared: Callable[[], None] | None = None
+    ) -> list[Outcome | Problem]:
+        """One outcome for each item, in order; a bad item does not spoil the rest.
+
+        `on_prepared` is called when what is left is to wait for the disk.
+        """
         prepared = await self._prepare_all(items)
+        if on_prepared is not None:
+            on_prepared()
         entries = [each for each in prepared if isinstance(each, NewEntry)]
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)

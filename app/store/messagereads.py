@@ -89,6 +89,10 @@ class MessageReads:
         """The entries that are here and can be read, in the order asked."""
         return await self._frames.entries(await self._rows(digests))
 
+    async def frame_sizes(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """How long the frames of those entries are that are here, in bytes."""
+        return {row[4]: int(row[ENTRY_WIDTH - 1]) for row in await self._rows(digests)}
+
     async def _rows(self, digests: Sequence[bytes]) -> list[Row]:
         prefixes = list({digest[:PREFIX_BYTES] for digest in digests})
         rows = await self._database.among(self._statements.entries_by_digest, prefixes)

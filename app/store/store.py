@@ -190,6 +190,10 @@ class Store:
         """The entries that are here, in the order asked; damaged ones are left out."""
         return await self._messages.by_digest(digests)
 
+    async def frame_sizes(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """How long the frames of those entries are that are here, in bytes."""
+        return await self._messages.frame_sizes(digests)
+
     async def lookup(
         self,
         ids: Sequence[str],

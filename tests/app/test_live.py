@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def lose_frames(url: str, first: int, last: int) -> None:
     engine.dispose()
 
 
-def seqs(events: list[LiveEvent]) -> list[int]:
+def seqs(events: Sequence[LiveEvent]) -> list[int]:
     return [each.item.seq for each in events if isinstance(each, LiveMessage)]  # type: ignore[union-attr]
 
 
@@ -41,6 +42,16 @@ def left_out_and_seqs(events: list[LiveEvent]) -> tuple[int, list[int]]:
     items = [each.item for each in events if isinstance(each, LiveMessage)]
     entries = [item.seq for item in items if isinstance(item, Entry)]
     return sum(isinstance(item, LeftOut) for item in items), entries
+
+
+async def next_messages(
+    events: AsyncGenerator[Sequence[LiveEvent], None], count: int
+) -> list[LiveEvent]:
+    """The events up to the message that is the last of so many."""
+    found: list[LiveEvent] = []
+    while sum(isinstance(each, LiveMessage) for each in found) < count:
+        found += await anext(events)
+    return found
 
 
 async def test_readers_are_told_of_messages_whose_content_is_lost(
@@ -56,7 +67,7 @@ async def test_readers_are_told_of_messages_whose_content_is_lost(
     async with asyncio.timeout(10):
         stored = hub.events(lambda _: True, after=START)
         await anext(stored)
-        assert left_out_and_seqs([await anext(stored) for _ in range(13)]) == (12, [13])
+        assert left_out_and_seqs(await next_messages(stored, 13)) == (12, [13])
         # Both wait for what comes now; of it twelve are lost before anybody reads them.
         fresh = hub.events(lambda _: True, after=None)
         await anext(fresh)
@@ -64,7 +75,7 @@ async def test_readers_are_told_of_messages_whose_content_is_lost(
         lose_frames(url, 14, 25)
         hub.on_committed([])
         for events in (stored, fresh):
-            assert left_out_and_seqs([await anext(events) for _ in range(13)]) == (12, [26])
+            assert left_out_and_seqs(await next_messages(events, 13)) == (12, [26])
     await hub.close()
     for events in (stored, fresh):
         await events.aclose()
@@ -90,7 +101,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
         write(store, range(1, 2))
         with caplog.at_level(logging.WARNING, "app.live"):
             async with asyncio.timeout(10):
-                assert seqs([await anext(events)]) == [1]
+                assert seqs(await next_messages(events, 1)) == [1]
         assert len(caplog.records) == 1
         await hub.close()
         await events.aclose()

@@ -6,7 +6,8 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 import recon.limits
-from app.limits import limits_table
+from app.http.connection import STEP_BYTES
+from app.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -15,6 +16,12 @@ _LIMITS_HEAD = """# Limits
 
 Every queue, loop, cache and reply of a node has a bound. `sdstore serve --show-limits` prints this table;
 a test compares it with the code. A value equal to its bound is accepted.
+"""
+_SHARED_HEAD = """
+## What all requests share
+
+A bound per request says nothing about many requests. These bounds hold for one process, whatever is asked of it
+([decision 18](decisions/0018-shares-and-turns.md) explains the turns); beside them it holds its index and caches.
 """
 _RECON_HEAD = """
 ## The reconciliation engine
@@ -39,7 +46,36 @@ def limits_page() -> str:
             for field in dataclasses.fields(recon.limits.Limits)
         ],
     )
-    return f"{_LIMITS_HEAD}\n{node}{_RECON_HEAD}\n{engine}"
+    shared = _table("of", "by", "MiB at most", rows=_shared_rows())
+    return f"{_LIMITS_HEAD}\n{node}{_SHARED_HEAD}\n{shared}{_RECON_HEAD}\n{engine}"
+
+
+def _shared_rows() -> list[tuple[object, ...]]:
+    """Memory that strangers can ask for, summed up from the bounds."""
+    limits = DEFAULT_LIMITS
+    beside = STEP_BYTES * 4 + limits.header_bytes_max + limits.body_free_bytes
+    rows = [
+        (
+            "connections: headers, a small body, what arrived ahead",
+            "connections_max × (header_bytes_max + body_free_bytes + 16 KiB)",
+            limits.connections_max * beside,
+        ),
+        ("bodies, packed and unpacked", "bodies_bytes_max", limits.bodies_bytes_max),
+        ("replies, made or unread", "replies_bytes_max", limits.replies_bytes_max),
+        (
+            "events that wait for live readers",
+            "live_unread_bytes_max",
+            limits.live_unread_bytes_max,
+        ),
+        ("the buffer of live readers", "live_queue_bytes_max", limits.live_queue_bytes_max),
+        (
+            "frames that wait for the writer",
+            "ingest_queue_bytes_max",
+            limits.ingest_queue_bytes_max,
+        ),
+    ]
+    total = ("all of these at once", "", sum(row[2] for row in rows))
+    return [(what, by, count // MIB) for what, by, count in [*rows, total]]
 
 
 def settings_page() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.body import ClientGoneError, read_body
+from app.http.body import Bodies, Body, ClientGoneError, Receive
+from app.limits import DEFAULT_LIMITS, Limits
+from app.sharing import Sharing
 
 MAX = 1_000
 SKIPPABLE = b"\x50\x2a\x4d\x18\x02\0\0\0ab"
@@ -36,11 +40,31 @@ class Sender:
         return {"type": "http.request", "body": chunk, "more_body": more}
 
 
+def read_body(
+    receive: Receive,
+    named: dict[bytes, bytes],
+    limits: Limits = DEFAULT_LIMITS,
+    bytes_max: int = MAX,
+) -> Body:
+    share = Sharing(limits).bodies
+
+    async def reading() -> Body:
+        body = await Bodies(share, limits).read(receive, named, bytes_max, "caller")
+        if body.holding is not None:
+            body.holding.release()
+        return body
+
+    try:
+        return asyncio.run(reading())
+    finally:
+        assert share.free_units == limits.bodies_bytes_max
+
+
 def read(sender: Sender, **headers: bytes) -> bytes:
     named = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    body, sent_bytes = asyncio.run(read_body(sender, named, MAX, timeout_s=1))
-    assert sent_bytes == sender.sent_bytes
-    return body
+    body = read_body(sender, named)
+    assert body.sent_bytes == sender.sent_bytes
+    return body.content
 
 
 def refusal(sender: Sender, **headers: bytes) -> Problem:
@@ -82,7 +106,7 @@ def test_a_body_that_does_not_arrive_is_a_timeout() -> None:
         raise AssertionError
 
     with pytest.raises(Problem) as caught:
-        asyncio.run(read_body(never, {}, MAX, timeout_s=0.01))
+        read_body(never, {}, replace(DEFAULT_LIMITS, body_read_timeout_s=0))
     assert caught.value.code is Code.REQUEST_TIMEOUT
     assert caught.value.headers == {"Connection": "close"}
 
@@ -130,3 +154,23 @@ def test_an_unknown_packing_names_the_known_ones() -> None:
     problem = refusal(Sender([b"x"]), content_encoding=b"br")
     assert problem.code is Code.UNSUPPORTED_MEDIA_TYPE
     assert problem.headers == {"Accept-Encoding": "gzip, zstd"}
+
+
+def test_a_large_body_unpacks_to_so_many_times_what_was_sent_and_no_more() -> None:
+    limits = DEFAULT_LIMITS
+    plain = bytes(limits.unpacked_free_bytes + 1)
+    for packed, encoding in ((gzip.compress(plain), b"gzip"), (zstandard.compress(plain), b"zstd")):
+        with pytest.raises(Problem) as caught:
+            read_body(Sender([packed]), {b"content-encoding": encoding}, bytes_max=2 * len(plain))
+        assert caught.value.code is Code.BODY_TOO_LARGE
+        assert "send it as it is" in caught.value.detail
+    for content in (plain[:-1], random.Random(1).randbytes(100_000) * 25):
+        packed = zstandard.compress(content)
+        read = read_body(Sender([packed]), {b"content-encoding": b"zstd"}, bytes_max=2 * len(plain))
+        assert read.content == content
+
+
+def test_a_body_of_many_small_pieces_is_put_together() -> None:
+    pieces = [bytes([n % 251]) * (n % 7 + 1) for n in range(40_000)]
+    whole = b"".join(pieces)
+    assert read_body(Sender(pieces), {}, bytes_max=len(whole)).content == whole

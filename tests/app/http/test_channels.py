@@ -115,9 +115,10 @@ def test_a_page_is_cut_by_bytes_and_goes_on(tmp_path_factory: pytest.TempPathFac
         for message in sent:
             small.publish(message)
         found = pages(small, "/v1/channels/messages", {"channel_id": "c"})
-        assert [ids(rows) for rows in found] == [["m0", "m1"], ["m2"], ["m3"], ["m4", "m5"]]
-        feed = small.http.get("/v1/feed").json()
-        assert ids(feed["messages"]) == ["m0", "m1"]
+        # In base64 two of them would be longer than a reply may be.
+        assert [ids(rows) for rows in found] == [["m0"], ["m1"], ["m2"], ["m3"], ["m4", "m5"]]
+        feed = small.http.get("/v1/feed", headers=WANTS_PROTOBUF).content
+        assert [m.seq for m in wire.MessagePage.FromString(feed).messages] == [1, 2]
 
 
 HINTS = [bytes([number]) * 256 for number in range(16)]
@@ -137,7 +138,7 @@ def test_hints_and_variants_count_among_the_bytes_of_a_page(
             small.publish(Message("many", "c", lamport_timestamp=9, content=b"%d" % n))
         found = pages(small, "/v1/channels/c/messages", {"limit": 1_000})
         assert [ids(rows) for rows in found[:3]] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]
-        assert [ids(rows) for rows in found[3:-1]] == [["many"] * 3] * (len(found) - 4)
+        assert [ids(rows) for rows in found[3:-1]] == [["many"] * 2] * (len(found) - 4)
         assert ids(small.http.get("/v1/feed").json()["messages"]) == ["m0", "m1"]
         hinted = pages(small, f"/v1/hints/{HINTS[0].hex()}", {"limit": 1_000})
         assert [ids(rows) for rows in hinted] == [["m0", "m1"], ["m2", "m3"], ["m4", "m5"]]

@@ -1,0 +1,431 @@
+"""Attacks on a real process with the default limits: memory stays bounded, honest clients served.
+
+Each attack goes on while an honest client reads and publishes. The short ones run with every test
+run; `slow` ones are longer and have more attackers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from app.limits import DEFAULT_LIMITS as LIMITS
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+from sdstore.wire import store_pb2 as wire
+from tests.support.attacked import (
+    MEMORY_MIB_MAX,
+    Attacked,
+    attack_with,
+    attacked_node,
+    eventually,
+    honest_waits,
+    load_entries,
+)
+
+MARGIN_S = 5
+HEAD = b"host: localhost\r\ncontent-type: application/x-protobuf\r\n"
+POST = b"POST /v1/messages HTTP/1.1\r\n" + HEAD
+BATCH = b"POST /v1/messages/batch HTTP/1.1\r\n" + HEAD
+NDJSON_BATCH = BATCH.replace(b"x-protobuf", b"x-ndjson")
+LOOKUP = (
+    b"POST /v1/messages/lookup HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
+RECON = b"POST /v1/recon HTTP/1.1\r\n" + HEAD
+PAGE = b"GET /v1/channels/large/messages?limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LIVE = b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+FULL = pytest.param(10.0, marks=pytest.mark.slow)
+durations = pytest.mark.parametrize("window_s", [1.0, FULL])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attacked")
+    load_entries(folder / "sdstore.db")
+    return folder
+
+
+@pytest.fixture
+def node(data_dir: Path) -> Iterator[Attacked]:
+    """A fresh process: what one attack leaves in memory is not blamed on the next."""
+    with attacked_node(data_dir) as running:
+        # Its index and its caches are part of what it needs anyway.
+        honest_waits(running, 0.1)
+        yield running
+
+
+def endure(node: Attacked, work: list[Callable[[], None]], window_s: float) -> None:
+    """Attack in a thread for each of `work` while an honest client is served."""
+    attackers = attack_with(work)
+    waits = honest_waits(node, window_s)
+    node.stopped.set()
+    for attacker in attackers:
+        attacker.join(60)
+    print(f"peak {node.peak_mib:.0f} MiB, {waits}")
+    assert node.peak_mib < MEMORY_MIB_MAX
+    waits.check()
+
+
+def again_and_again(node: Attacked, attack: Callable[[socket.socket], None]) -> Callable[[], None]:
+    """The attack over new connections, until the honest client is done."""
+
+    def work() -> None:
+        while not node.stopped.is_set():
+            try:
+                with node.connect() as connection:
+                    attack(connection)
+            except OSError:
+                time.sleep(0.02)
+
+    return work
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the node has closed a connection, whatever it had sent before."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def send_slowly(connection: socket.socket, data: bytes) -> None:
+    """All of it, or until the node has not read for two seconds."""
+    connection.settimeout(2)
+    connection.sendall(data)
+
+
+# --- trailers -------------------------------------------------------------------------------------
+TRAILED = [
+    b"GET /livez HTTP/1.1\r\nhost: localhost\r\n",
+    b"GET /v1/feed HTTP/1.1\r\nhost: localhost\r\n",
+    b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n",
+    b"GET /v1/live HTTP/1.1\r\nhost: localhost\r\n",
+    POST,
+    BATCH,
+]
+
+
+def trailers(node: Attacked, head: bytes, filler: bytes) -> Callable[[], None]:
+    def attack(connection: socket.socket) -> None:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n")
+        connection.settimeout(2)
+        while not node.stopped.is_set():
+            connection.sendall(filler)
+
+    return again_and_again(node, attack)
+
+
+@durations
+def test_endless_trailers_are_cut_off(node: Attacked, window_s: float) -> None:
+    fillers = [b"x-filler: " + b"x" * 4_000 + b"\r\n", b"x" * 4_000, b"a:b\r\n" * 800]
+    work = [trailers(node, head, fillers[n % 3]) for n, head in enumerate(TRAILED)]
+    endure(node, work, window_s)
+
+
+@pytest.mark.soak
+def test_a_flood_of_trailers_for_ten_minutes_leaves_no_memory_behind(node: Attacked) -> None:
+    filler = b"x-filler: " + b"x" * 4_000 + b"\r\n"
+    endure(node, [trailers(node, head, filler) for head in TRAILED], 200)
+
+
+@pytest.mark.parametrize("head", TRAILED)
+def test_a_connection_is_gone_once_its_trailers_pass_the_bound(node: Attacked, head: bytes) -> None:
+    with node.connect() as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n")
+        sent_bytes = 0
+        with suppress(OSError):
+            while sent_bytes < 64 << 20:
+                sent_bytes += connection.send(b"x-filler: " + b"x" * 8_000 + b"\r\n")
+        assert sent_bytes < 16 << 20
+        assert eventually(lambda: is_cut(connection), LIMITS.unread_body_linger_s + MARGIN_S)
+
+
+def test_trailers_that_drip_are_cut_at_the_deadline_of_headers(node: Attacked) -> None:
+    with node.connect() as connection:
+        connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        started_s = time.monotonic()
+        while time.monotonic() - started_s < LIMITS.headers_timeout_s + MARGIN_S:
+            try:
+                connection.sendall(b"a: b\r\n")
+            except OSError:
+                return
+            if select.select([connection], [], [], 0.2)[0]:
+                return
+        pytest.fail("it is still open")
+
+
+# --- packed and dear bodies -----------------------------------------------------------------------
+def _packed(head: bytes, plain: bytes) -> bytes:
+    body = zstandard.compress(plain)
+    return head + b"content-encoding: zstd\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+def _plain(head: bytes, body: bytes) -> bytes:
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def _gzipped(head: bytes, plain: bytes) -> bytes:
+    body = gzip.compress(plain)
+    return head + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+def dear_requests() -> dict[str, bytes]:
+    """Requests of few bytes that ask for much work."""
+    hints = wire.PublishBatch(items=[wire.PublishItem(retrieval_hints=[b""] * 1_000_000)])
+    faults = b'{"message_ids":[' + b"1," * 1_000_000 + b"1]}"
+    return {
+        "32 MiB of newlines": _packed(NDJSON_BATCH, b"\n" * LIMITS.body_bytes_max),
+        "2 MiB of newlines": _packed(NDJSON_BATCH, b"\n" * (2 << 20)),
+        "ten thousand empty objects": _plain(NDJSON_BATCH, b"{}\n" * 10_000),
+        "a line of a million lists": _plain(NDJSON_BATCH, b"[" + b"[]," * 600_000 + b"[]]"),
+        "16 million items": _packed(BATCH, b"\x0a\0" * (16 << 20)),
+        "a million items": _plain(BATCH, b"\x0a\0" * 1_000_000),
+        "ten thousand empty items": _plain(BATCH, b"\x0a\0" * 10_000),
+        "a million hints": _gzipped(BATCH, hints.SerializeToString()),
+        "a million faults": _gzipped(LOOKUP, faults),
+        "a million pushed items": _plain(RECON, b"\x2a\0" * 1_000_000),
+        "pushed items that unpack": _packed(RECON, b"\x2a\0" * (8 << 20)),
+    }
+
+
+@durations
+def test_small_bodies_that_are_dear_to_parse_delay_nobody(node: Attacked, window_s: float) -> None:
+    def asking(request: bytes) -> Callable[[], None]:
+        def attack(connection: socket.socket) -> None:
+            while not node.stopped.is_set():
+                connection.sendall(request)
+                connection.settimeout(20)
+                assert connection.recv(65_536)
+
+        return again_and_again(node, attack)
+
+    endure(node, [asking(request) for request in dear_requests().values()], window_s)
+
+
+# --- bodies that stall ----------------------------------------------------------------------------
+@durations
+def test_stalled_bodies_share_a_bounded_room(node: Attacked, window_s: float) -> None:
+    size = LIMITS.body_bytes_max
+    before = node.sockets_count
+    connections = [node.connect() for _ in range(100)]
+
+    def stalling(connection: socket.socket) -> Callable[[], None]:
+        def work() -> None:
+            send_slowly(connection, BATCH + b"content-length: %d\r\n\r\n" % size)
+            for _ in range(31):
+                send_slowly(connection, bytes(1 << 20))
+
+        return work
+
+    endure(node, [stalling(each) for each in connections], window_s)
+    # They leave nothing behind, and are told that they were late or that there was no room.
+    allowed_s = LIMITS.body_read_timeout_s + LIMITS.unread_body_linger_s + MARGIN_S
+    assert eventually(lambda: node.sockets_count <= before, allowed_s)
+    answers = []
+    for connection in connections:
+        connection.settimeout(5)
+        try:
+            answers.append(connection.recv(65_536))
+        except OSError:
+            answers.append(b"")
+        connection.close()
+    codes = {answer.split(b" ")[1] for answer in answers if answer}
+    assert codes <= {b"408", b"503"}
+    assert codes
+
+
+# --- replies that nobody reads --------------------------------------------------------------------
+@durations
+def test_replies_that_nobody_reads_share_a_bounded_room(node: Attacked, window_s: float) -> None:
+    before = node.sockets_count
+    connections = [node.connect() for _ in range(150)]
+    for connection in connections:
+        connection.sendall(PAGE)
+    endure(node, [], window_s)
+    allowed_s = LIMITS.write_stall_timeout_s + LIMITS.share_wait_s + MARGIN_S
+    assert eventually(lambda: node.sockets_count <= before, allowed_s + LIMITS.connection_idle_s)
+    for connection in connections:
+        connection.close()
+
+
+# --- connections ----------------------------------------------------------------------------------
+def test_an_unfinished_body_behind_an_answer_ends_with_its_connection(node: Attacked) -> None:
+    before = node.sockets_count
+    requests = [
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nx",
+        b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n",
+        POST.replace(b"x-protobuf", b"none") + b"content-length: 90000000\r\n\r\nx",
+    ]
+    connections = [node.connect() for _ in range(90)]
+    for number, connection in enumerate(connections):
+        connection.sendall(requests[number % 3])
+    answers = [connection.recv(65_536) for connection in connections]
+    assert {answer.split(b" ")[1] for answer in answers} == {b"200", b"404", b"413"}
+    assert all(b"connection: close" in answer.lower() for answer in answers)
+    allowed_s = LIMITS.unread_body_linger_s + MARGIN_S
+    assert eventually(lambda: node.sockets_count <= before, allowed_s)
+    for connection in connections:
+        connection.close()
+
+
+def test_one_address_leaves_connections_to_others(node: Attacked) -> None:
+    held = [node.connect() for _ in range(LIMITS.connections_per_address_max)]
+    for connection in held:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert all(connection.recv(4_096).startswith(b"HTTP/1.1 200") for connection in held)
+    with node.connect() as one_more:
+        assert eventually(lambda: is_cut(one_more), MARGIN_S)
+    # Others are another address of this machine.
+    address = ("127.0.0.1", node.port)
+    with socket.create_connection(address, source_address=("127.0.0.9", 0)) as other:
+        other.settimeout(MARGIN_S)
+        other.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert other.recv(4_096).startswith(b"HTTP/1.1 200")
+    # Where all are taken, those that do nothing make room.
+    crowd = [
+        socket.create_connection(address, source_address=(f"127.0.0.{10 + n % 4}", 0))
+        for n in range(LIMITS.connections_max - LIMITS.connections_per_address_max + 20)
+    ]
+    for connection in (*held, *crowd):
+        connection.close()
+
+
+# --- live readers ---------------------------------------------------------------------------------
+@durations
+def test_live_readers_that_never_read_cost_nothing(node: Attacked, window_s: float) -> None:
+    readers = [node.connect() for _ in range(LIMITS.live_readers_max - 10)]
+    for reader in readers:
+        reader.sendall(LIVE)
+    for reader in readers:
+        assert reader.recv(64).startswith(b"HTTP/1.1 200")
+
+    def publish(number: int) -> float:
+        items = [
+            wire.PublishItem(
+                frame=encode(
+                    Message(
+                        f"{number} {n} {time.time_ns()}",
+                        "live",
+                        lamport_timestamp=n,
+                        content=bytes(20_000),
+                    )
+                )
+            )
+            for n in range(200)
+        ]
+        body = wire.PublishBatch(items=items).SerializeToString()
+        started_s = time.monotonic()
+        with node.connect(60) as connection:
+            connection.sendall(_plain(BATCH, body))
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        return time.monotonic() - started_s
+
+    took_s: list[float] = []
+
+    def publishing() -> None:
+        while not node.stopped.is_set():
+            took_s.append(publish(len(took_s)))
+
+    endure(node, [publishing], window_s)
+    assert min(took_s[1:]) < 1, took_s
+    for reader in readers:
+        reader.close()
+
+
+# --- turns ----------------------------------------------------------------------------------------
+@durations
+def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_s: float) -> None:
+    channel = "%2Fapp%2F1%2Froom-1%2Fproto"
+    page = (
+        f"GET /v1/channels/{channel}/messages?limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    ).encode()
+    pipelined = node.connect()
+    pipelined.sendall(page * 900)
+    others = [node.connect() for _ in range(300)]
+    for connection in others:
+        connection.sendall(page * 3)
+    threading.Thread(target=lambda: list(map(is_cut, [pipelined, *others])), daemon=True).start()
+    endure(node, [], window_s)
+    for connection in (pipelined, *others):
+        connection.close()
+
+
+def test_requests_sent_ahead_are_all_answered_in_order(node: Attacked) -> None:
+    paths = ["/livez", "/nowhere", "/v1/channels/none", "/v1/info"] * 250
+    with node.connect() as connection:
+        request = "".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n" for path in paths)
+        connection.sendall(request.encode())
+        answer = b""
+        while answer.count(b"HTTP/1.1 ") < len(paths):
+            answer += connection.recv(1 << 20)
+    statuses = [part.split(b" ")[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404", b"404", b"200"] * 250
+
+
+# --- framing --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"transfer-encoding: identity, chunked",
+        b"transfer-encoding: identity",
+        b"transfer-encoding: gzip, chunked",
+        b"transfer-encoding: chunked, chunked",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: identity",
+        b"transfer-encoding: xchunked",
+        b"transfer-encoding: chunked;q=1",
+        b"transfer-encoding:\x0bchunked",
+        b"transfer-encoding : chunked",
+        b"transfer-encoding: chunked\r\ncontent-length: 3",
+        b"content-length: 3\r\ntransfer-encoding: chunked",
+        b"content-length: 3\r\ncontent-length: 4",
+        b"content-length: 3, 3",
+        b"content-length: +3",
+        b"content-length: -3",
+        b"content-length: 0x3",
+        b"content-length: 3 3",
+        b"content-length:",
+        b" content-length: 3",
+        b"x: y\r\n content-length: 3",
+        b"x\ny: z",
+        b"x: y\rz: w",
+        b"x: a\0b",
+    ],
+)
+def test_a_request_whose_length_could_be_read_in_two_ways_is_refused(
+    node_of_forms: Attacked, lines: bytes
+) -> None:
+    with node_of_forms.connect() as connection:
+        connection.sendall(POST + lines + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+        answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert answer.count(b"HTTP/1.1 4") == 1
+        assert eventually(lambda: is_cut(connection), MARGIN_S)
+
+
+def test_chunks_in_http_1_0_are_refused(node_of_forms: Attacked) -> None:
+    with node_of_forms.connect() as connection:
+        head = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.fixture(scope="module")
+def node_of_forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    with attacked_node(tmp_path_factory.mktemp("forms")) as running:
+        yield running
