@@ -142,6 +142,8 @@ def _candidates(client: StoreClient, hint: bytes, channel: str | None) -> list[S
     while len(found) < HINT_CANDIDATES_MAX:
         page = client.hint(hint, channel, after=after, limit=HINT_PAGE)
         found += page.messages
+        for digest in page.left_out:
+            print_note(f"left out: the node has lost the content of {digest.hex()}")
         if page.next is None:
             break
         after = page.next

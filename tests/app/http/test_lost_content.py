@@ -276,6 +276,11 @@ def check_client(node: RunningNode, bad: bytes) -> None:
         assert [m.digest for m in client.lookup([f"m{BAD}"]).left_out] == [bad]
         shown = list(client.messages(CHANNEL, page_size=2, on_left_out=left_out.extend))
     assert (len(shown), left_out) == (COUNT - 1, [bad])
+    with StoreClient(node.url) as client:
+        cursor = node.http.get("/v1/feed", params={"limit": 1}).json()["next"]
+        with client.live(after=cursor, on_left_out=left_out.extend) as stream:
+            assert [next(stream).message.message_id for _ in range(4)] == ["m1", "m2", "m4", "m5"]
+    assert left_out == [bad, bad]
 
 
 def test_a_fault_of_the_database_marks_nothing(stores: Stores, tmp_path: Path) -> None:
