@@ -160,6 +160,48 @@ async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_aga
     assert rows_of(url, "messages") == rows_of(url, "frames") == len(more)
 
 
+async def test_what_can_be_read_through_a_damaged_reference_can_be_read_still(
+    stores: Stores,
+) -> None:
+    entries = conversation(60, known=500)
+    url = await written(stores, [entries])
+    reference = references_of(url)[0]
+    frame = entries[reference - 1].frame
+    # In the content, of which nothing is in other frames.
+    damaged = frame.replace(b"message", b"massage")
+    assert damaged != frame
+
+    def spoil(connection: Connection) -> None:
+        for table in BOTH:
+            statement = f"UPDATE {table} SET codec = 0, data = :data WHERE seq = {reference}"
+            connection.execute(text(statement), {"data": damaged})
+
+    in_database(url, spoil)
+    async with reopened(url) as store:
+        store.begin_writing()
+        assert await lost(store, entries) == [reference - 1]
+        other = refiltered(entries[reference - 1])
+        assert store.write_group([other])[0].is_mended
+        entries[reference - 1] = other
+        assert await lost(store, entries) == []
+    async with reopened(url) as store:
+        assert await lost(store, entries) == []
+
+
+async def test_a_fault_of_the_database_ends_a_recheck_and_marks_nothing(stores: Stores) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    ruin(url, 30)
+    async with reopened(url) as store:
+        store.begin_writing()
+        in_database(url, lambda c: c.execute(text("ALTER TABLE frames RENAME TO elsewhere")))
+        with pytest.raises(Exception, match="frames"):
+            store.recheck(range(1, 31))
+        in_database(url, lambda c: c.execute(text("ALTER TABLE elsewhere RENAME TO frames")))
+        assert marked(url) == []
+        assert store.recheck(range(1, 31)).lost == {30}
+
+
 async def test_a_repaired_row_unmarks_its_message(stores: Stores) -> None:
     entries = conversation(30)
     url = await written(stores, [entries])
