@@ -167,8 +167,8 @@ async def test_what_can_be_read_through_a_damaged_reference_can_be_read_still(
     url = await written(stores, [entries])
     reference = references_of(url)[0]
     frame = entries[reference - 1].frame
-    # In the content, of which nothing is in other frames.
-    damaged = frame.replace(b"message", b"massage")
+    # The number in the content, which no other frame has in common with it.
+    damaged = frame.replace(b"message %d" % (reference - 1), b"message %c" % 0)
     assert damaged != frame
 
     def spoil(connection: Connection) -> None:
