@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from app.cli.output import counted
 from app.entries import Entry
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
@@ -88,7 +89,8 @@ async def audit(
         _mark_lost(store, sorted(lost), findings)
     elif lost_count := await store.lost_count():
         findings.lost_count = lost_count
-        findings.add(f"the content of {lost_count} messages is lost: check --deep names them")
+        messages = counted(lost_count, "message", "messages")
+        findings.add(f"the content of {messages} is lost: check --deep names them")
     if findings.lost_count:
         findings.advice.append(
             "lost content comes back with a sync with a node that has it, an import, the restore of a "
@@ -109,7 +111,8 @@ def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
             store.recheck(part)
     except (StoreError, Problem) as error:
         findings.unchecked.append(
-            f"lost content was not marked ({error}); a running node finds it by itself"
+            f"lost content was not marked ({error}); a running node marks what it reads, and reads every "
+            "frame once a day"
         )
 
 

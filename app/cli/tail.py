@@ -137,10 +137,17 @@ def _newest(client: StoreClient, channel_id: str, count: int) -> list[dict[str, 
     if not count:
         return []
     found = []
-    newest_first = client.messages(channel_id, direction="desc", page_size=count)
+    newest_first = client.messages(
+        channel_id, direction="desc", page_size=count, on_left_out=_tell_left_out
+    )
     for message, _ in zip(newest_first, range(count), strict=False):
         found.append(message_document(message.frame, message.digest, message.dialect))
     return list(reversed(found))
+
+
+def _tell_left_out(digests: tuple[bytes, ...]) -> None:
+    for digest in digests:
+        print_note(f"the node has lost the content of {digest.hex()}")
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -55,8 +55,14 @@ _LOOKUP_BODY = TypeAdapter(LookupBody)
 async def get_message(call: Call) -> Reply:
     """`GET /v1/messages/{message_id}`: the variant this store serves under the ID."""
     form = answer_form(call.headers.get(b"accept"))
-    found = await find_readable(call, call.params["message_id"], call.channel_id)
     digest = call.text("digest")
+    try:
+        found = await find_readable(call, call.params["message_id"], call.channel_id)
+    except Problem as problem:
+        # That of another variant, which was asked for by its digest, may be whole.
+        if problem.code is not Code.CONTENT_LOST or digest is None:
+            raise
+        return await _get_variant(call, form, digest, None)
     if digest is not None:
         return await _get_variant(call, form, digest, found.variants)
     if form is Form.PROTOBUF:
@@ -118,11 +124,24 @@ async def lookup(call: Call) -> Reply:
     return await fitted(call, read)
 
 
-async def _get_variant(call: Call, form: Form, digest: str, variants: Sequence[bytes]) -> Reply:
+async def _get_variant(
+    call: Call, form: Form, digest: str, variants: Sequence[bytes] | None
+) -> Reply:
+    """The variant with a digest; `variants` None where the content of the first one is lost."""
     entry = await _by_digest(call, digest)
     channel_id = call.channel_id
     if entry.message_id != call.params["message_id"] or channel_id not in (None, entry.channel_id):
         raise _not_found()
+    if variants is None:
+        found = await call.node.store.lookup(
+            [entry.message_id],
+            [],
+            entry.channel_id,
+            presence_only=True,
+            bytes_max=call.node.limits.reply_bytes_max,
+        )
+        whole = [digest for _, digest in found.found if isinstance(digest, bytes)]
+        variants = [*(digest for _, digest in found.left_out), *whole]
     if form is Form.PROTOBUF:
         return _frame_reply(call, entry, len(variants), NO_CACHE)
     return await _entry_json_reply(call, entry, variants)
@@ -130,7 +149,15 @@ async def _get_variant(call: Call, form: Form, digest: str, variants: Sequence[b
 
 async def _by_digest(call: Call, digest_hex: str) -> Entry:
     digest = hex_bytes(digest_hex, "the digest")
-    entry = await call.node.store.entry(digest) if len(digest) == 32 else None
+    store = call.node.store
+    try:
+        entry = await store.entry(digest) if len(digest) == 32 else None
+    except Problem as problem:
+        if problem.code is Code.CONTENT_LOST and call.caller.channels is not None:
+            known = await store.left_out([digest])
+            if not any(call.caller.covers(each.channel_id) for each in known):
+                raise _not_found() from None
+        raise
     if entry is None or not call.caller.covers(entry.channel_id):
         raise _not_found()
     return entry

@@ -66,7 +66,7 @@ class MessageReads:
         return Found(entry, tuple(digest for _, _, digest in matches))
 
     async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
-        """As `find`, as if the store held these channels only; FRAME_DAMAGED."""
+        """As `find`, as if the store held these channels only; CONTENT_LOST."""
         key, names = self._keys.of_text(message_id), list(channel_ids)
         asked = [(key, message_id, name) for name in names]
         rows = await self._database.each(self._statements.served_in_channel, asked)

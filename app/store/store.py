@@ -178,7 +178,7 @@ class Store:
     async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
         """As `find`, as if the store held these channels only.
 
-        Raises `Problem` FRAME_DAMAGED.
+        Raises `Problem` CONTENT_LOST.
         """
         return await self._messages.find_among(message_id, channel_ids)
 

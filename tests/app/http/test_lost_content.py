@@ -22,6 +22,7 @@ from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry
 from sdstore.wire import store_pb2 as wire
+from tests.app.http.test_grants import ByHeader
 from tests.app.http.test_live import live
 from tests.app.store.test_frames import conversation, cut, delete, flip, in_database
 from tests.support.cli import cli
@@ -187,9 +188,35 @@ def test_lost_content_is_never_replaced_by_another_variant(stores: Stores, tmp_p
     with node_over(tmp_path, url) as node:
         for _ in range(2):
             assert get(node, first) == (503, "content_lost")
-        variant = {"message_id": "m1", "digest": second.digest.hex()}
+        # The other one is served to those who name it.
         assert node.http.get("/v1/entries/" + second.digest.hex()).status_code == 200
-        assert node.http.get("/v1/messages", params=variant).status_code in (200, 503)
+        variant = {"message_id": "m1", "digest": second.digest.hex()}
+        answer = node.http.get("/v1/messages", params=variant)
+        assert answer.json()["meta"]["digest"] == second.digest.hex()
+        assert answer.json()["meta"]["variants"] == [first.digest.hex()]
+
+
+def test_a_limited_caller_does_not_learn_what_is_lost_in_other_channels(tmp_path: Path) -> None:
+    url, entries = f"sqlite:///{tmp_path}/store.db", small()
+    bad = entries[BAD].digest
+    with running_node(tmp_path, authorizer=ByHeader(), database_url=url) as node:
+        publish_batch(node, entries)
+        harm_frame(url, BAD + 1, cut)
+    with running_node(tmp_path, authorizer=ByHeader(), database_url=url) as node:
+        limited, everybody = {"x-caller": "limited"}, {"x-caller": "all"}
+        for path, status in [
+            (f"/v1/entries/{bad.hex()}", 503),
+            (f"/v1/messages/m{BAD}", 503),
+            ("/v1/feed", 200),
+            (f"/v1/hints/{HINT.hex()}", 200),
+        ]:
+            assert node.http.get(path, headers=everybody).status_code == status
+            answer = node.http.get(path, headers=limited)
+            assert answer.status_code == (404 if status == 503 else 200), path
+            assert bad.hex() not in answer.text
+        body = {"digests": [bad.hex()]}
+        answer = node.http.post("/v1/entries", json=body, headers=limited)
+        assert answer.json() == {"missing": bad.hex()}
 
 
 def test_every_answer_that_leaves_lost_content_out_says_so(stores: Stores, tmp_path: Path) -> None:
