@@ -15,7 +15,7 @@ import zstandard
 from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.engine import make_url
 
-from app.cli.audit import audit
+from app.cli.audit import Findings, audit
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
@@ -195,7 +195,8 @@ async def check_damaged(
     assert [left_out.digest for left_out in page.left_out] == [
         entries[position].digest for position in gone
     ]
-    findings = await audit(store, deep=True, tick=lambda _: None)
+    findings = Findings()
+    await audit(store, findings, deep=True, tick=lambda _: None)
     named = entries[seq - 1].digest.hex() if is_only_copy else f"frame {seq}:"
     assert any(named in damage for damage in findings.damages)
 
@@ -219,7 +220,9 @@ async def test_any_one_damaged_row_costs_at_most_its_own_message(
             await check_damaged(store, entries, seq, is_only_copy=is_only_copy)
         in_database(url, partial(restore, table=table, row=before))
     async with reopened(url) as store:
-        assert (await audit(store, deep=True, tick=lambda _: None)).damages == []
+        findings = Findings()
+        await audit(store, findings, deep=True, tick=lambda _: None)
+        assert findings.damages == []
 
 
 @pytest.mark.anyio
