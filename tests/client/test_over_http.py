@@ -1,5 +1,6 @@
 """Both clients against a node on a real socket."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from sdstore.client import (
     WakuEnvelope,
 )
 from sdstore.client.batching import Batcher
-from sdstore.sds.codec import encode
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message
 from sdstore.sds.waku import waku_message_hash
@@ -28,6 +29,7 @@ from tests.support.store_clients import EitherClient
 
 # The longest ID the node takes is 1 KiB, the longest channel 256 bytes.
 ODD_IDS = ["/a/b", "..", ".", "%", "%2F", "a b+c&d=e?#", "x/ancestors", "идент→", "ü" * 512]
+DOCS = Path(__file__).parents[2] / "docs"
 ODD_CHANNELS = ["", "0", "/myapp/1/chat/proto", "..", "%", "a b+c&d=e?#", "ü" * 128]
 
 
@@ -83,6 +85,20 @@ def test_recorded_frames_of_all_dialects_come_back_byte_for_byte(client: EitherC
     frames = {client.get_entry(digest).frame for digest in digests}
     assert len(digests) > 20
     assert frames <= set(valid_frames())
+
+
+def test_the_documented_frames_get_their_digest_or_their_refusal(client: EitherClient) -> None:
+    vectors = json.loads((DOCS / "vectors" / "digest.json").read_text(encoding="utf-8"))
+    named = vectors["entries"] + vectors["refusals"]
+    frames = [bytes.fromhex(vector["frame_hex"]) for vector in named]
+    for vector, frame, outcome in zip(named, frames, client.publish_batch(frames), strict=True):
+        if "code" in vector:
+            assert (outcome.outcome, outcome.error.code) == ("refused", vector["code"]), vector
+        elif decode(frame)[0].kind is Kind.CONTENT:
+            assert outcome.outcome in {"stored", "duplicate"}, vector
+            assert outcome.digest.hex() == vector["digest"], vector
+        else:
+            assert outcome.outcome == "relayed", vector
 
 
 def test_a_bad_frame_of_a_batch_carries_the_nodes_code(

@@ -8,7 +8,8 @@ from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdstore.sds.codec import encode
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import from_json, to_json
 from sdstore.sds.model import HistoryEntry, Message, MessageError
 from sdstore.wire import sds_pb2
@@ -117,3 +118,77 @@ def test_any_json_value_is_a_message_or_refused_with_a_code(obj: object) -> None
     except MessageError:
         return
     assert from_json(to_json(message)) == message
+
+
+def respelled(draw: st.DrawFn, base64: str) -> str:
+    """The same bytes as others write them: without padding, in the URL-safe alphabet."""
+    if draw(st.booleans()):
+        base64 = base64.rstrip("=")
+    return base64.translate(str.maketrans("+/", "-_")) if draw(st.booleans()) else base64
+
+
+@st.composite
+def other_spellings(draw: st.DrawFn) -> tuple[Message, dict[str, Any]]:
+    """A message, and a JSON object that means it and is written otherwise than ours."""
+    message = draw(messages())
+    fields = to_json(message)
+    for name in ("content", "bloom_filter"):
+        if name in fields:
+            fields[name] = respelled(draw, fields[name])
+        elif draw(st.booleans()):
+            fields[name] = draw(st.sampled_from([None, ""]))
+    for entry in [*fields.get("causal_history", ()), *fields.get("repair_request", ())]:
+        if "retrieval_hint" in entry:
+            entry["retrieval_hint"] = respelled(draw, entry["retrieval_hint"])
+        if "sender_id" not in entry and draw(st.booleans()):
+            entry["sender_id"] = draw(st.sampled_from([None, ""]))
+    if message.lamport_timestamp is not None and draw(st.booleans()):
+        fields["lamport_timestamp"] = message.lamport_timestamp
+    for name in ("causal_history", "repair_request"):
+        if name not in fields and draw(st.booleans()):
+            fields[name] = draw(st.sampled_from([None, []]))
+    return message, dict(draw(st.permutations(list(fields.items()))))
+
+
+@given(other_spellings())
+@settings(deadline=None, max_examples=100)
+def test_the_same_message_in_another_spelling_is_the_same_entry(
+    spelled: tuple[Message, dict[str, Any]],
+) -> None:
+    message, fields = spelled
+    read = from_json(json.loads(json.dumps(fields)))
+    assert read == message
+    assert entry_digest(decode(encode(read))[0]) == entry_digest(message)
+
+
+odd_values = st.one_of(
+    st.sampled_from([None, True, 0, -1, 7.0, 2**63, -(2**31) - 1, "", " ", "a", "ab", "abc", "=="]),
+    st.sampled_from(["YQ==", "YQ=", "YQ", "YR==", "Y Q==", "YQ==\n", "-0", "007", "+7", "1e3"]),
+    st.sampled_from(["a\0", "\ud800", [], {}, [None], [{}], [{"message_id": "x"}], {"a": 1}]),
+)
+
+
+@st.composite
+def changed_objects(draw: st.DrawFn) -> dict[str, Any]:
+    """The JSON of a message in which some members, of itself or of an entry, are others."""
+    fields = to_json(draw(messages()))
+    entries = [*fields.get("causal_history", ()), *fields.get("repair_request", ())]
+    for _ in range(draw(st.integers(1, 3))):
+        within = draw(st.sampled_from([fields, *entries]))
+        name = draw(st.sampled_from([*BASE, "content", "retrieval_hint", "sender_id", "x"]))
+        if draw(st.booleans()):
+            within[name] = draw(odd_values)
+        else:
+            within.pop(name, None)
+    return fields
+
+
+@given(changed_objects())
+@settings(deadline=None, max_examples=300)
+def test_what_is_read_is_what_the_official_parser_reads(fields: dict[str, Any]) -> None:
+    try:
+        message = from_json(fields)
+    except MessageError:
+        return
+    official = json_format.ParseDict(fields, sds_pb2.Message())
+    assert decode(official.SerializeToString())[0] == message
