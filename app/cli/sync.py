@@ -64,6 +64,8 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
     """What a session did, for people."""
     console = stdout()
     headline = _HEADLINES[SyncOutcome(report["outcome"])].format(peer=peer_url)
+    if report["set_aside_count"]:
+        headline += f", but for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
     if report["detail"]:
         print_error(f"{report['code']}: {report['detail']}")
@@ -100,8 +102,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{report['seconds']:.2f} s"
     )
     if report["set_aside_count"]:
-        aside = counted(report["set_aside_count"], "element", "elements")
-        lines.append(f"{aside} set aside: one side lacks the content or refuses it")
+        lines.append("set aside, because one side has lost the content or refuses it:")
     return lines
 
 

@@ -105,7 +105,10 @@ class SetAside:
 
     def forget(self, ids: Iterable[bytes]) -> None:
         """Elements that both sides hold, or neither names any more, and the claims on them."""
-        gone = {each for each in ids if each in self._elements}
+        named = set(ids)
+        for each in named & self._tried_again.keys():
+            del self._tried_again[each]
+        gone = named & self._elements.keys()
         if gone:
             gone |= {e.element_id for e in self._elements.values() if e.entry_digest in gone}
             self._elements = {key: e for key, e in self._elements.items() if key not in gone}
@@ -142,7 +145,9 @@ class SetAside:
         due = [each for each in self._elements.values() if each.retry_at_s <= now][:RETRIES_MAX]
         before = dict(self._elements)
         self.forget([each.element_id for each in due])
-        self._tried_again = {key: e for key, e in before.items() if key not in self._elements}
+        if len(self._tried_again) > SET_ASIDE_MAX:
+            self._tried_again.clear()
+        self._tried_again |= {key: e for key, e in before.items() if key not in self._elements}
 
     def columns(self, lacked_by: LackedBy) -> Columns:
         """The elements that one side lacks."""

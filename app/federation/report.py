@@ -27,7 +27,10 @@ class SegmentState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What went over the wire and what became of it. Bytes are those of bodies, as sent."""
+    """What went over the wire and what became of it. Bytes are those of bodies, as sent.
+
+    Refused are those that this session set aside, on either side and for whatever reason.
+    """
 
     rounds: int = 0
     requests: int = 0

@@ -215,6 +215,7 @@ class _Session:
             compared = await self._pass(header, mutual)
             if self._memory.learn_policy(self._exchange.policy or 0):
                 self.ledger.policy_changed = True
+                self.missing_here *= self.fetches  # a dry run finds it once more
                 continue  # what the peer refused before is offered again
             if self.stated is not None and self.stated.agrees:
                 self.proof = compared
