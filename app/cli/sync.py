@@ -64,7 +64,7 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
     """What a session did, for people."""
     console = stdout()
     headline = _HEADLINES[SyncOutcome(report["outcome"])].format(peer=peer_url)
-    if report["set_aside_count"]:
+    if report["set_aside_count"] and report["outcome"] == SyncOutcome.IN_SYNC:
         headline += f", but for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
     if report["detail"]:

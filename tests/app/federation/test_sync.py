@@ -377,3 +377,41 @@ def test_a_sync_that_did_not_happen_says_nothing_about_its_peer(tmp_path: Path) 
             assert peer.failures == 3
 
     run(scenario())
+
+
+@pytest.mark.slow
+def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}, {}) as nodes:
+            numbers = itertools.count()
+            memories: dict[tuple[int, int], PeerMemory] = {}
+            reports: list[SyncReport] = []
+            is_over = asyncio.Event()
+
+            async def write(node: Node) -> None:
+                while not is_over.is_set():
+                    batch = [message(next(numbers)) for _ in range(5)]
+                    hints = {each.message_id: (each.message_id.encode(),) for each in batch}
+                    await publish(node, batch, hints)
+                    await asyncio.sleep(0.01)
+
+            async def meet(one: int, two: int) -> None:
+                memory = memories.setdefault((one, two), PeerMemory())
+                reports.extend(
+                    [await sync(nodes[one], nodes[two], memory=memory) for _ in range(15)]
+                )
+
+            writers = [asyncio.create_task(write(node)) for node in nodes]
+            pairs = [(0, 1), (1, 0), (1, 2), (2, 0)]
+            await asyncio.gather(*(meet(*pair) for pair in pairs))
+            is_over.set()
+            await asyncio.gather(*writers)
+            assert {(each.outcome, each.detail) for each in reports} == {(SyncOutcome.IN_SYNC, "")}
+            assert {each.set_aside_count for each in reports} == {0}
+            for _ in range(2):
+                for one, two in pairs:
+                    report = await sync(nodes[one], nodes[two], memory=memories[one, two])
+            assert report.outcome is SyncOutcome.IN_SYNC
+            assert await holdings(nodes[0]) == await holdings(nodes[1]) == await holdings(nodes[2])
+
+    run(scenario())
