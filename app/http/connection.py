@@ -242,7 +242,9 @@ class Connection(asyncio.BufferedProtocol):
             self._body_bytes_left = 0
         except httptools.HttpParserError as error:
             if not self._is_refused:
-                self._refuse(Problem(Code.MALFORMED_REQUEST, f"not HTTP/1.1: {error}"))
+                is_target = isinstance(error, httptools.HttpParserCallbackError)
+                why = "the request target is not a URL" if is_target else str(error)
+                self._refuse(Problem(Code.MALFORMED_REQUEST, why))
             return
         if self._is_in_headers:
             if self._head_bytes > self.limits.header_bytes_max:
@@ -465,11 +467,14 @@ class Connection(asyncio.BufferedProtocol):
         """The server stops: answer what is worked on, then close (uvicorn calls this)."""
         self._waiting.clear()
         self._rest = b""
-        self._is_deaf = True
         if self._answering is None:
+            self._is_deaf = True
             self.transport.close()
-        else:
-            self._answering.keep_alive = False
+            return
+        self._answering.keep_alive = False
+        # Only the rest of its body is still of use.
+        self._is_deaf = self._reading is not self._answering
+        self.adjust_reading()
 
     def _await_headers(self) -> None:
         # Most headers come whole: no timer is ever needed for them.

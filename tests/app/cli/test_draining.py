@@ -75,6 +75,8 @@ def test_a_node_that_is_told_to_stop_says_so_and_finishes_what_was_begun(tmp_pat
             # The live reader is given its place, and an end.
             rest = list(lines)
             last_id = [line.removeprefix("id: ") for line in rest if line.startswith("id: ")][-1]
+            # The listener has closed by now; what was begun goes on.
+            time.sleep(max(0.0, signalled_s + DRAIN_S + 0.5 - time.monotonic()))
             slow.sendall(frame[-1:])
             assert slow.recv(65_536).startswith(b"HTTP/1.1 201")
         assert process.wait(30) == 0

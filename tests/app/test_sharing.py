@@ -1,0 +1,105 @@
+"""Shares: nobody holds more than there is, callers take turns, and who stalls makes room."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from app.errors import Code, Problem
+from app.limits import DEFAULT_LIMITS
+from app.sharing import PROGRESS_BYTES_MIN, Holding, Share
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = replace(DEFAULT_LIMITS, share_wait_s=5, stall_under_load_s=0)
+
+
+class Client:
+    """A holder that has moved some bytes, until it is cut."""
+
+    def __init__(self, bytes_per_look: int) -> None:
+        self.holding: Holding | None = None
+        self.is_cut = False
+        self._moved_bytes = 0
+        self._bytes_per_look = bytes_per_look
+
+    def moved_bytes(self) -> int:
+        self._moved_bytes += self._bytes_per_look
+        return self._moved_bytes
+
+    def cut(self) -> None:
+        self.is_cut = True
+        assert self.holding is not None
+        self.holding.release()
+
+
+async def test_each_caller_has_one_turn_before_anybody_has_a_second() -> None:
+    share = Share(1, "turns", replace(LIMITS, stall_under_load_s=60))
+    served: list[str] = []
+
+    async def request(caller: str) -> None:
+        with await share.take(caller, 1):
+            served.append(caller)
+            await asyncio.sleep(0)
+
+    holding = await share.take("first", 1)
+    waiting = [asyncio.create_task(request(caller)) for caller in "aaaaabc"]
+    await asyncio.sleep(0)
+    holding.release()
+    await asyncio.gather(*waiting)
+    assert served == list("abcaaaa")
+    assert share.free_units == 1
+
+
+async def test_who_finds_no_room_in_time_is_refused_and_leaves_nothing_behind() -> None:
+    share = Share(10, "bytes", replace(LIMITS, share_wait_s=0, stall_under_load_s=60))
+    with await share.take("a", 8):
+        with pytest.raises(Problem) as caught:
+            await share.take("b", 5)
+        assert (caught.value.code, caught.value.headers) == (Code.OVERLOADED, {"Retry-After": "2"})
+        with await share.take("c", 2):
+            assert share.free_units == 0
+    assert share.free_units == 10
+
+
+async def test_one_who_is_cancelled_while_it_waits_delays_nobody() -> None:
+    share = Share(10, "bytes", replace(LIMITS, stall_under_load_s=60))
+    holding = await share.take("a", 8)
+    large = asyncio.create_task(share.take("b", 9))
+    small = asyncio.create_task(share.take("c", 2))
+    await asyncio.sleep(0)
+    # It fits, but the one before it is served first: else the large would wait for ever.
+    assert not small.done()
+    large.cancel()
+    (await small).release()
+    holding.release()
+    assert share.free_units == 10
+
+
+async def test_a_holder_that_stalls_makes_room_and_one_that_moves_keeps_its_place() -> None:
+    share = Share(10, "bytes", LIMITS)
+    stalled, moving = Client(PROGRESS_BYTES_MIN - 1), Client(PROGRESS_BYTES_MIN)
+    for client in (stalled, moving):
+        client.holding = await share.take("a", 5, client)
+    with await share.take("b", 5):
+        assert (stalled.is_cut, moving.is_cut) == (True, False)
+        assert moving.holding is not None
+        moving.holding.release()
+    assert share.free_units == 10
+
+
+async def test_a_caller_with_too_many_requests_is_refused_at_once() -> None:
+    limits = replace(LIMITS, requests_waiting_max=3, stall_under_load_s=60)
+    share = Share(1, "turns", limits)
+    holding = await share.take("a", 1)
+    waiting = [asyncio.create_task(share.take("a", 1)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Problem) as caught:
+        await share.take("a", 1)
+    assert caught.value.code is Code.OVERLOADED
+    holding.release()
+    for each in waiting:
+        (await each).release()
+    assert share.free_units == 1
