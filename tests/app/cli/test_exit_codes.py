@@ -161,6 +161,13 @@ def test_a_peer_url_that_is_not_allowed_is_4(node: str) -> None:
     assert (result.code, error_code(result)) == (4, "peer_url_refused")
 
 
+def test_a_sync_of_a_node_with_itself_is_4(node: str) -> None:
+    result = cli("sync", node, "--node", node)
+    assert result.code == 4
+    assert error_code(result) == "peer_url_refused"
+    assert "this node itself" in result.err
+
+
 def test_a_public_address_without_credentials_is_4(tmp_path: Path) -> None:
     result = cli("serve", "--host", "0.0.0.0", "--data-dir", tmp_path)
     assert (result.code, error_code(result)) == (4, "insecure_bind")

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,10 +71,13 @@ def serving(
     arguments = ("--port", 0, "--database", database_url, "--data-dir", data_dir, "--json")
     with (
         (data_dir / "log").open("wb") as log,
+        # The sockets of a service that is killed stay behind in there.
+        tempfile.TemporaryDirectory(prefix="sdstore-", ignore_cleanup_errors=True) as scratch,
         subprocess.Popen(
             command("serve", *arguments, "--workers", workers, *more),
             stdout=subprocess.PIPE,
             stderr=log,
+            env=os.environ | {"TMPDIR": scratch},
         ) as running,
     ):
         assert running.stdout is not None
@@ -85,10 +89,9 @@ def serving(
 
 def workers_of(pid: int) -> set[int]:
     """The processes below one that run a node."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return {
-        int(child)
-        for child in children
+        child
+        for child in children_of(pid)
         if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
     }
 
@@ -201,6 +204,30 @@ def test_ready_means_that_the_database_answered_a_moment_ago_whichever_worker_is
     # One line for each change of each worker, and no other.
     assert sum("not ready: the database" in line for line in lines) == workers
     assert len(lines) == 2 * workers, lines
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_database_that_takes_connections_and_never_answers_is_not_ready(
+    server: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    folder = Path(server.url.split("host=")[1])
+    master = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+    with serving(database, tmp_path, 1) as (_, url):
+        assert readiness(url) == {200}
+        stopped = [*children_of(master), master]
+        try:
+            for each in stopped:
+                os.kill(each, signal.SIGSTOP)
+            time.sleep(4)
+            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 503
+            assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+        finally:
+            for each in stopped:
+                os.kill(each, signal.SIGCONT)
+        wait_until(lambda: readiness(url) == {200})
 
 
 def test_workers_that_die_while_the_database_is_away_say_so_and_come_back_with_it(

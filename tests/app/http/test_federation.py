@@ -177,6 +177,17 @@ def test_a_peer_of_the_settings_that_is_the_node_itself_is_refused_and_says_so(
     assert "refused" in line.getMessage()
 
 
+def test_a_peer_whose_name_leads_to_a_private_address_is_an_error_at_start_and_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = "http://localhost:1"
+    with running_node(tmp_path, peers=[url], private_peers=False) as node:
+        peer = state_of(node, url)
+    assert (peer["state"], peer.get("code")) == ("refused", "peer_url_refused")
+    assert "private_peers" in peer["reason"]
+    assert [r.levelname for r in caplog.records if url in r.getMessage()] == ["ERROR"]
+
+
 def test_a_peer_whose_name_does_not_resolve_yet_is_taken_and_shown_as_unreachable(
     tmp_path: Path,
 ) -> None:
