@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 
 from app.store.faults import missing_driver
 from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.schema import SCHEMA_REVISION
 from pipeline.columns import CLAIMS, ENTRY_KEYS
 from pipeline.entrybatch import entries_batch
 from pipeline.errors import DatabaseError
@@ -75,6 +76,10 @@ def open_database(url: str) -> Database:
     database = _connected(url)
     try:
         database.database_id()
+        database.require_schema()
+    except DatabaseError:
+        database.close()
+        raise
     except database.faults as error:
         database.close()
         raise DatabaseError(f"{shown(url)} is not a store: {error}") from error
@@ -127,16 +132,47 @@ class Database(ABC):
         return bytes(found[0][0]).decode()
 
     def watermark(self) -> Watermark:
-        """The highest committed numbers, both of one moment."""
-        [row] = self._all(
-            "SELECT (SELECT coalesce(max(seq), 0) FROM messages),"
-            " (SELECT coalesce(max(claim_no), 0) FROM published_claims)"
+        """The highest committed numbers with the sums there, all of one moment."""
+        return self._watermark_at(INT64_MAX, INT64_MAX)
+
+    def holds(self, read: Watermark) -> bool:
+        """Whether the history up to `read` is the one that was read: False where the store went back
+        in time since, or is another copy."""
+        return self._watermark_at(read.seq, read.claim_no) == read
+
+    def _watermark_at(self, seq: int, claim_no: int) -> Watermark:
+        """The watermark as it was at these numbers, which are lowered to the committed ones."""
+        found = self._all("SELECT seq, claim_no FROM watermark")
+        if not found:
+            raise DatabaseError("the database has lost its counters: restore a backup")
+        numbers = min(seq, found[0][0]), min(claim_no, found[0][1])
+        claim_sum = self._sum_at("published_claims", "claim_no", numbers[1])
+        return Watermark(*numbers, self.entry_sum_at(numbers[0]), claim_sum)
+
+    def entry_sum_at(self, seq: int) -> str:
+        """The sum of the arrival chain of entries at a sequence number, 64 bits as hex."""
+        return self._sum_at("messages", "seq", seq)
+
+    def _sum_at(self, table: str, number: str, up_to: int) -> str:
+        rows = self._all(
+            f"SELECT arrival_sum FROM {table} WHERE {number} <= {self._mark}"
+            f" ORDER BY {number} DESC LIMIT 1",
+            [up_to],
         )
-        return Watermark(*row)
+        return f"{rows[0][0] % 2**64 if rows else 0:016x}"
+
+    def require_schema(self) -> None:
+        """Raises DatabaseError unless the schema is the one that this software reads."""
+        [[revision]] = self._all("SELECT version_num FROM alembic_version")
+        if revision != SCHEMA_REVISION:
+            raise DatabaseError(
+                f"the database is at schema revision {revision} and this software reads "
+                f"{SCHEMA_REVISION}: run `sdstore migrate`, or use the sdstore that wrote it"
+            )
 
     def is_empty(self) -> bool:
         """Whether the store has neither messages nor anything that it knows about others."""
-        tables = ("messages", "met_ids", "refused_digests")
+        tables = ("messages", "met_ids", "refused_digests", "watermark WHERE seq + claim_no > 0")
         found = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables)
         return not any(self._all(f"SELECT {found}")[0])
 

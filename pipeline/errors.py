@@ -18,7 +18,7 @@ class ManifestError(PipelineError):
 
 
 class ParentMismatchError(PipelineError):
-    """The parent is a snapshot of another store or of other channels."""
+    """The parent is a snapshot of another store, of other channels, or of a history that is gone."""
 
     code = "parent_mismatch"
 

@@ -46,13 +46,16 @@ def export_snapshot(
     """Make the folder `target` from the store at `url` as it is now; returns its manifest.
 
     Files have at most about `rows_max` rows, and a bounded weight.
-    Raises PublishError if `target` exists, ParentMismatchError if `parent` does not fit, and
+    Raises PublishError if `target` exists, ParentMismatchError if `parent` does not fit or the store
+    went back in time since, and
     ManifestError if it is no snapshot. A killed export leaves no folder of that name.
     """
     store = _Store.look(url, channel_ids)
     base = None if parent is None else _Base(parent.absolute(), manifests.load(parent))
     if base is not None and not base.fits(store):
         raise ParentMismatchError(f"{parent} is a snapshot of another store or of other channels")
+    if base is not None:
+        base.require_history(url)
     with published(target.absolute()) as folder:
         route = Route(url, folder, None if base is None else base.folder, rows_max)
         manifest = _export(spark, store, base, route)
@@ -92,21 +95,31 @@ class _Base:
         mine = (self.manifest.database_id, self.manifest.channel_ids)
         return mine == (store.database_id, store.channel_ids)
 
+    def require_history(self, url: str) -> None:
+        """Raises ParentMismatchError where the store is not the one that the parent was made from.
+
+        Nothing is known of, and nothing shared with, a parent of an older version.
+        """
+        if self.manifest.schema_version != manifests.SCHEMA_VERSION:
+            return
+        with open_database(url) as database:
+            if not database.holds(self.manifest.watermark):
+                raise ParentMismatchError(
+                    f"the store went back in time after {self.folder} was made (it serves an older "
+                    "copy of its database), or is another copy: take a parent from before that copy "
+                    "was made, or export without a parent"
+                )
+
 
 def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route) -> Manifest:
     folder = route.folder
     watermark = store.watermark
+    # The files of an older version have other columns, and its manifest does not name its history.
+    shares = base is not None and base.manifest.schema_version == manifests.SCHEMA_VERSION
+    old = base.manifest if base is not None and shares else None
     parts = [
-        Part(
-            ENTRIES_TABLE,
-            store.scan(watermark.seq),
-            base.manifest.entry_ranges if base else (),
-            is_shareable=base is not None
-            and base.manifest.schema_version == manifests.SCHEMA_VERSION,
-        ),
-        Part(
-            CLAIMS_TABLE, store.scan(watermark.claim_no), base.manifest.claim_ranges if base else ()
-        ),
+        Part(ENTRIES_TABLE, store.scan(watermark.seq), old.entry_ranges if old else ()),
+        Part(CLAIMS_TABLE, store.scan(watermark.claim_no), old.claim_ranges if old else ()),
     ]
     entries, claims = export_tables(spark, route, parts)
     _require_all_there(folder, [*entries.ranges, *claims.ranges])

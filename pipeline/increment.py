@@ -71,14 +71,12 @@ class Route:
 class Part:
     """What is to be exported of a table.
 
-    `parent_ranges` is empty without a parent; rows above the last of them are new. `is_shareable`:
-    the parent's files have the columns that this version writes.
+    `parent_ranges` is empty without a parent; rows above the last of them are new.
     """
 
     table: Table
     scan: Scan
     parent_ranges: Sequence[_AnyRange]
-    is_shareable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +102,7 @@ class _FileTask:
 
 def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
     """Bring the rows of each part into the folder, sharing with the parent whatever is the same."""
-    ranges = [
-        (part.table, part.scan, each)
-        for part in parts
-        if part.is_shareable
-        for each in part.parent_ranges
-    ]
+    ranges = [(part.table, part.scan, each) for part in parts for each in part.parent_ranges]
     states = on_cluster(
         spark,
         "Compare with the parent",
@@ -119,14 +112,7 @@ def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> l
     )
     is_unchanged = iter(states)
     plans = [
-        _plan(
-            route,
-            part,
-            list(islice(is_unchanged, len(part.parent_ranges)))
-            if part.is_shareable
-            else [False] * len(part.parent_ranges),
-        )
-        for part in parts
+        _plan(route, part, list(islice(is_unchanged, len(part.parent_ranges)))) for part in parts
     ]
     for kept, _ in plans:
         for each in kept:

@@ -21,7 +21,8 @@ from pipeline.layout import CHANNELS_FILE, PROTO_FILES, README_FILE, claims_path
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 2
-"""Of the manifest and the tables. Version 1 has no column `content`; it is read, not written."""
+"""Of the manifest and the tables. Version 1 has no column `content` and no sums
+in the watermark; it is read, not written."""
 SCHEMA_VERSIONS_READ = (1, SCHEMA_VERSION)
 MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
@@ -88,10 +89,16 @@ class ClaimRange:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Up to where the snapshot read: the highest committed sequence and claim numbers."""
+    """Up to where the snapshot read: the highest committed sequence and claim numbers.
+
+    The sums are those of the store's arrival chains there, 64 bits as hex: they tell whether a store
+    still has the history that the snapshot was made from.
+    """
 
     seq: int
     claim_no: int
+    entry_sum: str = ""  # of version 1, which has none
+    claim_sum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The canonical JSON, sealed with its own digest."""
         members = asdict(self)
+        if self.schema_version == 1:
+            members["watermark"] = {"seq": self.watermark.seq, "claim_no": self.watermark.claim_no}
         ordered = {"format": members.pop("format"), "schema_version": members.pop("schema_version")}
         body = json.dumps(ordered | members, ensure_ascii=False, indent=1)[: -len("\n}")]
         sealed = body.encode()

@@ -38,7 +38,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline.columns import ENTRIES, ENTRY_KEYS
-from pipeline.database import absolute_url, open_database
+from pipeline.database import Database, absolute_url, open_database
+from pipeline.errors import DatabaseError
 from pipeline.scan import Interval, Scan, ceil_ms, floor_ms
 
 if TYPE_CHECKING:
@@ -142,15 +143,16 @@ class StoreReader(DataSourceReader):
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The store in arrival order; the offset is the last sequence number that was read."""
+    """The store in arrival order; the offset is the last sequence number that was read, and the sum of
+    the arrival chain there. A stream does not go on in a store that went back in time."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._target_seq: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Before the first entry."""
-        return {"seq": 0}
+        return {"seq": 0, "sum": "0" * 16}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What the option `maxEntriesPerBatch` says."""
@@ -159,27 +161,39 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Stop at today's watermark, whatever arrives while the query runs."""
-        self._target_seq = self._watermark()
+        with open_database(self._options.url) as database:
+            self._target_seq = database.watermark().seq
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The watermark, or as far as `limit` reaches on the way there."""
-        target = self._watermark() if self._target_seq is None else self._target_seq
-        if isinstance(limit, ReadMaxRows):
-            with open_database(self._options.url) as database:
+        with open_database(self._options.url) as database:
+            _require_history(database, start)
+            target = database.watermark().seq if self._target_seq is None else self._target_seq
+            if isinstance(limit, ReadMaxRows):
                 target = database.seq_after(start["seq"], target, limit.max_rows)
-        return {"seq": max(start["seq"], target)}
+            return _offset(database, max(start["seq"], target))
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What arrived after `start`, up to `end`."""
+        with open_database(self._options.url) as database:
+            _require_history(database, end)
         return _partitions(self._options, Scan(seq=Interval(start["seq"] + 1, end["seq"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         return _read(self._options, partition)
 
-    def _watermark(self) -> int:
-        with open_database(self._options.url) as database:
-            return database.watermark().seq
+
+def _offset(database: Database, seq: int) -> dict[str, Any]:
+    return {"seq": seq, "sum": database.entry_sum_at(seq)}
+
+
+def _require_history(database: Database, offset: dict[str, Any]) -> None:
+    if offset["seq"] > database.watermark().seq or offset != _offset(database, offset["seq"]):
+        raise DatabaseError(
+            "the store went back in time after the stream read it (it serves an older copy of its "
+            "database), or is another copy: start the query with a new checkpoint"
+        )
 
 
 def _partitions(options: Options, scan: Scan) -> list[InputPartition]:
