@@ -79,6 +79,9 @@ class Watermark(NamedTuple):
     claims: Token
 
 
+NOTHING_ARRIVED = Watermark(START, START)
+
+
 class Entry(NamedTuple):
     """What the store keeps of a message. `received_at_ms`: this store's clock, since the epoch.
 

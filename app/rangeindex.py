@@ -16,7 +16,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from app.channelgroups import ChannelGroups
-from app.entries import START, Watermark
+from app.entries import NOTHING_ARRIVED, Watermark
 from app.errors import Code, Problem
 from app.groupsums import GroupSums
 from app.indexfile import load_index, save_index
@@ -63,7 +63,7 @@ class NodeIndex:
         self.elements = RangeIndex()
         self._channels = ChannelGroups(self._limits.recon_views_max)
         self._views, self._sums = self._caches()
-        self._read = Watermark(START, START)
+        self._read = NOTHING_ARRIVED
         self._saved_count = 0
         self._last_channel_number = 0
         self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()

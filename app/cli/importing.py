@@ -16,7 +16,7 @@ from app.cli.database import open_door
 from app.cli.delimited import BadItem
 from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.interrupts import waiting
-from app.entries import Outcome
+from app.entries import NOTHING_ARRIVED, Outcome, Token, Watermark
 from app.errors import Code, Problem
 from app.ingest.door import Door, Publication
 from app.limits import DEFAULT_LIMITS
@@ -38,7 +38,8 @@ class Progress:
     """How far a file has been imported: kept beside the data, forgotten at the end.
 
     `identity` tells a file that was changed since, is read in another way or goes into another
-    database: its import begins anew.
+    database: its import begins anew. So it does if the database no longer has the history that it had
+    at `arrived`, when the progress was saved.
     """
 
     path: Path | None = None
@@ -46,6 +47,7 @@ class Progress:
     position: int = 0
     items_count: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    arrived: Watermark = NOTHING_ARRIVED
 
     @classmethod
     def of(
@@ -69,9 +71,16 @@ class Progress:
             known = {} if is_fresh else json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             known = {}
-        if known.get("identity") != identity:
+        if known.get("identity") != identity or "arrived" not in known:
             return cls(path, identity)
-        return cls(path, identity, known["position"], known["items_count"], known["counts"])
+        arrived = Watermark(*(Token(*each) for each in known["arrived"]))
+        return cls(
+            path, identity, known["position"], known["items_count"], known["counts"], arrived
+        )
+
+    def begin_anew(self) -> Progress:
+        """The progress of an import from the beginning of the same file."""
+        return Progress(self.path, self.identity)
 
     def save(self) -> None:
         """Remember it; the file is whole at every moment."""
@@ -128,6 +137,8 @@ class Import:
                 door.store.database_id,
                 is_fresh=is_fresh,
             )
+            if not await door.store.holds(*progress.arrived):
+                self._progress = progress = progress.begin_anew()
             began(progress)
             if progress.position:
                 self._stream.seek(progress.position)
@@ -135,9 +146,9 @@ class Import:
             for batch in self._batches(door):
                 under_way.append(batch)
                 if len(under_way) == BATCHES_IN_FLIGHT:
-                    await self._finish(under_way.popleft(), tell)
+                    await self._finish(door, under_way.popleft(), tell)
             while under_way:
-                await self._finish(under_way.popleft(), tell)
+                await self._finish(door, under_way.popleft(), tell)
         progress.forget()
         return Counter(progress.counts)
 
@@ -150,7 +161,7 @@ class Import:
             yield _Batch(number, batch, file.position, outcomes)
             number += len(batch)
 
-    async def _finish(self, batch: _Batch, tell: Told) -> None:
+    async def _finish(self, door: Door, batch: _Batch, tell: Told) -> None:
         outcomes = iter(await batch.outcomes)
         counts = Counter(self._progress.counts)
         refusals = []
@@ -171,6 +182,7 @@ class Import:
         self._progress.counts = dict(counts)
         self._progress.items_count += len(batch.items)
         self._progress.position = batch.position
+        self._progress.arrived = await door.store.arrived()
         self._progress.save()
         tell(self._progress, refusals)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from blake3 import blake3
 
+from app.node import INDEX_FILE
 from sdstore.sds.model import Message
+from tests.app.http.test_live import events_of, live
 from tests.support.cli import cli
 from tests.support.server import RunningNode, running_node
 
@@ -97,3 +100,68 @@ def test_a_cursor_from_after_the_copy_is_refused_once_the_copy_serves(
         assert ids(feed(node, early, path, order="arrival")) == names(range(8, 10)) + names(
             range(20, 20 + then)
         )
+
+
+def root_of_feed(node: RunningNode) -> tuple[int, str]:
+    """(count, root) of the channel as its own messages give them."""
+    digests: list[bytes] = []
+    after = None
+    while page := (answer := feed(node, after)).json()["messages"]:
+        digests += [bytes.fromhex(each["meta"]["digest"]) for each in page]
+        after = answer.json()["next"]
+    return len(digests), blake3(b"".join(sorted(digests))).hexdigest()
+
+
+def told_root(node: RunningNode) -> tuple[int, str]:
+    """(count, root) of the channel as the node tells them."""
+    told = node.http.get(f"/v1/channels/{CHANNEL}").json()
+    return told["count"], told["root"]
+
+
+def test_the_index_file_of_a_copy_that_went_its_own_way_is_left_aside(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    with running_node(one) as node:
+        publish(node, range(10))
+    shutil.copytree(one, two)
+    for folder, first in ((one, 10), (two, 20)):
+        with running_node(folder) as node:
+            publish(node, range(first, first + 10))
+            publish(node, range(99, 100))
+    shutil.copy(one / INDEX_FILE, two / INDEX_FILE)
+    with running_node(two) as node:
+        assert told_root(node) == root_of_feed(node)
+        assert told_root(node)[0] == 21
+
+
+def test_a_live_reader_from_after_the_copy_is_refused_and_an_older_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    with running_node(data) as node:
+        publish(node, range(10))
+        early = feed(node, limit="8").json()["next"]
+        with live(node, after=early) as events:
+            shown = [next(events) for _ in range(2)]
+            assert [each.message_id for each in shown] == names(range(8, 10))
+    back_up(data, copy)
+    with running_node(data) as node:
+        publish(node, range(10, 15))
+        with node.http.stream("GET", "/v1/live") as stream:
+            heartbeat = next(events_of(stream.iter_lines())).event_id
+        with live(node) as events:
+            publish(node, range(15, 16))
+            late = next(events).event_id
+    put_back(copy, data)
+    with running_node(data) as node:
+        publish(node, range(20, 27))
+        for cursor in (heartbeat, late):
+            for sent in ({"last-event-id": str(cursor)}, {}):
+                query = {} if sent else {"after": str(cursor)}
+                with node.http.stream("GET", "/v1/live", params=query, headers=sent) as answer:
+                    assert answer.status_code == 410
+                    answer.read()
+                assert code_of(answer) == ROLLED_BACK
+        for cursor in (early, shown[-1].event_id):
+            with live(node, headers={"last-event-id": str(cursor)}) as events:
+                first = 8 if cursor == early else 20
+                assert next(events).message_id == f"m{first}"

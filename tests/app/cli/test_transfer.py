@@ -200,6 +200,21 @@ def test_an_interrupted_import_passes_over_nothing_in_another_database_or_format
     assert stored("two.db") == len(ITEMS)
 
 
+def test_an_interrupted_import_begins_anew_where_the_database_went_back_in_time(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "forget", lambda _: None)  # as if it had been killed at the end
+    database, copy = tmp_path / "sdstore.db", tmp_path / "copy.db"
+    cli("import", "-", "--data-dir", tmp_path, stdin=delimited(encode(message(1, "before"))))
+    assert cli("backup", copy, "--data-dir", tmp_path).code == 0
+    assert cli("import", file, "--data-dir", tmp_path).code == 0
+    for each in tmp_path.glob("sdstore.db*"):
+        each.unlink()
+    copy.rename(database)
+    assert cli("import", file, "--data-dir", tmp_path).code == 0
+    assert entries_of(tmp_path) == len(ITEMS) + 1
+
+
 @pytest.mark.parametrize("cut", [1, 2, 300])
 def test_a_file_of_lines_that_was_cut_off_is_completed(
     tmp_path: Path, file: Path, cut: int
