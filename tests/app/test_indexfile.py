@@ -28,7 +28,7 @@ async def publish(data_dir: Path, numbers: range) -> None:
 async def opened(data_dir: Path) -> tuple[int, bytes]:
     """How many elements a node has after its start, and the root of the channel."""
     async with Node.open(Settings(data_dir=data_dir)) as node:
-        return len(node.index.elements), await node.index.root("c", -1)
+        return len(node.index.elements), await node.index.root("c", 0)
 
 
 @pytest.fixture
