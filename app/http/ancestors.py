@@ -146,17 +146,19 @@ async def _wanted(call: Call) -> _Wanted:
 
 
 async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPage, str | None]:
-    cursors = Cursors(call.node.store.database_id)
-    page = await call.node.store.ancestors(
+    store = call.node.store
+    cursors = Cursors(store.database_id)
+    page = await store.ancestors(
         wanted.channel_id,
         wanted.heads,
         wanted.known,
         limit=wanted.limit,
         bytes_max=bytes_max,
-        after=cursors.read(CursorKind.ANCESTORS, wanted.after),
+        after=await cursors.read_walk(CursorKind.ANCESTORS, store, wanted.after),
     )
-    token = None if page.next is None else cursors.write(CursorKind.ANCESTORS, *page.next)
-    return page, token
+    if page.next is None:
+        return page, None
+    return page, await cursors.write_walk(CursorKind.ANCESTORS, store, page.next)
 
 
 def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Reply:

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import orjson
 
-from app.entries import Token
+from app.entries import START, Token
 from app.errors import Code, Problem
 from app.store.records import Position
 from app.store.store import Store
@@ -56,6 +56,9 @@ def _digest(value: object) -> bool:
     return isinstance(value, str) and _IS_DIGEST(value) is not None
 
 
+# Number and sum of the arrival chains of entries and of claims, when the token was made.
+_WATERMARK = (_number,) * 4
+
 _SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
     # Lamport timestamp, message ID, digest in hex
     CursorKind.LOG: (_number, _text, _digest),
@@ -63,12 +66,13 @@ _SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
     CursorKind.ARRIVAL: (_number, _number),
     # channel ID
     CursorKind.CHANNELS: (_text,),
-    # rank, number within the rank, sequence number
-    CursorKind.HINT: (_number, _number, _number),
+    # rank, number within the rank, sequence number; the watermark
+    CursorKind.HINT: (_number, _number, _number, *_WATERMARK),
     # message ID
     CursorKind.GAPS: (_text,),
-    # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late
-    CursorKind.ANCESTORS: (_number, _text, _digest, _text, _text),
+    # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late;
+    # the watermark
+    CursorKind.ANCESTORS: (_number, _text, _digest, _text, _text, *_WATERMARK),
 }
 
 
@@ -105,14 +109,23 @@ class Cursors:
         if position is None:
             return None
         place = Token(int(position[0]), int(position[1]))
-        if not await store.holds(place):
-            raise Problem(
-                Code.CURSOR_ROLLED_BACK,
-                "this database went back to an older copy, or is another copy, and its history up to "
-                "this cursor is not the one that was read: start again without a cursor, or with one "
-                "from before that copy was made",
-            )
+        await _require_history(store, place)
         return place
+
+    async def write_walk(self, kind: CursorKind, store: Store, position: Position) -> str:
+        """The token of a position that holds numbers of rows: it names the history that numbered them."""
+        entries, claims = await store.arrived()
+        return self.write(kind, *position, *entries, *claims)
+
+    async def read_walk(self, kind: CursorKind, store: Store, token: str | None) -> Position | None:
+        """What `write_walk` wrote; None for no token. `cursor_rolled_back` as `read_arrival`."""
+        fields = self.read(kind, token)
+        if fields is None:
+            return None
+        position, numbers = fields[: -len(_WATERMARK)], map(int, fields[-len(_WATERMARK) :])
+        seq, entry_sum, claim_no, claim_sum = numbers
+        await _require_history(store, Token(seq, entry_sum), Token(claim_no, claim_sum))
+        return position
 
     def _fields(self, token: str) -> list[int | str]:
         try:
@@ -139,3 +152,13 @@ def _fits(position: list[int | str], shape: tuple[_Check, ...]) -> bool:
     return len(position) == len(shape) and all(
         fits(value) for fits, value in zip(shape, position, strict=True)
     )
+
+
+async def _require_history(store: Store, entries: Token, claims: Token = START) -> None:
+    if not await store.holds(entries, claims):
+        raise Problem(
+            Code.CURSOR_ROLLED_BACK,
+            "this database went back to an older copy, or is another copy, and its history up to "
+            "this cursor is not the one that was read: start again without a cursor, or with one "
+            "from before that copy was made",
+        )

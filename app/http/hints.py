@@ -25,11 +25,14 @@ async def get_hint(
 ) -> Response:
     """The entries that the hint, in hexadecimal, may mean: computed claims first, then publishers',
     then histories'. (Inside a message in JSON hints are base64.)"""
-    cursors = Cursors(call.node.store.database_id)
-    position = cursors.read(CursorKind.HINT, after)
+    store = call.node.store
+    cursors = Cursors(store.database_id)
+    position = await cursors.read_walk(CursorKind.HINT, store, after)
     wanted = hint_bytes(hint, "the hint")
     page, described = await read_described(
-        call, limit, lambda limit: call.node.store.hint(wanted, channel_id, limit, position)
+        call, limit, lambda limit: store.hint(wanted, channel_id, limit, position)
     )
-    token = None if page.next is None else cursors.write(CursorKind.HINT, *page.next)
+    token = None
+    if page.next is not None:
+        token = await cursors.write_walk(CursorKind.HINT, store, page.next)
     return respond(page_reply(call, request, page, described, token))

@@ -11,10 +11,12 @@ import pytest
 from blake3 import blake3
 
 from app.node import INDEX_FILE
-from sdstore.sds.model import Message
+from sdstore.sds.codec import encode
+from sdstore.sds.model import HistoryEntry, Message
+from sdstore.wire.store_pb2 import PublishBatch, PublishItem
 from tests.app.http.test_live import events_of, live
 from tests.support.cli import cli
-from tests.support.server import RunningNode, running_node
+from tests.support.server import PROTOBUF, RunningNode, running_node
 
 DATABASE = "sdstore.db"
 CHANNEL = "c"
@@ -165,3 +167,45 @@ def test_a_live_reader_from_after_the_copy_is_refused_and_an_older_one_goes_on(
             with live(node, headers={"last-event-id": str(cursor)}) as events:
                 first = 8 if cursor == early else 20
                 assert next(events).message_id == f"m{first}"
+
+
+def test_walks_that_hold_numbers_of_rows_are_refused_as_well(tmp_path: Path) -> None:
+    """The pages of a hint and of ancestors: the numbers in their cursors mean other rows now."""
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    hint = b"hint"
+
+    def publish_chain(node: RunningNode, numbers: range) -> None:
+        for number in numbers:
+            history = (HistoryEntry(f"m{number - 1}"),) if number != numbers[0] else ()
+            message = Message(
+                f"m{number}",
+                CHANNEL,
+                lamport_timestamp=number,
+                content=b"x",
+                causal_history=history,
+            )
+            item = PublishItem(frame=encode(message), retrieval_hints=[hint])
+            body = PublishBatch(items=[item]).SerializeToString()
+            answer = node.http.post("/v1/messages/batch", content=body, headers=PROTOBUF)
+            assert answer.status_code == 200, answer.text
+
+    def walks(node: RunningNode, head: str, *after: str) -> list[httpx.Response]:
+        cursors = [{"after": each} for each in after] or [{}, {}]
+        ancestors = {"channel_id": CHANNEL, "limit": "2"}
+        return [
+            node.http.get(f"/v1/hints/{hint.hex()}", params={"limit": "2", **cursors[0]}),
+            node.http.get(f"/v1/messages/{head}/ancestors", params={**ancestors, **cursors[1]}),
+        ]
+
+    with running_node(data) as node:
+        publish_chain(node, range(8))
+        early = [each.json()["next"] for each in walks(node, "m7")]
+    back_up(data, copy)
+    with running_node(data) as node:
+        publish_chain(node, range(10, 15))
+        late = [each.json()["next"] for each in walks(node, "m14")]
+    put_back(copy, data)
+    with running_node(data) as node:
+        publish_chain(node, range(20, 26))
+        assert [code_of(each) for each in walks(node, "m7", *late)] == [ROLLED_BACK] * 2
+        assert [each.status_code for each in walks(node, "m7", *early)] == [200, 200]

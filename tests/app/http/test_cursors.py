@@ -70,7 +70,7 @@ def test_a_digest_that_is_none_is_invalid(digest: str) -> None:
     assert refusal(CursorKind.LOG, OURS.write(CursorKind.LOG, 5, "id", digest)) is (
         Code.INVALID_CURSOR
     )
-    walk = OURS.write(CursorKind.ANCESTORS, 5, "id", digest, "", "")
+    walk = OURS.write(CursorKind.ANCESTORS, 5, "id", digest, "", "", 1, 2, 3, 4)
     assert refusal(CursorKind.ANCESTORS, walk) is Code.INVALID_CURSOR
 
 
