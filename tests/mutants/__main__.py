@@ -11,13 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants import recon, sds
+from tests.mutants import recon, sds, store
 from tests.mutants.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS: list[Fault] = [*recon.FAULTS, *sds.FAULTS]
+FAULTS: list[Fault] = [*recon.FAULTS, *sds.FAULTS, *store.FAULTS]
 TEST_SECONDS_MAX = 240  # a fault may also show as an endless loop
-COPIED = ("recon", "sdstore", "tests", "docs/vectors", "pyproject.toml")
+COPIED = (
+    *("recon", "sdstore", "app", "pipeline", "migrations", "bench"),
+    *("tests", "docs/vectors", "pyproject.toml"),
+)
 
 
 def main() -> int:
