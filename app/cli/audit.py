@@ -97,6 +97,8 @@ async def audit(
             "snapshot, or when the messages are published again"
         )
     if deep:
+        async for fault in store.row_faults():
+            findings.add(fault)
         for seq in await store.references_in_doubt(FINDINGS_MAX):
             findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
 
@@ -161,7 +163,10 @@ async def _check_messages(
         for left_out in page.left_out:
             lost.add(left_out.seq)
             findings.add(f"message {left_out.digest.hex()}: its content is lost")
+        sizes = await store.frame_sizes([entry.digest for entry in page.entries])
         for entry in page.entries:
+            if sizes.get(entry.digest) != len(entry.frame):
+                findings.add(f"message {entry.message_id!r}: its row tells another length")
             if fault := fault_of(entry):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
             position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)

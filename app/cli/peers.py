@@ -70,7 +70,7 @@ def remove(
     if as_json:
         print_json({"removed": found.id, "url": found.url})
     else:
-        stdout().print(f"{found.url} is no peer any more", markup=False)
+        stdout().print(f"removed peer {found.url}", markup=False)
 
 
 def _since(peer: Peer) -> str:

@@ -86,9 +86,11 @@ def print_refusal(document: Mapping[str, Any], console: Console) -> None:
 
 
 def print_counts(verb: str, counts: Counter[str]) -> None:
-    """One line: how many messages, and what became of them."""
+    """One line: how many messages were taken, and what became of all of them."""
     parts = [f"{count:,} {outcome}" for outcome, count in sorted(counts.items())]
     total = counted(counts.total(), "message", "messages")
+    if refused := counts["refused"]:
+        total = f"{counts.total() - refused:,} of {total}"
     stdout().print(f"{verb} {total}" + (f": {', '.join(parts)}" if parts else ""), markup=False)
 
 

@@ -110,7 +110,7 @@ def migrate(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a database to the schema of this version; `serve` does it too when it starts."""
+    """Upgrade the database schema; `serve` does it too when it starts."""
     with loading():
         from app.cli.migrating import migrated  # noqa: PLC0415 - half a second of imports
 

@@ -34,6 +34,8 @@ DAMAGED_SUFFIX = ".damaged"
 
 _FRAMES = ("frames", "frame_references")
 _DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# The text of an error may quote a damaged schema, and then be no text.
+_FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
 _INDEX_NAMED = re.compile(r"\bindex (\w+)$")
 _COLUMN_NAMED = re.compile(r"\bvalue in (\w+)\.\w+$")
 _TREE_NAMED = re.compile(r"^Tree (\d+) ")
@@ -84,6 +86,8 @@ async def check_structure(database_url: str) -> Structure:
 def is_damage(error: BaseException | None) -> bool:
     """Whether a database refused a read because its pages are damaged."""
     while error is not None:
+        if isinstance(error, UnicodeDecodeError):
+            return True
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None and code & 0xFF in _DAMAGED_CODES:
             return True
@@ -129,7 +133,7 @@ async def _interruptible(
 def _sqlite_structure(connection: sqlite3.Connection) -> Structure:
     try:
         reports = _reports(connection)
-    except sqlite3.DatabaseError as error:
+    except _FAULTS as error:
         if is_damage(error):
             return Structure([Damage("file", "store", str(error))])
         raise UnusableFileError(f"the database cannot be read: {error}") from error
@@ -148,7 +152,7 @@ def _reports(connection: sqlite3.Connection) -> list[str]:
     """What SQLite finds, a line each; nothing where it finds nothing."""
     try:
         rows = connection.execute(f"PRAGMA integrity_check({REPORTS_MAX})").fetchall()
-    except sqlite3.DatabaseError as error:
+    except _FAULTS as error:
         if not is_damage(error):
             raise
         # It gave up at a page that it could not read. The pages themselves it checks first.
@@ -188,7 +192,7 @@ class _Parts:
 def _rows_up_to_a_fault(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
     try:
         yield from connection.execute(query)
-    except sqlite3.DatabaseError:
+    except _FAULTS:
         return
 
 
@@ -238,7 +242,7 @@ def _copy_store(path: Path, draft: Path) -> Counter[str]:
                     )
             what = "the copy"
             verdict = connection.execute("PRAGMA main.integrity_check(1)").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except _FAULTS as error:
             raise UnusableFileError(f"{path}: {what} cannot be built anew: {error}") from error
     if verdict != "ok":
         raise UnusableFileError(f"{path}: the copy is not sound: {verdict}")
@@ -259,7 +263,7 @@ def _copy_frames(connection: sqlite3.Connection, table: str) -> Counter[str]:
                 " WHERE seq BETWEEN ? AND ?",
                 (low, high),
             )
-        except sqlite3.DatabaseError as error:
+        except _FAULTS as error:
             if not is_damage(error):
                 raise
             if low == high:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Literal
 
 from sqlalchemy import select
@@ -45,6 +45,7 @@ from app.store.records import (
     Verified,
     WriteResult,
 )
+from app.store.rowcheck import RowCheck
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 from app.store.statements import read_statements
@@ -92,6 +93,7 @@ class Store:
         self._ancestors = AncestorReads(database, statements, frames, keys, limits)
         self._elements = ElementReads(database, statements)
         self._gaps = GapReads(database, statements, keys, limits)
+        self._rows = RowCheck(database, keys)
         self._writer = GroupWriter(database, keys, limits, now_ms)
         named_peers = select(store_meta.c.value).where(store_meta.c.name == PEERS_NAME)
         self._peer_urls = database.sql.query(named_peers)
@@ -346,6 +348,11 @@ class Store:
         lost = await self.lost_elements(limit, after_seq)
         await self._frames.retry([each.seq for each in lost])
         return lost[-1].seq if len(lost) == limit else 0
+
+    async def row_faults(self) -> AsyncIterator[str]:
+        """What contradicts itself within rows, in words; reads all rows, not the frames."""
+        async for fault in self._rows.faults():
+            yield fault
 
     async def watermark(self) -> tuple[int, int]:
         """Sequence and claim numbers up to which everything is committed."""
