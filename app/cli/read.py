@@ -107,15 +107,28 @@ def gaps(
     """List the messages that a channel's histories name and the node lacks."""
     with node_client(node) as client:
         found = [
-            {"message_id": each.message_id, "hints": [hint.hex() for hint in each.retrieval_hints]}
+            {
+                "message_id": each.message_id,
+                "hints": [hint.hex() for hint in each.retrieval_hints],
+                "met_as_sync": each.met_as_sync,
+            }
             for each in client.gaps(channel_id)
         ]
+        if not found:
+            client.channel(channel_id)  # fails where the node knows no such channel
     if as_json:
         for document in found:
             print_json(document)
     elif found:
-        rows = [(str(each["message_id"]), ", ".join(each["hints"])) for each in found]
-        stdout().print(table("missing message", "hints", rows=rows))
+        rows = [
+            (
+                str(each["message_id"]),
+                "a sync message had this ID" if each["met_as_sync"] else "",
+                ", ".join(each["hints"]),
+            )
+            for each in found
+        ]
+        stdout().print(table("missing message", "note", "hints", rows=rows))
     else:
         print_note("no gaps")
 

@@ -47,7 +47,10 @@ def tail(
     show = print_json if as_json else _print
     with node_client(node) as client:
         if no_follow:
-            for document in _newest(client, channel_id, last):
+            newest = _newest(client, channel_id, last)
+            if not newest:
+                client.channel(channel_id)  # fails where the node knows no such channel
+            for document in newest:
                 show(document)
             return
         follower = _Follower(node, channel_id)
@@ -57,6 +60,8 @@ def tail(
             for document in _newest(client, channel_id, last):
                 seen.add(document["meta"]["digest"])
                 show(document)
+            if not seen and not _is_known(client, channel_id):
+                print_note(f"no message of channel {printable(channel_id)} is here yet; waiting")
             _show_events(events, follower, seen, show)
         while True:
             print_note("the node went away; trying again")
@@ -131,6 +136,16 @@ def _show_events(
             show(document)
         # Only the older messages that were shown first can come twice.
         seen.discard(digest)
+
+
+def _is_known(client: StoreClient, channel_id: str) -> bool:
+    try:
+        client.channel(channel_id)
+    except StoreError as error:
+        if error.code != "not_found":
+            raise
+        return False
+    return True
 
 
 def _newest(client: StoreClient, channel_id: str, count: int) -> list[dict[str, Any]]:

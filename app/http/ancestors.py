@@ -168,6 +168,7 @@ def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers)
             missing=page.missing,
             next=token or "",
             left_out=page.left_out,
+            met_as_sync=page.met_as_sync,
         )
         return protobuf_reply(message.SerializeToString(), 200, headers)
     messages = list(map(message_json, page.entries))
@@ -176,5 +177,6 @@ def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers)
         "missing": page.missing,
         "next": token,
         "left_out": [digest.hex() for digest in page.left_out],
+        "met_as_sync": page.met_as_sync,
     }
     return json_reply(document, 200, headers)

@@ -73,7 +73,7 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Response:
     """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
     channel = await call.node.store.channel(channel_id)
     if channel is None:
-        raise Problem(Code.NOT_FOUND, "no message of this channel is here")
+        raise Problem(Code.NOT_FOUND, "no such channel is known: no message of it is here")
     # More may have come since: count and root belong together.
     count, root = await call.node.index.root(channel_id, channel.count)
     channel = replace(channel, count=count)
@@ -141,7 +141,14 @@ async def list_gaps(
     token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
     headers = next_link(request, token)
     if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
-        gaps = [wire.Gap(message_id=gap.message_id, retrieval_hints=gap.hints) for gap in page.gaps]
+        gaps = [
+            wire.Gap(
+                message_id=gap.message_id,
+                retrieval_hints=gap.hints,
+                met_as_sync=gap.met_as_sync,
+            )
+            for gap in page.gaps
+        ]
         message = wire.GapPage(gaps=gaps, next=token or "")
         return respond(protobuf_reply(message.SerializeToString(), 200, headers))
     document = {"gaps": list(map(_gap_json, page.gaps)), "next": token}
@@ -168,7 +175,11 @@ async def feed(
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:
-    return {"message_id": gap.message_id, "hints": [hint.hex() for hint in gap.hints]}
+    return {
+        "message_id": gap.message_id,
+        "hints": [hint.hex() for hint in gap.hints],
+        "met_as_sync": gap.met_as_sync,
+    }
 
 
 def _channel_json(channel: ChannelInfo) -> dict[str, Any]:

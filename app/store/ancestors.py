@@ -168,7 +168,8 @@ class AncestorReads:
         starts = frozenset(heads) - frozenset(known)
         found = await self._database.rows(self._statements.channel, channel_id=channel_id)
         if not found:
-            return AncestorPage([], await self._not_met(channel_id, starts), None)
+            missing = sorted(starts, key=str.encode)
+            return AncestorPage([], missing, None, (), await self._met(channel_id, missing))
         walk = _Walk(ChannelInfo(*found[0]), starts, {*heads, *known}, self._limits)
         if after is None:
             await self._look_up(walk, sorted(starts))
@@ -178,17 +179,16 @@ class AncestorReads:
             await self._resume(walk, after)
         await self._take(walk, limit, bytes_max)
         after = walk.next()
-        missing = [*walk.missing, *await self._not_met(channel_id, walk.absent)]
+        missing = sorted(walk.missing | walk.absent, key=str.encode)
         entries = _in_causal_order(walk.taken)
-        missing = sorted({*missing}, key=str.encode)
-        return AncestorPage(entries, missing, after, tuple(walk.left_out))
+        met = await self._met(channel_id, missing)
+        return AncestorPage(entries, missing, after, tuple(walk.left_out), met)
 
-    async def _not_met(self, channel_id: str, absent: Iterable[str]) -> list[str]:
-        """Without IDs of sync messages: their content is not missing, they never had any."""
-        ids = sorted(absent, key=str.encode)
-        asked = [(self._keys.of_met(channel_id, each), channel_id, each) for each in ids]
+    async def _met(self, channel_id: str, missing: Sequence[str]) -> tuple[str, ...]:
+        """Those that were met as IDs of sync messages."""
+        asked = [(self._keys.of_met(channel_id, each), channel_id, each) for each in missing]
         met = {row[0] for row in await self._database.each(self._statements.is_met, asked)}
-        return [each for number, each in enumerate(ids) if number not in met]
+        return tuple(each for number, each in enumerate(missing) if number in met)
 
     async def _take(self, walk: _Walk, limit: int, bytes_max: int) -> None:
         room, is_first = bytes_max, True

@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import BigInteger, FromClause, Integer, LargeBinary, Select, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    LargeBinary,
+    Select,
+    bindparam,
+    select,
+    true,
+    tuple_,
+)
 
 from app.limits import Limits
 from app.store.entryselects import IN_CHANNELS, constant
 from app.store.schema import ByteText, channels, history_claims, messages, published_claims
-from app.store.sql import Arguments, Keyed, ManyQuery, SqlDialect
+from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
 
 
 def published_by_hint(
-    sql: SqlDialect, limits: Limits, entries: Callable[[FromClause], Select[Any]]
+    sql: SqlDialect,
+    limits: Limits,
+    entries: Callable[[FromClause], Select[Any]],
+    *,
+    in_channel: bool,
 ) -> ManyQuery:
-    """Entries and the source of the claim, for (hint key, hint) behind (source, sequence number)."""
+    """Entries and the source of the claim, for (hint key, hint) behind (source, sequence number).
+
+    `in_channel`: those of one channel, whose number stands before the source.
+    """
     claims = published_claims
     claimed = claims.join(messages, claims.c.seq == messages.c.seq)
     found = entries(claimed.join(channels, IN_CHANNELS)).add_columns(claims.c.source)
     arguments: Arguments = {
         "hint_key": BigInteger(),
         "hint": LargeBinary(),
+        **({"channel_no": Integer()} if in_channel else {}),
         "rank": BigInteger(),
         "number": BigInteger(),
     }
@@ -32,6 +51,7 @@ def published_by_hint(
             found.where(
                 claims.c.hint_key == key["hint_key"],
                 claims.c.hint == key["hint"],
+                claims.c.channel_no == key["channel_no"] if in_channel else true(),
                 tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
             )
             .order_by(claims.c.source, claims.c.seq)
@@ -40,22 +60,47 @@ def published_by_hint(
     )
 
 
-def history_by_hint(sql: SqlDialect, limits: Limits) -> ManyQuery:
-    """(claim number, channel number, ID key, message ID) for (hint key, hint) from a claim on."""
+def history_by_hint(sql: SqlDialect, limits: Limits, *, in_channel: bool) -> ManyQuery:
+    """(claim number, channel number, ID key, message ID) for (hint key, hint, channel number,
+    claim number) from there on, in order of channel and claim.
+
+    `in_channel`: those of that channel only.
+    """
     history = history_claims
     told = select(history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id)
+
+    def behind(key: Keyed) -> ColumnElement[bool]:
+        if in_channel:
+            return (history.c.channel_no == key["channel_no"]) & (
+                history.c.claim_no >= key["number"]
+            )
+        place = tuple_(history.c.channel_no, history.c.claim_no)
+        return place >= tuple_(key["channel_no"], key["number"])
+
     return sql.each(
-        {"hint_key": BigInteger(), "hint": LargeBinary(), "number": BigInteger()},
+        {
+            "hint_key": BigInteger(),
+            "hint": LargeBinary(),
+            "channel_no": Integer(),
+            "number": BigInteger(),
+        },
         lambda key: (
             told.where(
                 history.c.hint_key == key["hint_key"],
                 history.c.hint == key["hint"],
-                history.c.claim_no >= key["number"],
+                behind(key),
             )
-            .order_by(history.c.claim_no)
+            .order_by(history.c.channel_no, history.c.claim_no)
             .limit(constant(limits.hint_candidates_max))
         ),
     )
+
+
+def channel_of_history_claim(sql: SqlDialect) -> Query:
+    """The channel number of a history claim."""
+    history = history_claims
+    number: Any = bindparam("claim_no", type_=BigInteger())
+    return sql.query(select(history.c.channel_no).where(history.c.claim_no == number))
 
 
 def history_hints(sql: SqlDialect, limits: Limits) -> ManyQuery:

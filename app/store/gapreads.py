@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from app.limits import Limits
@@ -37,8 +38,18 @@ class GapReads:
         hints: list[list[bytes]] = [[] for _ in missing]
         for which, hint in await self._database.each(self._statements.history_hints, asked):
             hints[which].append(hint)
-        gaps = [Gap(each, tuple(found)) for each, found in zip(missing, hints, strict=True)]
+        met = await self._met(channel_id, missing)
+        gaps = [
+            Gap(each, tuple(found), met_as_sync=each in met)
+            for each, found in zip(missing, hints, strict=True)
+        ]
         sizes = accumulate(gap.shown_bytes for gap in gaps)
         fitting = sum(1 for size in sizes if size <= self._limits.reply_bytes_max)
         gaps = gaps[: max(1, fitting)]
         return GapPage(gaps, (gaps[-1].message_id,) if len(gaps) < len(rows) else None)
+
+    async def _met(self, channel_id: str, message_ids: Sequence[str]) -> set[str]:
+        """Those that were met as IDs of sync messages."""
+        asked = [(self._keys.of_met(channel_id, each), channel_id, each) for each in message_ids]
+        rows = await self._database.each(self._statements.is_met, asked)
+        return {message_ids[row[0]] for row in rows}

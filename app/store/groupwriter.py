@@ -307,6 +307,7 @@ class GroupWriter:
                 raised.append((wanted[here[seq]][hint], claim_no))
         claims: dict[bytes, list[NewClaim]] = {}
         rows: list[Row] = []
+        channel_numbers: list[int] = []
         before = group.watermark.claims
         for digest, hints in wanted.items():
             room = self._limits.hint_claims_per_entry_max - len(held[digest])
@@ -316,10 +317,11 @@ class GroupWriter:
                 claim = NewClaim(number, hint, claim_id(digest, hint))
                 claims.setdefault(digest, []).append(claim)
                 rows.append(self._claim_row(claim, group.known[digest].seq, hints[hint]))
+                channel_numbers.append(group.known[digest].channel_no)
         numbers, elements = [row[0] for row in rows], [row[-1] for row in rows]
         sums = self._chain.sums(before.sum, numbers, elements)
         group.watermark = group.watermark._replace(claims=last_of(before, numbers, sums))
-        rows = [(*row, arrival_sum) for row, arrival_sum in zip(rows, sums, strict=True)]
+        rows = [(*row, *rest) for row, *rest in zip(rows, sums, channel_numbers, strict=True)]
         transaction.many(self._statements.insert_published, rows)
         transaction.many(self._statements.raise_source, raised)
         return claims

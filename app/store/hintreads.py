@@ -1,7 +1,7 @@
 """What retrieval hints may mean: candidates, ranked by where the claim was learned.
 
-Claims are free to make, so each look-up examines a bounded number of them and says how to go on.
-Rank 0 and 1 are claims published with an entry; rank 2 are claims that histories make about a
+Claims are free to make, so each look-up examines a bounded number of them and says how to go on; where
+it names a channel, only claims of that channel count. Rank 0 and 1 are claims published with an entry; rank 2 are claims that histories make about a
 channel and message ID, which lead to every entry that bears the ID.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
@@ -35,6 +36,13 @@ class Candidates:
     resume: Position | None = None
 
 
+class HintMatches(NamedTuple):
+    """`found`: (hint, sequence number, digest); `cut`: hints of which not all claims were examined."""
+
+    found: list[tuple[str | bytes, int, bytes]]
+    cut: set[bytes]
+
+
 class HintReads:
     """Look-ups by hint, and the claims on entries."""
 
@@ -56,7 +64,7 @@ class HintReads:
         self, hint: bytes, channel_id: str | None, limit: int, after: Position | None
     ) -> HintPage:
         """Entries that the hint may mean, best first."""
-        published = self._statements.published_with_frames
+        published = self._statements.published_with_frames[channel_id is not None]
         (candidates,) = await self._gather([hint], channel_id, after, published)
         found = candidates.found
         rows = [row for _, row in found]
@@ -65,18 +73,18 @@ class HintReads:
         entries = await self._frames.entries(rows[:count])
         return HintPage(entries, resume, left_out(rows[:count], entries))
 
-    async def matches(
-        self, hints: Sequence[bytes], channel_id: str | None
-    ) -> list[tuple[str | bytes, int, bytes]]:
-        """(hint, sequence number, digest) of the best candidates of each hint."""
+    async def matches(self, hints: Sequence[bytes], channel_id: str | None) -> HintMatches:
+        """The best candidates of each hint."""
         most = self._limits.variants_listed_max
-        published = self._statements.published_by_hint
+        published = self._statements.published_by_hint[channel_id is not None]
         gathered = await self._gather(hints, channel_id, None, published)
-        return [
+        matches: list[tuple[str | bytes, int, bytes]] = [
             (hint, row[0], row[4])
             for hint, candidates in zip(hints, gathered, strict=True)
             for _, row in candidates.found[:most]
         ]
+        pairs = zip(hints, gathered, strict=True)
+        return HintMatches(matches, {hint for hint, its in pairs if its.resume is not None})
 
     async def claims_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
         """Published claims of entries, in the order they were learned."""
@@ -123,23 +131,21 @@ class HintReads:
         rank, number, seq = (int(part) for part in after or _START)
         keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
         if rank < HISTORY:
-            asked = [(*key, rank, number) for key in keyed]
+            one_channel = () if channel_no is None else (channel_no,)
+            asked = [(*key, *one_channel, rank, number) for key in keyed]
             rows = await self._database.each(published, asked)
-            self._add_published(gathered, rows, channel_id)
+            self._add_published(gathered, rows)
             number = seq = 0
         await self._gather_history(gathered, keyed, channel_no, (number, seq))
         return gathered
 
-    def _add_published(
-        self, gathered: list[Candidates], rows: Sequence[Row], channel_id: str | None
-    ) -> None:
+    def _add_published(self, gathered: list[Candidates], rows: Sequence[Row]) -> None:
         examined = Counter(row[0] for row in rows)
         for which, *columns, source in rows:
-            candidates, row, position = gathered[which], tuple(columns), (source, columns[0], 0)
-            if channel_id in (None, row[1]):
-                candidates.found.append((position, row))
+            position = source, columns[0], 0
+            gathered[which].found.append((position, tuple(columns)))
             if examined[which] == self._limits.hint_candidates_max:
-                candidates.resume = position
+                gathered[which].resume = position
 
     async def _gather_history(
         self,
@@ -148,14 +154,15 @@ class HintReads:
         channel_no: int | None,
         after: tuple[int, int],
     ) -> None:
-        asked = [(*key, after[0]) for key in keyed]
-        rows = await self._database.each(self._statements.history_by_hint, asked)
-        told = [row for row in rows if gathered[row[0]].resume is None]
-        counts = Counter(row[0] for row in told)
-        for which, claim_no, *_ in told:
+        statement = self._statements.history_by_hint[channel_no is not None]
+        first_channel = await self._channel_told(after[0]) if channel_no is None else channel_no
+        asked = [(*key, first_channel, after[0]) for key in keyed]
+        rows = await self._database.each(statement, asked)
+        claims = [row for row in rows if gathered[row[0]].resume is None]
+        counts = Counter(row[0] for row in claims)
+        for which, claim_no, *_ in claims:
             if counts[which] == self._limits.hint_candidates_max:
                 gathered[which].resume = (HISTORY, claim_no, _LAST_SEQ)
-        claims = [row for row in told if channel_no in (None, row[2])]
         if not claims:
             return
         entries = await self._entries_told(claims)
@@ -163,11 +170,18 @@ class HintReads:
         for (which, claim_no, *_), row in entries:
             hint = keyed[which][1]
             seq = row[0]
-            if (claim_no, seq) > after and (seq, hint) not in published:
+            is_new = claim_no != after[0] or seq > after[1]
+            if is_new and (seq, hint) not in published:
                 gathered[which].found.append(((HISTORY, claim_no, seq), row))
 
+    async def _channel_told(self, claim_no: int) -> int:
+        """The channel of a history claim; claims are read in the order of channels and numbers."""
+        query = self._statements.channel_of_history_claim
+        rows = await self._database.rows(query, claim_no=claim_no) if claim_no else []
+        return int(rows[0][0]) if rows else 0
+
     async def _entries_told(self, claims: Sequence[Row]) -> list[tuple[Row, Row]]:
-        """(history claim, entry) in order of claim and entry."""
+        """(history claim, entry) in order of the claims, and of entries under one."""
         named = [(id_key, message_id, number) for _, _, number, id_key, message_id in claims]
         rows = await self._database.each(self._statements.entries_numbered, named)
         return [(claims[which], tuple(columns)) for which, *columns in sorted(rows)]

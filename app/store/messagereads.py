@@ -62,7 +62,7 @@ class MessageReads:
         entry = await self._frames.entry(rows[0])
         if len(rows) == 1:
             return Found(entry, (entry.digest,))
-        matches = await self._matches([message_id], channel_id)
+        matches = await self._id_matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))
 
     async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
@@ -116,7 +116,7 @@ class MessageReads:
             if room <= 0:
                 result.not_examined.extend(step)
                 continue
-            matches = await self._matches(step, channel_id)
+            matches, cut = await self._matches(step, channel_id)
             rows = {} if presence_only else await self._rows_of(matches)
             sizes = [_row_bytes(key, rows.get(seq)) for key, seq, _ in matches]
             count = _fitting_count(matches, sizes, room, is_first=not result.found)
@@ -125,7 +125,8 @@ class MessageReads:
                 found, lost = self._present(taken)
             else:
                 found, lost = await self._loaded(taken, rows)
-            _add_step(result, step, found, lost, {key for key, _, _ in matches[count:]})
+            left_out = cut.union(key for key, _, _ in matches[count:])
+            _add_step(result, step, found, lost, left_out)
             room = room - sum(sizes) if count == len(matches) else 0
         return result
 
@@ -149,13 +150,17 @@ class MessageReads:
         found: list[Answer] = [(key, entries[seq]) for key, seq, _ in matches if seq in entries]
         return found, [(key, digest) for key, seq, digest in matches if seq not in entries]
 
-    async def _matches(self, step: Sequence[LookupKey], channel_id: str | None) -> list[Match]:
+    async def _matches(
+        self, step: Sequence[LookupKey], channel_id: str | None
+    ) -> tuple[list[Match], set[LookupKey]]:
+        """Matches, and the hints of which not all claims were examined."""
         ids = [key for key in step if isinstance(key, str)]
         hints = [key for key in step if isinstance(key, bytes)]
         found = await self._id_matches(ids, channel_id) if ids else []
-        if hints:
-            found += await self._hints.matches(hints, channel_id)
-        return found
+        if not hints:
+            return found, set()
+        by_hint = await self._hints.matches(hints, channel_id)
+        return found + by_hint.found, {*by_hint.cut}
 
     async def _id_matches(self, ids: Sequence[str], channel_id: str | None) -> list[Match]:
         keyed: list[Row] = [(self._keys.of_text(each), each) for each in ids]

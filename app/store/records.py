@@ -19,7 +19,7 @@ waiting, late)` with sets of sequence numbers in the form that `app.store.ancest
 
 @dataclass(frozen=True, slots=True)
 class MetId:
-    """The ID of a sync message: met, without content, and no gap from now on."""
+    """The ID of a sync message: met, without content. A gap of this ID is marked from now on."""
 
     channel_id: str
     message_id: str
@@ -140,15 +140,16 @@ class Page:
 class AncestorPage:
     """Part of a causal closure, every message after its causes; `next` is None at the end.
 
-    `missing`: IDs that it names and that are not here (IDs of sync messages that were met need not be),
-    cannot be read (`left_out` has the digests of those), or did not fit into `next`: what comes
-    before them is not followed.
+    `missing`: IDs that it names and that are not here, cannot be read (`left_out` has the digests of
+    those), or did not fit into `next`: what comes before them is not followed. `met_as_sync`: those of
+    them that sync messages bore.
     """
 
     entries: list[Entry]
     missing: list[str]
     next: Position | None
     left_out: tuple[bytes, ...] = ()
+    met_as_sync: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +174,15 @@ class ChannelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A message that histories name and the store lacks, with the hints they give (capped)."""
+    """A message that histories name and the store lacks, with the hints they give (capped).
+
+    `met_as_sync`: a sync message with this ID came by. Version 1 participants name theirs in later
+    histories; but anybody can send one with any ID, so that the gap stays.
+    """
 
     message_id: str
     hints: tuple[bytes, ...]
+    met_as_sync: bool = False
 
     @property
     def shown_bytes(self) -> int:

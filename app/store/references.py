@@ -44,7 +44,7 @@ class ReferenceWriter:
         arrived = {(r.channel_no, entry.message.message_id) for entry, r in group.written}
         self._write_met(transaction, met)
         if group.has_missing:
-            self._delete_found(transaction, group, arrived, met)
+            transaction.many(self._statements.delete_missing, list(arrived))
         unsettled = self._unsettled(group)
         self.settle(transaction, group, unsettled, arrived)
         return unsettled
@@ -58,7 +58,7 @@ class ReferenceWriter:
     ) -> None:
         """Write what references tell; `arrived` are names that this group wrote itself."""
         names = dict.fromkeys((channel_no, message_id) for channel_no, message_id, _ in unsettled)
-        self._write_missing(transaction, group, [name for name in names if name not in arrived])
+        self._write_missing(transaction, [name for name in names if name not in arrived])
         self._write_history_claims(transaction, group, unsettled)
 
     def remember(self, settled: dict[Reference, None]) -> None:
@@ -77,27 +77,13 @@ class ReferenceWriter:
             not in settled
         }
 
-    def _delete_found(
-        self, transaction: Transaction, group: Group, arrived: set[Name], met: Iterable[MetId]
-    ) -> None:
-        found = [
-            (number, each.message_id)
-            for each in met
-            if (number := group.channel_numbers.get(each.channel_id)) is not None
-        ]
-        transaction.many(self._statements.delete_missing, [*arrived, *found])
-
-    def _write_missing(self, transaction: Transaction, group: Group, names: Sequence[Name]) -> None:
+    def _write_missing(self, transaction: Transaction, names: Sequence[Name]) -> None:
         keyed = [
             (self._keys.of_text(message_id), message_id, channel_no)
             for channel_no, message_id in names
         ]
         here = {row[0] for row in transaction.each(self._statements.is_here, keyed)}
-        absent = [name for number, name in enumerate(names) if number not in here]
-        channel_ids = {number: channel_id for channel_id, number in group.channel_numbers.items()}
-        asked = [self._met_row(channel_ids[number], message_id) for number, message_id in absent]
-        are_met = {row[0] for row in transaction.each(self._statements.is_met, asked)}
-        missing = [name for number, name in enumerate(absent) if number not in are_met]
+        missing = [name for number, name in enumerate(names) if number not in here]
         transaction.many(self._statements.insert_missing, missing)
 
     def _write_history_claims(

@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0004"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -141,10 +141,20 @@ published_claims = Table(
     Column("element_prefix", LargeBinary, nullable=False),
     Column("element_id", LargeBinary, nullable=False),
     Column("arrival_sum", Number, nullable=False, server_default=text("0")),
+    # that of the entry
+    Column("channel_no", Integer, nullable=False, server_default=text("0")),
 )
 Index(
     "published_claims_by_hint",
     published_claims.c.hint_key,
+    published_claims.c.source,
+    published_claims.c.seq,
+)
+# A channel's claims are found however many others make on the same hint.
+Index(
+    "published_claims_by_hint_and_channel",
+    published_claims.c.hint_key,
+    published_claims.c.channel_no,
     published_claims.c.source,
     published_claims.c.seq,
 )
@@ -161,10 +171,11 @@ history_claims = Table(
     Column("message_id", ByteText, nullable=False),
     Column("hint", LargeBinary, nullable=False),
 )
-index_ending_in_key("history_claims_by_hint", history_claims, "hint_key")
+index_ending_in_key("history_claims_by_hint", history_claims, "hint_key", "channel_no")
 index_ending_in_key("history_claims_by_id", history_claims, "id_key", "channel_no")
 
-# IDs that histories name and the store lacks, for as long as it lacks them.
+# IDs that histories name and the store lacks, for as long as it lacks them; also those that were met
+# as IDs of sync messages.
 missing_references = Table(
     "missing_references",
     metadata,

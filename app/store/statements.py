@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from app.limits import Limits
 from app.store.claimstatements import (
+    channel_of_history_claim,
     claims_by_digest,
     claims_by_element,
     claims_by_seq,
@@ -150,9 +151,19 @@ class ReadStatements:
 
     def _compile_claims(self, limits: Limits) -> None:
         sql = self._sql
-        self.published_by_hint = published_by_hint(sql, limits, entries)
-        self.published_with_frames = published_by_hint(sql, limits, entries_with_frames)
-        self.history_by_hint = history_by_hint(sql, limits)
+        # By whether one channel is asked for.
+        self.published_by_hint = {
+            is_one: published_by_hint(sql, limits, entries, in_channel=is_one)
+            for is_one in (False, True)
+        }
+        self.published_with_frames = {
+            is_one: published_by_hint(sql, limits, entries_with_frames, in_channel=is_one)
+            for is_one in (False, True)
+        }
+        self.history_by_hint = {
+            is_one: history_by_hint(sql, limits, in_channel=is_one) for is_one in (False, True)
+        }
+        self.channel_of_history_claim = channel_of_history_claim(sql)
         self.history_hints = history_hints(sql, limits)
         self.claims_by_seq = claims_by_seq(sql)
         self.claims_by_digest = claims_by_digest(sql, limits)

@@ -155,10 +155,15 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A message that histories name and the node lacks, with hints that may lead to it."""
+    """A message that histories name and the node lacks, with hints that may lead to it.
+
+    `met_as_sync`: a sync message with this ID came by, so that there may be no content. Anybody can
+    send one, so there may be content all the same.
+    """
 
     message_id: str
     retrieval_hints: tuple[bytes, ...]
+    met_as_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +171,14 @@ class AncestorsPage:
     """Part of a causal closure, in causal order; `missing` are IDs the node lacks.
 
     `left_out`: digests of those among them whose content the node has lost.
+    `met_as_sync`: those of `missing` that sync messages bore (see `Gap`).
     """
 
     messages: tuple[StoredMessage, ...]
     missing: tuple[str, ...]
     next: str | None
     left_out: tuple[bytes, ...] = ()
+    met_as_sync: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

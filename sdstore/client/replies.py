@@ -130,6 +130,7 @@ def ancestors_page(reply: Reply) -> AncestorsPage:
         tuple(page.missing),
         page.next or None,
         tuple(map(_digest, page.left_out)),
+        tuple(page.met_as_sync),
     )
 
 
@@ -161,7 +162,9 @@ def message_items(
 def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
     """Gaps and the cursor of the next page."""
     page = _parse(wire.GapPage, reply)
-    gaps = tuple(Gap(gap.message_id, tuple(gap.retrieval_hints)) for gap in page.gaps)
+    gaps = tuple(
+        Gap(gap.message_id, tuple(gap.retrieval_hints), gap.met_as_sync) for gap in page.gaps
+    )
     return gaps, page.next or None
 
 

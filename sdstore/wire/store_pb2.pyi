@@ -177,12 +177,14 @@ class ChannelPage(_message.Message):
     def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
 class Gap(_message.Message):
-    __slots__ = ("message_id", "retrieval_hints")
+    __slots__ = ("message_id", "retrieval_hints", "met_as_sync")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
+    MET_AS_SYNC_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    met_as_sync: bool
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[bool] = ...) -> None: ...
 
 class GapPage(_message.Message):
     __slots__ = ("gaps", "next")
@@ -207,13 +209,15 @@ class AncestorsRequest(_message.Message):
     def __init__(self, channel_id: _Optional[str] = ..., heads: _Optional[_Iterable[str]] = ..., known: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class AncestorsPage(_message.Message):
-    __slots__ = ("messages", "missing", "next", "left_out")
+    __slots__ = ("messages", "missing", "next", "left_out", "met_as_sync")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    MET_AS_SYNC_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     missing: _containers.RepeatedScalarFieldContainer[str]
     next: str
     left_out: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    met_as_sync: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -52,11 +52,15 @@ class OracleStore:
         self.limits = limits
         self.kept: dict[bytes, Kept] = {}
         self.met: set[tuple[str, str]] = set()
+        self.channel_numbers: dict[str, int] = {}
         self.history_claims: list[tuple[bytes, str, str]] = []
 
     def write(self, entries: Sequence[NewEntry], met: Sequence[MetId] = ()) -> list[bool]:
         """Whether each entry is new."""
         self.met.update((each.channel_id, each.message_id) for each in met)
+        new = {e.message.channel_id for e in entries if e.digest not in self.kept}
+        for channel_id in sorted(new - self.channel_numbers.keys()):
+            self.channel_numbers[channel_id] = len(self.channel_numbers) + 1
         return [self._write(entry) for entry in entries]
 
     def _write(self, entry: NewEntry) -> bool:
@@ -110,7 +114,10 @@ class OracleStore:
         ]
         told = [
             (int(ClaimSource.HISTORY), position, kept)
-            for position, (its_hint, channel, message_id) in enumerate(self.history_claims)
+            for position, (its_hint, channel, message_id) in sorted(
+                enumerate(self.history_claims),
+                key=lambda each: (self.channel_numbers[each[1][1]], each[0]),
+            )
             if its_hint == hint
             for kept in sorted(self.bearing(message_id, channel), key=lambda kept: kept.seq)
             if hint not in kept.hints
@@ -122,7 +129,6 @@ class OracleStore:
         """Missing IDs with the hints that histories give."""
         entries = self.channel(channel_id)
         here = {kept.message_id for kept in entries}
-        here |= {message_id for channel, message_id in self.met if channel == channel_id}
         named = {
             told.message_id
             for kept in entries

@@ -325,3 +325,90 @@ def test_head_answers_the_headers_alone(node: RunningNode) -> None:
     assert head.content == b""
     assert head.headers["etag"] == get.headers["etag"]
     assert node.http.head("/v1/channels").status_code == 200
+
+
+def batch(node: RunningNode, items: list[tuple[Message, bytes]]) -> None:
+    """Publish messages, each with a hint or with nothing."""
+    published = wire.PublishBatch(
+        items=[
+            wire.PublishItem(frame=encode(message), retrieval_hints=[hint] if hint else [])
+            for message, hint in items
+        ]
+    )
+    answer = node.http.post(
+        "/v1/messages/batch", content=published.SerializeToString(), headers=PROTOBUF
+    )
+    assert {each["outcome"] for each in answer.json()["outcomes"]} == {"stored"}
+
+
+@pytest.mark.parametrize("spam_from", ["publishers", "histories"])
+def test_a_channel_finds_its_hint_however_many_others_claim_it(
+    node: RunningNode, spam_from: str
+) -> None:
+    hint, good = spam_from.encode() * 3, f"good {spam_from}"
+    if spam_from == "publishers":
+        spam = [(content(f"spam {n}", f"spam {spam_from}"), hint) for n in range(1_000)]
+    else:
+        told = [HistoryEntry(f"nothing {n}", hint) for n in range(8 * 256)]
+        spam = [
+            (content(f"told {n}", f"spam {n}", causal_history=tuple(told[n : n + 256])), b"")
+            for n in range(0, len(told), 256)
+        ]
+    batch(node, spam)
+    reference = (HistoryEntry("wanted", hint),)
+    own_hint = hint if spam_from == "publishers" else b""
+    batch(
+        node,
+        [
+            (content("wanted", good), own_hint),
+            (content("next", good, causal_history=reference), b""),
+        ],
+    )
+    body = {"retrieval_hints": [hint.hex()], "channel_id": good}
+    for presence_only in (True, False):
+        asked = {**body, "presence_only": presence_only}
+        answer = node.http.post("/v1/messages/lookup", json=asked).json()
+        assert (answer["missing"], answer["not_examined"]) == ([], [])
+        wanted = entry_digest(content("wanted", good)).hex()
+        assert [each["digest"] for each in answer["found"]] == [wanted]
+    page = node.http.get(f"/v1/hints/{hint.hex()}", params={"channel_id": good, "limit": 1}).json()
+    assert [each["message"]["message_id"] for each in page["messages"]] == ["wanted"]
+
+
+def test_a_hint_whose_claims_were_not_all_examined_is_never_called_missing(
+    node: RunningNode,
+) -> None:
+    hint = b"much told of"
+    told = [HistoryEntry(f"nothing {n}", hint) for n in range(4 * 256)]
+    spam = [
+        (content(f"crowd {n}", "crowd", causal_history=tuple(told[n : n + 256])), b"")
+        for n in range(0, len(told), 256)
+    ]
+    batch(node, spam)
+    for body in ({}, {"channel_id": "crowd"}):
+        asked = {**body, "retrieval_hints": [hint.hex(), b"nobody".hex()]}
+        answer = node.http.post("/v1/messages/lookup", json=asked).json()
+        assert answer["not_examined"] == [{"retrieval_hint": hint.hex()}]
+        assert answer["missing"] == [{"retrieval_hint": b"nobody".hex()}]
+
+
+def test_a_sync_message_with_the_id_of_a_missing_one_hides_no_gap(node: RunningNode) -> None:
+    head = content("m1", "blinded", causal_history=(HistoryEntry("m0", b"hint"),))
+    assert node.publish(head).status_code == 201
+    url, ancestors = "/v1/channels/blinded/gaps", "/v1/messages/m1/ancestors?channel_id=blinded"
+    before = node.http.get(url).json()["gaps"]
+    assert node.publish(Message("m0", "blinded", lamport_timestamp=1)).status_code == 202
+    # Also where the reference comes after the sync message.
+    node.publish(content("m2", "blinded", causal_history=(HistoryEntry("m0"),)))
+    after = node.http.get(url).json()["gaps"]
+    assert [gap["message_id"] for gap in after] == [gap["message_id"] for gap in before] == ["m0"]
+    assert [gap["met_as_sync"] for gap in (*before, *after)] == [False, True]
+    assert after[0]["hints"] == [b"hint".hex()]
+    walked = node.http.get(ancestors).json()
+    assert (walked["missing"], walked["met_as_sync"]) == (["m0"], ["m0"])
+    page = wire.GapPage.FromString(node.http.get(url, headers=WANTS_PROTOBUF).content)
+    assert [(each.message_id, each.met_as_sync) for each in page.gaps] == [("m0", True)]
+    walk = wire.AncestorsPage.FromString(node.http.get(ancestors, headers=WANTS_PROTOBUF).content)
+    assert (list(walk.missing), list(walk.met_as_sync)) == (["m0"], ["m0"])
+    assert node.publish(content("m0", "blinded")).status_code == 201
+    assert node.http.get(url).json()["gaps"] == []

@@ -235,12 +235,12 @@ async def test_a_channel_that_is_not_here_has_nothing_but_missing_heads(stores: 
 
 
 @pytest.mark.anyio
-async def test_sync_messages_that_were_met_are_not_missing(stores: Stores) -> None:
+async def test_ids_of_sync_messages_stay_missing_and_are_marked(stores: Stores) -> None:
     async with stores.open(DEFAULT_LIMITS) as store:
         named = HistoryEntry("met"), HistoryEntry("never")
         frame = content_frame(1, channel_id=CHANNEL, message_id="head", history=named)
         store.write_group([entry_of(frame)], [MetId(CHANNEL, "met"), MetId("other", "never")])
         page = await store.ancestors(CHANNEL, ["head"], limit=9, bytes_max=BYTES_MAX)
-        assert page == AncestorPage([], ["never"], None)
-        nothing = await store.ancestors("other", ["never"], limit=9, bytes_max=BYTES_MAX)
-        assert nothing == AncestorPage([], [], None)
+        assert page == AncestorPage([], ["met", "never"], None, (), ("met",))
+        other = await store.ancestors("other", ["never"], limit=9, bytes_max=BYTES_MAX)
+        assert other == AncestorPage([], ["never"], None, (), ("never",))

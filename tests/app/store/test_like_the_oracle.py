@@ -116,6 +116,9 @@ async def check_channels(store: Store, oracle: OracleStore) -> None:
         assert {gap.message_id: list(gap.hints) for gap in gaps.gaps} == oracle.gaps(
             channel.channel_id
         )
+        marked = {gap.message_id for gap in gaps.gaps if gap.met_as_sync}
+        met = {message_id for name, message_id in oracle.met if name == channel.channel_id}
+        assert marked == met & {gap.message_id for gap in gaps.gaps}
         await check_pages(store, channel.channel_id, entries)
     feed = await store.feed(0, 1000, BYTES_MAX)
     assert [entry.digest for entry in feed.entries] == list(oracle.kept)

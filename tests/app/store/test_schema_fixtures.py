@@ -10,8 +10,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from app.limits import DEFAULT_LIMITS
+from app.store.keys import Keys
+from app.store.migrate import _engine
 from app.store.schema import SCHEMA_REVISION
 from app.store.store import Store
 from tests.support.publications import content_frame
@@ -19,6 +22,9 @@ from tests.support.schema_fixture import FIXTURES, answers, fill, restore_postgr
 from tests.support.stores import SqliteStores, Stores, entry_of
 
 pytestmark = pytest.mark.anyio
+
+EARLIER = ("0001", "0002", "0003")
+"""Schemas of versions that took the ID of a sync message for the end of a gap."""
 
 REVISIONS = sorted(folder.name for folder in FIXTURES.iterdir())
 _numbers = count()
@@ -47,6 +53,53 @@ async def test_a_released_schema_opens_answers_as_it_did_and_goes_on(
     fill(store)
     assert await answers(store) == told
     assert store.write_group([entry_of(content_frame(1))])[0].is_new
+    await store.close()
+
+
+@pytest.mark.parametrize("revision", [each for each in REVISIONS if each in EARLIER])
+async def test_gaps_that_a_sync_message_hid_in_an_earlier_version_are_found_again(
+    stores: Stores, revision: str, tmp_path: Path
+) -> None:
+    url = restored(stores, revision, tmp_path)
+    engine = _engine(url)
+    channel_id, message_id = "é", "gone"
+    with engine.begin() as connection:
+        # What earlier versions did when a sync message with this ID came.
+        secret = connection.execute(
+            text("SELECT value FROM store_meta WHERE name = 'key_secret'")
+        ).scalar_one()
+        names = {"channel_id": channel_id, "message_id": message_id}
+        met = {**names, "key": Keys(bytes(secret)).of_met(channel_id, message_id)}
+        connection.execute(
+            text("INSERT INTO met_ids VALUES (1000, :key, :channel_id, :message_id)"), met
+        )
+        deleted = connection.execute(
+            text(
+                "DELETE FROM missing_references WHERE message_id = :message_id AND channel_no ="
+                " (SELECT channel_no FROM channels WHERE channel_id = :channel_id)"
+            ),
+            names,
+        )
+        assert deleted.rowcount == 1
+    engine.dispose()
+    store = await Store.open(url, DEFAULT_LIMITS)
+    gaps = {gap.message_id: gap for gap in (await store.gaps(channel_id, None, 100)).gaps}
+    told = json.loads((FIXTURES / revision / "answers.json").read_text(encoding="utf-8"))
+    assert [*gaps] == [message_id for message_id, _ in told[f"channel {channel_id}"]["gaps"]]
+    assert gaps[message_id].met_as_sync
+    await store.close()
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+async def test_claims_of_earlier_schemas_are_found_by_hint_and_channel(
+    stores: Stores, revision: str, tmp_path: Path
+) -> None:
+    store = await Store.open(restored(stores, revision, tmp_path), DEFAULT_LIMITS)
+    everywhere = (await store.hint(b"published", None, 100)).entries
+    for channel in await store.channels(None, 100):
+        found = (await store.hint(b"published", channel.channel_id, 100)).entries
+        assert found == [each for each in everywhere if each.channel_id == channel.channel_id]
+    assert everywhere
     await store.close()
 
 
