@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from app.entries import Entry
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, answer_form
 from app.http.render import JSON_HEADERS, message_json, message_protobuf, protobuf_reply
+from app.http.shell import ASKED_KEY
 from app.store.metareads import Meta
 from app.store.records import HintPage, Page
 from sdstore.wire import store_pb2 as wire
@@ -21,6 +23,9 @@ from sdstore.wire import store_pb2 as wire
 RENDERED_PER_TURN = 100
 """Messages written as JSON before other callers of the event loop get their turn: a millisecond."""
 
+# RFC 3986: names, addresses, ports. Nothing else goes into a header of ours.
+_AUTHORITY = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_PATH_CHARACTERS = "/%:@!$&'()*+,;="  # and unreserved ones: what stands there already is kept
 _Page = TypeVar("_Page", Page, HintPage)
 
 
@@ -106,7 +111,11 @@ async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
 
 
 def next_link(request: Request, next_token: str | None) -> Headers:
-    """`Link: rel="next"`: this request again, behind its last item."""
+    """`Link: rel="next"`: this request again, behind its last item, as an absolute URL.
+
+    It keeps the form that was asked in (a proxy may rewrite IDs in paths, which the query form is for),
+    and the authority, by which the caller reaches this node.
+    """
     if next_token is None:
         return []
     query = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
@@ -114,4 +123,16 @@ def next_link(request: Request, next_token: str | None) -> Headers:
         f"{quote(name, safe='')}={quote(value, safe='')}"
         for name, value in [*query, ("after", next_token)]
     )
-    return [(b"link", f'<{request.url.path}?{pairs}>; rel="next"'.encode())]
+    path = quote(request.scope[ASKED_KEY], safe=_PATH_CHARACTERS)
+    url = f"{request.scope['scheme']}://{_authority(request)}{path}?{pairs}"
+    return [(b"link", f'<{url}>; rel="next"'.encode())]
+
+
+def _authority(request: Request) -> str:
+    """Host and port as the caller wrote them; those of the listening socket where it wrote none."""
+    host = request.headers.get("host", "")
+    if _AUTHORITY.fullmatch(host):
+        return host
+    name, port = request.scope.get("server") or ("localhost", None)
+    name = f"[{name}]" if ":" in name else name
+    return name if port is None else f"{name}:{port}"

@@ -33,6 +33,9 @@ CALL_KEY = "sdstore.call"
 ANSWER_KEY = "sdstore.answer"
 """Where their responses find the `Answer` of the request, which takes whole replies and parts."""
 
+ASKED_KEY = "sdstore.asked"
+"""Where they find the path as it was asked for, in the form and encoding it came in."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -199,6 +202,7 @@ def _inner_scope(scope: Scope, match: Match, call: Call) -> Scope:
     for name, value in match.params.items():
         path = path.replace(f"{{{name}}}", quote(value, safe=""))
     inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": "", CALL_KEY: call}
+    inner[ASKED_KEY] = _raw_path(scope)
     inner["method"] = match.route.method
     return inner
 

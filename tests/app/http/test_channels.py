@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -74,6 +75,36 @@ def test_pages_together_are_the_channel_in_order(
     whole = [message_id for rows in found for message_id in ids(rows)]
     assert whole == (expected if direction == "asc" else expected[::-1])
     assert all(len(rows) <= limit for rows in found)
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        ("/v1/channels/page%2Fchannel/messages?limit=3", "store.localhost:8080"),
+        ("/v1/channels/messages?channel_id=page%2Fchannel&limit=3&order=arrival", "localhost"),
+        ("/v1/messages/m0/ancestors?channel_id=..&limit=1", "[::1]:8000"),
+        ("/v1/messages/ancestors?message_id=m0&channel_id=..&limit=1", "127.0.0.1"),
+        ("/v1/feed?limit=2", "localhost"),
+        ("/v1/channels?limit=1", "localhost"),
+    ],
+)
+def test_the_link_to_the_next_page_is_absolute_and_in_the_form_that_was_asked(
+    tmp_path: Path, target: str, host: str
+) -> None:
+    told = (HistoryEntry("m1"), HistoryEntry("m2"))
+    linked = [Message(f"m{n}", "..", "", 1, told[2 * (n > 0) :], content=b"x") for n in range(3)]
+    with running_node(tmp_path) as node:
+        for message in (*MESSAGES, *linked):
+            node.publish(message)
+        answer = node.http.get(target, headers={"host": host})
+        assert answer.status_code == 200, answer.text
+        link = urlsplit(answer.links["next"]["url"])
+        asked = urlsplit(target)
+        assert (link.scheme, link.netloc, link.path) == ("http", host, asked.path)
+        assert parse_qsl(link.query) == [*parse_qsl(asked.query), ("after", answer.json()["next"])]
+        again = node.http.get(f"{link.path}?{link.query}", headers={"host": host})
+        assert again.status_code == 200
+        assert again.json() != answer.json()
 
 
 def test_before_stops_where_after_would_go_on(node: RunningNode) -> None:
