@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +25,9 @@ from sdstore.client.errors import StoreError
 
 PLUGIN_GROUP = "sdstore.verbs"
 """Entry points of packages that add verbs: name of the verb = module with a Typer `verbs`."""
+
+COMPLETION_VARIABLE = "_SDSTORE_COMPLETE"
+"""Set by the script of `--show-completion` when the shell asks how a line goes on."""
 
 MODULES = {
     "serve": "app.cli.serve",
@@ -73,14 +76,27 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     help="A store node for SDS messages, and everything to work with one.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"sdstore {version('sdstore')}")
+        raise typer.Exit(Exit.DONE)
+
+
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """A store node for SDS messages, and everything to work with one."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -129,6 +145,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 def _invoke(arguments: Sequence[str]) -> int:
     """Run the verb. Typer's own way to do it would make an exit with 1 of a broken pipe."""
+    if COMPLETION_VARIABLE in os.environ:
+        app(prog_name="sdstore")  # prints what completes the line, and exits
     command = typer.main.get_command(app)
     try:
         with command.make_context("sdstore", list(arguments)) as context:

@@ -106,7 +106,7 @@ def gaps(
 ) -> None:
     """List the messages that a channel's histories name and the node lacks."""
     with node_client(node) as client:
-        found = [
+        found: list[dict[str, Any]] = [
             {
                 "message_id": each.message_id,
                 "hints": [hint.hex() for hint in each.retrieval_hints],

@@ -44,6 +44,14 @@ def serve(
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="N", help="Processes (PostgreSQL only).")
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="A web origin whose pages may call; may be repeated; * is every page.",
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without credentials.")
     ] = False,
@@ -75,6 +83,7 @@ def serve(
         "peers": peer or None,
         "sync_interval_s": sync_interval,
         "workers": workers,
+        "cors_origins": cors_origin or None,
         "insecure": insecure or None,
         "log_level": log_level,
         "log_format": log_format,

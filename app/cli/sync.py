@@ -12,6 +12,7 @@ from app.cli.exits import exit_of_sync
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl
 from app.cli.output import counted, human_bytes, print_error, print_json, stdout
+from app.errors import Code
 from app.federation.report import SyncOutcome
 from sdstore.client import StoreClient
 
@@ -63,33 +64,41 @@ def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
 def print_report(report: dict[str, Any], peer_url: str) -> None:
     """What a session did, for people."""
     console = stdout()
-    headline = _HEADLINES[SyncOutcome(report["outcome"])].format(peer=peer_url)
-    if report["set_aside_count"] and report["outcome"] == SyncOutcome.IN_SYNC:
+    outcome = SyncOutcome(report["outcome"])
+    headline = _HEADLINES.get(report["code"], _HEADLINES[outcome]).format(peer=peer_url)
+    if report["set_aside_count"] and outcome is SyncOutcome.IN_SYNC:
         headline += f", but for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
     if report["detail"]:
         print_error(f"{report['code']}: {report['detail']}")
-    for line in _lines(report) if report["requests"] else ():
+    for line in _lines(report) if report["rounds"] else ():
         console.print(f"  {line}", markup=False)
     for each in report["set_aside"]:
         side = "not here" if each["lacked_by"] == "here" else "not there"
         console.print(f"    {each['kind']} {each['id']} {side}: {each['code']}", markup=False)
 
 
-_HEADLINES = {
+# By code where that says more than the outcome.
+_HEADLINES: dict[str, str] = {
     SyncOutcome.IN_SYNC: "in sync with {peer}",
     SyncOutcome.DIFFERENT: "different from {peer}",
-    SyncOutcome.PARTIAL: "not finished with {peer}",
-    SyncOutcome.REFUSED: "refused: {peer}",
-    SyncOutcome.PEER_FAULT: "{peer} is at fault",
-    SyncOutcome.LOCAL_FAULT: "the node could not go on",
+    SyncOutcome.PARTIAL: "sync with {peer} is not finished",
+    SyncOutcome.REFUSED: "sync with {peer} failed: refused",
+    SyncOutcome.PEER_FAULT: "sync with {peer} failed: the peer broke the protocol",
+    SyncOutcome.LOCAL_FAULT: "sync with {peer} failed: a fault of this node",
+    Code.PEER_UNREACHABLE: "sync with {peer} failed: peer unreachable",
+    Code.PEER_VERSION: "sync with {peer} failed: no common version of the protocol",
 }
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    compared = counted(report["elements"], "element", "elements")
-    missing = f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
-    lines = [f"{compared} compared; {missing}"]
+    lines = []
+    if report["elements"]:
+        compared = counted(report["elements"], "element", "elements")
+        missing = (
+            f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
+        )
+        lines += [f"{compared} compared (messages, and hints published with them); {missing}"]
     lines += [_moved(report, what) for what in ("received", "sent") if _is_any(report, what)]
     if report["mended"] or report["lost_here"]:
         lost = counted(report["lost_here"], "entry", "entries")

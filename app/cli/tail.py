@@ -142,9 +142,7 @@ def _is_known(client: StoreClient, channel_id: str) -> bool:
     try:
         client.channel(channel_id)
     except StoreError as error:
-        if error.code != "not_found":
-            raise
-        return False
+        return error.code != "not_found"
     return True
 
 

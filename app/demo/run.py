@@ -96,10 +96,19 @@ class _Story:
             self._console.print(f"{report['code']}: {report['detail']}", markup=False)
         missing = report["missing_here"], report["missing_there"]
         if dry_run:
-            self._console.print(f"{missing[0]:,} elements missing on one, {missing[1]:,} on two")
+            self._console.print(
+                f"{missing[0]:,} elements missing on one, {missing[1]:,} on two"
+                " (an element is a message, or a hint that one was published with)"
+            )
         else:
-            received, sent = report["entries_received"], report["entries_sent"]
-            self._console.print(f"one received {received:,} messages and sent {sent:,}")
+            entries, claims = (
+                (report[f"{kind}_received"], report[f"{kind}_sent"])
+                for kind in ("entries", "claims")
+            )
+            self._console.print(
+                f"one received {entries[0]:,} messages and {claims[0]:,} hints,"
+                f" and sent {entries[1]:,} messages and {claims[1]:,} hints"
+            )
         self._console.print(
             f"{report['rounds']} rounds, {report['requests']} requests, "
             f"{human_bytes(report['bytes_up'])} up, {human_bytes(report['bytes_down'])} down, "

@@ -37,6 +37,7 @@ from recon.events import Busy, Event, Expired, Fault, Have, Need, NotThere, Stat
 from recon.initiator import Initiator, OutgoingRequest
 from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
+from recon.progress import RangeState
 from recon.session import SessionHeader, initiator_nonce
 
 ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
@@ -178,11 +179,13 @@ class _Session:
         raise Problem(Code.PEER_MISBEHAVED, "the peer's nonces expire faster than they are used")
 
     async def _is_idle(self, mutual: Interest) -> bool:
-        if self._memory.proof is not None:
-            self.elements_count = self._memory.proof.elements_count
         if await self._lost_due():
             return False
-        return await is_still_proved(self._local, self._exchange, self._memory, mutual)
+        if not await is_still_proved(self._local, self._exchange, self._memory, mutual):
+            return False
+        if self._memory.proof is not None:
+            self.elements_count = self._memory.proof.elements_count
+        return True
 
     async def _peer_interest(self) -> bytes:
         now = time.monotonic()
@@ -312,10 +315,12 @@ class _Session:
         self._shown_at_s = now
         if self._initiator is not None:
             measured = self._initiator.progress
-            self.elements_count = sum(measured.elements.values())
+            total = sum(measured.elements.values())
+            # Where a session breaks off, the rest of the elements was not compared.
+            self.elements_count = total - measured.elements[RangeState.SYNCING]
             segments = [(SegmentState[each.state.name], each.share) for each in measured.segments]
             arrived = self.progress.entries_received + self.progress.claims_received
-            self.progress.segments = filled(segments, arrived / max(self.elements_count, 1))
+            self.progress.segments = filled(segments, arrived / max(total, 1))
         if is_equal:
             self.progress.segments = [(SegmentState.IN_SYNC, 1.0)]
         self.progress.in_sync_percent = 100.0 * sum(

@@ -74,7 +74,7 @@ class HttpTransport:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             detail = str(error) or type(error).__name__
             raise Problem(
-                Code.PEER_UNREACHABLE, f"{self._client.base_url.host}: {detail}"
+                Code.PEER_UNREACHABLE, f"{self._client.base_url.netloc.decode()}: {detail}"
             ) from None
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:

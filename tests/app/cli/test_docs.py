@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from app.cli.exits import Exit
 from app.cli.program import MODULES
 from app.cli.reference import updated
 from app.errors import Code
-from tests.support.cli import cli
+from tests.support.cli import cli, process
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "cli.md"
@@ -54,3 +55,28 @@ def test_every_verb_has_help_and_json(verb: str) -> None:
 def test_help_lists_every_verb() -> None:
     listed = cli("--help").out
     assert all(f" {verb} " in listed for verb in MODULES)
+
+
+def test_the_version_is_an_option_as_in_other_programs() -> None:
+    result = cli("--version")
+    assert (result.code, result.out) == (0, f"sdstore {version('sdstore')}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("sdstore ga", {"gaps"}), ("sdstore gaps --no", {"--node"}), ("sdstore peers r", {"remove"})],
+)
+def test_a_shell_completes_verbs_and_options(line: str, expected: set[str]) -> None:
+    asked = {
+        "_SDSTORE_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
+    result = process(**asked)
+    assert (result.code, set(result.out.split())) == (0, expected)
+
+
+def test_origins_that_may_call_are_a_flag_too() -> None:
+    flags = ("--cors-origin", "https://a.example", "--cors-origin", "https://b.example")
+    shown = cli("serve", *flags, "--show-config", "--json").json["cors_origins"]
+    assert shown == {"value": ["https://a.example", "https://b.example"], "from": "flag"}

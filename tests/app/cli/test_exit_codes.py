@@ -12,8 +12,10 @@ import pytest
 
 from app.cli.delimited import delimited
 from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 from tests.support.cli import Result, cli, command, free_port, http_server, process
 from tests.support.federation import message
+from tests.support.server import running_node
 
 FRAMES = b"".join(delimited(encode(message(number))) for number in range(20))
 
@@ -176,6 +178,23 @@ def test_a_public_address_without_credentials_is_4(tmp_path: Path) -> None:
 def test_a_dead_peer_is_5(node: str) -> None:
     result = cli("sync", f"http://127.0.0.1:{free_port()}", "--node", node)
     assert (result.code, error_code(result)) == (5, "peer_unreachable")
+
+
+def test_a_sync_with_a_peer_that_died_says_what_failed_and_nothing_that_was_not_compared(
+    tmp_path: Path,
+) -> None:
+    with running_node(tmp_path / "one") as one:
+        for number in range(30):
+            one.publish(Message(f"m{number}", "c", lamport_timestamp=number, content=b"x"))
+        with running_node(tmp_path / "two") as two:
+            peer = two.url
+            alive = cli("sync", peer, "--node", one.url)
+        assert (alive.code, "30 elements compared" in alive.out) == (0, True)
+        shown = cli("sync", peer, "--node", one.url)
+        document = cli("sync", peer, "--json", "--node", one.url).json
+    assert (shown.code, shown.out) == (5, f"sync with {peer} failed: peer unreachable\n")
+    assert peer.removeprefix("http://") in shown.err
+    assert (document["report"]["elements"], document["report"]["proved"]) == (0, False)
 
 
 @pytest.mark.parametrize(

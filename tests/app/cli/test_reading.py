@@ -106,9 +106,38 @@ def test_gaps_lists_what_histories_name_and_nobody_sent(node: str) -> None:
     history = (HistoryEntry("lost", b"\x01\x02", ""), HistoryEntry("m1"))
     publish(node, message(1, "gaps"), message(2, "gaps", causal_history=history))
     found = cli("gaps", "gaps", "--json", "--node", node).json
-    assert found == {"message_id": "lost", "hints": ["0102"]}
+    assert found == {"message_id": "lost", "hints": ["0102"], "met_as_sync": False}
     assert "lost" in cli("gaps", "gaps", "--node", node).out
-    assert cli("gaps", "no such channel", "--json", "--node", node).out == ""
+    publish(node, Message("lost", "gaps", lamport_timestamp=3))
+    assert cli("gaps", "gaps", "--json", "--node", node).json == {**found, "met_as_sync": True}
+    assert "a sync message had this ID" in cli("gaps", "gaps", "--node", node).out
+
+
+def test_a_channel_that_nobody_knows_is_told_from_one_without_gaps(node: str) -> None:
+    publish(node, message(1, "no gaps"))
+    assert cli("gaps", "no gaps", "--node", node).code == 0
+    for verb in (("gaps", "typo"), ("gaps", "typo", "--json"), ("tail", "typo", "--no-follow")):
+        unknown = cli(*verb, "--node", node)
+        assert (unknown.code, "not_found" in unknown.err, unknown.out) == (1, True, "")
+        assert "no such channel" in unknown.err
+
+
+def test_tail_of_a_channel_that_nobody_knows_says_so_and_waits(node: str) -> None:
+    following = subprocess.Popen(
+        command("tail", "soon", "--json", "--node", node),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with following:
+        try:
+            assert following.stderr is not None
+            assert "no message of channel soon is here yet; waiting" in following.stderr.readline()
+            publish(node, message(1, "soon"))
+            assert following.stdout is not None
+            assert json.loads(following.stdout.readline())["message"]["channel_id"] == "soon"
+        finally:
+            following.kill()
 
 
 def test_peers_are_added_listed_and_removed(node: str, other_node: str) -> None:

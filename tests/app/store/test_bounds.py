@@ -278,7 +278,7 @@ async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds
     engine.dispose()
     for channel_id in ("honest", None):
         seconds = []
-        for _ in range(15):
+        for _ in range(50):  # the quickest: others use the machine too
             start_s = time.perf_counter()
             found = await store.lookup(
                 [], [hint], channel_id, presence_only=True, bytes_max=BYTES_MAX
