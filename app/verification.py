@@ -62,11 +62,13 @@ class Verification:
         self._path = path
         self._tasks: list[asyncio.Task[None]] = []
         self._retried_seq = 0
+        self._reads_all = False
 
     async def start(self, *, reads_all: bool) -> None:
         """Follow the marks; with `reads_all` read all frames too, which one process of a node does."""
         await self._follow_marks()
         self._tasks.append(asyncio.create_task(self._keep_following(), name="marks"))
+        self._reads_all = reads_all
         if reads_all:
             self.current = self._remembered()
             self._tasks.append(asyncio.create_task(self._keep_reading(), name="verification"))
@@ -76,7 +78,7 @@ class Verification:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if len(self._tasks) > 1:
+        if self._reads_all:
             self._keep_place()
 
     async def count_lost(self) -> int:
@@ -87,7 +89,8 @@ class Verification:
 
     async def document(self) -> dict[str, Any]:
         """What /v1/info says of lost content and of this."""
-        place = self.current
+        # Of several workers one reads; the others know what it has written down.
+        place = self.current if self._reads_all else self._remembered()
         return {
             "lost": await self.count_lost(),
             "verification": {

@@ -16,6 +16,7 @@ from app.rangeindex import NodeIndex, root_of
 from app.settings import Settings
 from app.store.database import chunks
 from app.store.faults import StoreError
+from app.store.framereads import MARKS_REMEMBERED_MAX
 from app.store.integrity import check_structure
 from app.store.records import ChannelInfo, Page
 from app.store.store import Store
@@ -86,7 +87,8 @@ async def audit(
             tick(channel.count)
     if deep:
         findings.lost_count = len(lost)
-        _mark_lost(store, sorted(lost), findings)
+        marked = {each.seq for each in await store.lost_elements(MARKS_REMEMBERED_MAX)}
+        _mark_lost(store, sorted(lost | marked), findings)
     elif lost_count := await store.lost_count():
         findings.lost_count = lost_count
         messages = counted(lost_count, "message", "messages")
@@ -104,7 +106,7 @@ async def audit(
 
 
 def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
-    """Let the node find marks when it starts; one that runs makes its own."""
+    """Mark what is lost and unmark what is whole again, for the node to find when it starts."""
     if not seqs:
         return
     try:

@@ -37,9 +37,9 @@ CHANNELS_BYTES_MAX = 64 * 1024 * 1024
 
 _REFERENCE_BYTES = 256 * 1024  # zstd's own state
 
-LOST_NEAR_MAX = 8_192
+LOST_NEAR_MAX = 2_048
 """Lost frames around a mended one that are looked at: a reference and most of what needs it came
-in one group or soon after it. The verification reads the others."""
+in one group or soon after it. The others are read again in turn (`app.verification`)."""
 
 _SEQ, _REFERENCE_NO = 2, 6  # columns of `latest_references`
 
@@ -184,7 +184,7 @@ class FrameWriter:
         former = {row[0] for row in transaction.among(statements.former_here, seqs)}
         channels = sorted({each.channel_no for each in lost})
         needed = {row[0] for row in transaction.among(statements.bases, channels)}
-        needed |= self._references_of_lost(transaction, min(seqs))
+        needed |= {reference for _, reference in self.lost_near(transaction, min(seqs))}
         rows: list[Row] = []
         copies: list[Row] = []
         others: set[int] = set()
@@ -215,15 +215,16 @@ class FrameWriter:
         transaction.many(statements.insert_copies, copies)
         return others
 
-    def _references_of_lost(self, transaction: Transaction, first_seq: int) -> set[int]:
-        """What lost frames were compressed against, as far as they came with `first_seq` or later."""
+    def lost_near(self, transaction: Transaction, first_seq: int) -> list[tuple[int, int]]:
+        """(sequence number, reference) of lost frames that need one and came around `first_seq`
+        or later."""
         near = transaction.rows(
             self._statements.lost_elements,
             after=first_seq - LOST_NEAR_MAX,
             limit=LOST_NEAR_MAX,
         )
-        rows = transaction.among(self._statements.frames, [row[0] for row in near])
-        return {row[2] for row in rows if row[2] is not None}
+        rows = transaction.among(self._statements.needed_references, [row[0] for row in near])
+        return [(seq, reference_no) for seq, reference_no in rows]
 
     def _trim(self) -> None:
         size = sum(channel.bytes for channel in self._channels.values())

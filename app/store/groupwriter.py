@@ -14,7 +14,7 @@ from app.limits import Limits
 from app.store.arrivals import ArrivalChain, last_of, watermark_of
 from app.store.database import Database, Transaction, chunks
 from app.store.frames import FrameUnpacker, PackedFrame
-from app.store.framewriter import LOST_NEAR_MAX, FrameWriter, Lost, Written, read_frames
+from app.store.framewriter import FrameWriter, Lost, Written, read_frames
 from app.store.keys import Keys
 from app.store.records import MetId, NewClaim, Rechecked, WriteResult
 from app.store.references import Reference, ReferenceWriter
@@ -89,7 +89,7 @@ class GroupWriter:
                 mended = self._mend(transaction, group, entries)
                 self._insert(transaction, group, mended, places)
                 if group.mended:
-                    self._retry_near(transaction, group.mended)
+                    self._retry_dependents(transaction, group.mended)
                 claims = self._write_claims(transaction, group, _wanted_claims(_claims(entries)))
                 settled = self._references.write(transaction, group, met)
                 self._write_refused(transaction, refused)
@@ -239,13 +239,15 @@ class GroupWriter:
         transaction.many(self._statements.replace_hash, hashes)
         return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
 
-    def _retry_near(self, transaction: Transaction, mended: set[int]) -> None:
-        """Lost frames may have been compressed against one that is here again: unmark those."""
-        near = transaction.rows(
-            self._statements.lost_elements, after=min(mended) - LOST_NEAR_MAX, limit=LOST_NEAR_MAX
-        )
-        seqs = [row[0] for row in near]
-        self._unmark(transaction, set(seqs) - self._unreadable(transaction, seqs).keys())
+    def _retry_dependents(self, transaction: Transaction, mended: set[int]) -> None:
+        """Unmark lost frames that were compressed against one that is here again."""
+        near = self._frames.lost_near(transaction, min(mended))
+        whole = mended
+        # A frame may need a reference, and that one a base.
+        for _ in range(2):
+            seqs = [seq for seq, reference_no in near if reference_no in whole]
+            whole = set(seqs) - self._unreadable(transaction, seqs).keys()
+            self._unmark(transaction, whole)
 
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
         transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])

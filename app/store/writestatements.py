@@ -142,6 +142,12 @@ class WriteStatements:
             ),
         )
         self.lost_elements = lost_elements(sql)
+        self.needed_references = sql.among(
+            frames.c.seq,
+            select(frames.c.seq, frames.c.reference_no)
+            .where(frames.c.reference_no.is_not(None))
+            .where,
+        )
 
     def _compile_claims(self, sql: SqlDialect, limits: Limits) -> None:
         self.insert_published = sql.insert(published_claims)

@@ -185,6 +185,12 @@ def restore(connection: Connection, table: str, row: dict[str, Any]) -> None:
     connection.execute(text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})"), row)
 
 
+async def audited(store: Store) -> Findings:
+    findings = Findings()
+    await audit(store, findings, deep=True, tick=lambda _: None)
+    return findings
+
+
 async def check_damaged(
     store: Store, entries: Sequence[NewEntry], seq: int, *, is_only_copy: bool
 ) -> None:
@@ -195,8 +201,7 @@ async def check_damaged(
     assert [left_out.digest for left_out in page.left_out] == [
         entries[position].digest for position in gone
     ]
-    findings = Findings()
-    await audit(store, findings, deep=True, tick=lambda _: None)
+    findings = await audited(store)
     named = entries[seq - 1].digest.hex() if is_only_copy else f"frame {seq}:"
     assert any(named in damage for damage in findings.damages)
 
@@ -220,9 +225,8 @@ async def test_any_one_damaged_row_costs_at_most_its_own_message(
             await check_damaged(store, entries, seq, is_only_copy=is_only_copy)
         in_database(url, partial(restore, table=table, row=before))
     async with reopened(url) as store:
-        findings = Findings()
-        await audit(store, findings, deep=True, tick=lambda _: None)
-        assert findings.damages == []
+        assert (await audited(store)).damages == []
+        assert await store.lost_count() == 0
 
 
 @pytest.mark.anyio
