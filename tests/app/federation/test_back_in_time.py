@@ -270,6 +270,6 @@ def test_backups_put_back_in_any_order_fool_no_follower_session_proof_or_snapsho
 
 @pytest.mark.slow
 @given(script=steps)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_many_backups_put_back_in_any_order_fool_nobody(script: list[tuple[str, int, int]]) -> None:
     play_anywhere(script)
