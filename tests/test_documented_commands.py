@@ -74,8 +74,8 @@ def blocks() -> Iterator[Block]:
         text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         # Behind a blank line, and no continuation of a list's item.
         for found in re.finditer(r"(?<=\n\n)((?:    .*\n|\n(?=    ))+)", text):
-            before = text[: found.start()].rstrip("\n").rpartition("\n\n")[2]
-            if not before.lstrip().startswith(("- ", "* ", "1. ", "2. ", "3. ")):
+            before = re.findall(r"^\S.*$", text[: found.start()], re.MULTILINE)
+            if not re.match(r"(?:[-*]|\d+\.) ", before[-1]):
                 yield Block(document.name, "", re.sub("^    ", "", found[1], flags=re.MULTILINE))
 
 
