@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter, deque
 from collections.abc import MutableMapping
 from http import HTTPStatus
@@ -39,6 +40,9 @@ STEP_BYTES = 4_096
 """Parsed at once outside of bodies: the requests in it may be more than are parsed ahead."""
 
 BODY_STEP_BYTES = 65_536
+LIVE_SEND_BUFFER_BYTES = 128 * 1_024
+"""What the system keeps of events that a live reader has not read."""
+
 LINGER_BYTES_MAX = 2 * 1_048_576
 """Dropped of an unfinished body at most: less than some networks bring in two seconds."""
 
@@ -672,6 +676,9 @@ class Exchange:
         connection.is_live = is_live
         transport = connection.transport
         self._streaming = asyncio.current_task()
+        if is_live and (own := transport.get_extra_info("socket")) is not None:
+            # A thousand readers that never read would have the system copy megabytes for each.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LIVE_SEND_BUFFER_BYTES)
         try:
             if not self._is_complete:
                 self.keep_alive = self.keep_alive and self.scope["http_version"] == "1.1"
@@ -684,6 +691,9 @@ class Exchange:
                         # Many readers are shown the same bytes: nothing is copied together.
                         chunk = (b"%x\r\n" % length, *part, b"\r\n") if is_chunked else part
                         transport.writelines(chunk)
+                        # What the system takes at once would otherwise be written without a pause,
+                        # reader by reader, while everybody else waits.
+                        await asyncio.sleep(0)
                         await connection.drained()
                 if is_chunked:
                     transport.write(b"0\r\n\r\n")
