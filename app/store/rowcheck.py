@@ -36,7 +36,15 @@ class RowCheck:
         m, p, h, met = (each.c for each in (messages, published_claims, history_claims, met_ids))
         message = select(m.seq, m.digest, m.arrival_sum, m.digest_prefix, m.id_key, m.message_id)
         claim = select(
-            p.claim_no, p.element_id, p.arrival_sum, p.element_prefix, p.hint_key, p.hint, m.digest
+            p.claim_no,
+            p.element_id,
+            p.arrival_sum,
+            p.element_prefix,
+            p.hint_key,
+            p.hint,
+            p.channel_no,
+            m.channel_no.label("its_channel_no"),
+            m.digest,
         ).join_from(published_claims, messages, p.seq == m.seq, isouter=True)
         told = select(h.claim_no, h.hint_key, h.hint, h.id_key, h.message_id, channels.c.channel_no)
         told = told.join_from(
@@ -83,11 +91,13 @@ class RowCheck:
 
     def _of_claims(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
         yield from self._of_chain(rows, last)
-        for claim_no, element, _, prefix, key, hint, digest in rows:
+        for claim_no, element, _, prefix, key, hint, channel_no, its_channel_no, digest in rows:
             if digest is None:
                 yield claim_no, "its entry is not in the table of messages"
             elif bytes(element) != claim_id(bytes(digest), bytes(hint)):
                 yield claim_no, "entry and hint do not give its element"
+            elif channel_no != its_channel_no:
+                yield claim_no, "its channel is not that of its entry"
             if bytes(prefix) != bytes(element)[:_PREFIX_BYTES]:
                 yield claim_no, "its element is not the one that is indexed"
             if key != self._keys.of_bytes(bytes(hint)):

@@ -147,6 +147,20 @@ def test_a_deep_check_names_a_damaged_index_and_a_reindex_mends_it(
     assert [each.name for each in damaged.parent.glob("*rebuilding*")] == []
 
 
+def test_a_deep_check_finds_a_claim_whose_channel_is_not_that_of_its_entry(tmp_path: Path) -> None:
+    path = tmp_path / "sdstore.db"
+    store = asyncio.run(Store.open(f"sqlite:///{path}", DEFAULT_LIMITS))
+    store.begin_writing()
+    store.write_group([entry_of(content_frame(1), b"hint")])
+    asyncio.run(store.close())
+    assert check(path).code == 0
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE published_claims SET channel_no = channel_no + 1")
+        connection.commit()
+    result = check(path)
+    assert (result.code, "its channel is not that of its entry" in result.err) == (1, True)
+
+
 def test_a_reindex_leaves_out_frames_that_cannot_be_read_and_keeps_the_old_file(
     damaged: Path,
 ) -> None:
