@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -21,7 +20,7 @@ from tests.support.cli import command
 from tests.support.server import PROTOBUF
 from tests.support.stores import PostgresStores
 
-DRAIN_S = 2.0
+DRAIN_S = 4.0
 
 
 @contextmanager
@@ -106,11 +105,8 @@ def test_workers_drain_too(postgres_stores: PostgresStores, tmp_path: Path) -> N
     ):
         assert published(url, 1).status_code == 201
         process.send_signal(signal.SIGTERM)
-        signalled_s = time.monotonic()
         time.sleep(0.3)
         codes = {httpx.get(f"{url}/readyz", trust_env=False).status_code for _ in range(6)}
         assert codes == {503}
         assert published(url, 2).status_code == 201
-        if time.monotonic() - signalled_s > DRAIN_S:
-            pytest.skip("the machine is too slow for this test")
         assert process.wait(30) == 0
