@@ -59,8 +59,14 @@ class Limits:
     entries_max: int = _bound(
         10_000, "digests", "one streamed answer; only a part of it is in memory at a time"
     )
-    page_items_max: int = _bound(1_000, "messages", "the contract's ceiling (api.md)")
-    page_items_default: int = _bound(100, "messages", "the contract's default (api.md)")
+    page_items_max: int = _bound(
+        1_000,
+        "messages",
+        "one page: a few milliseconds of the database, and its bytes are bounded too",
+    )
+    page_items_default: int = _bound(
+        100, "messages", "what a screen of a client shows; a caller that wants more asks for it"
+    )
     reply_bytes_max: int = _bound(
         8 * MIB, "bytes", "what one reply may hold in memory; a cut reply says how to go on"
     )

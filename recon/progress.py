@@ -16,7 +16,7 @@ SEGMENTS_MAX = 512  # a bar is drawn a few hundred characters or pixels wide
 
 
 class RangeState(Enum):
-    """States of a range (the seed's words)."""
+    """States of a range."""
 
     IN_SYNC = "in sync"
     SYNCING = "syncing"

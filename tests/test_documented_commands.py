@@ -304,7 +304,8 @@ def test_a_command_in_a_sentence_has_a_verb_and_options_that_exist(
 ) -> None:
     words = command.split()
     if words[1].startswith("-"):
-        assert cli(*words[1:2]).code == 0, f"{document}: {command}"
+        # Not run: one of them changes the shell's start-up files.
+        assert words[1] in cli("--help").out, f"{document}: {command}"
         return
     if re.search(r" v\d+\b", command):
         return  # contexts of hashes: `sdstore recon v2 session key`

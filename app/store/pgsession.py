@@ -31,7 +31,8 @@ _DEFAULTS = {
 
 # Every statement is a bounded number of look-ups in indexes. The planner must not take a table
 # without statistics for one that may as well be scanned, nor plan the same look-ups again for other
-# arguments. Only one of the writers waits at a time for what ends within milliseconds.
+# arguments. Only one of the writers waits at a time for what ends within milliseconds. A commit that
+# is acknowledged is on disk, whatever the server, the database or the role has as its default.
 _SESSION = """
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
@@ -42,7 +43,9 @@ SET max_parallel_workers_per_gather = 0;
 SET jit = off;
 SET default_transaction_isolation = 'read committed';
 SET statement_timeout = '{seconds}s';
-SET idle_in_transaction_session_timeout = '{seconds}s'
+SET idle_in_transaction_session_timeout = '{seconds}s';
+SELECT set_config('synchronous_commit', 'on', false)
+WHERE current_setting('synchronous_commit') = 'off'
 """
 
 _UNAVAILABLE = (

@@ -249,6 +249,17 @@ async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> 
             assert await ingest.store.find(f"message-{number:06}", "channel") is not None
 
 
+async def test_a_commit_is_on_disk_whatever_the_database_has_as_its_default(
+    postgres_stores: PostgresStores,
+) -> None:
+    url = postgres_stores.new_url()
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    execute(url, f'ALTER DATABASE "{name}" SET synchronous_commit = off')
+    async with open_ingest(url) as ingest:
+        writer = ingest.store._database._connected_writer()  # type: ignore[attr-defined]
+        assert writer.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
 async def test_a_full_disk_of_the_server_refuses_writers_and_serves_readers(
     postgres_stores: PostgresStores,
 ) -> None:
