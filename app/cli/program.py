@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points, version
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -113,11 +113,13 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         code = Exit.DONE  # whoever read our output has seen enough
-        _let_go_of_stdout()
+        _let_go_of(sys.stdout)
     except OSError as error:
         print_error(f"io_error: {error}")
         code = Exit.LOCAL_FAULT
-        _let_go_of_stdout()
+        _let_go_of(sys.stdout)
+    if sys.__stderr__ is not None:
+        _let_go_of(sys.stderr)
     return code
 
 
@@ -156,9 +158,9 @@ def _invoke(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else Exit.DONE
 
 
-def _let_go_of_stdout() -> None:
-    """What stdout does not take is not tried once more when the interpreter ends."""
+def _let_go_of(stream: TextIO) -> None:
+    """What a stream does not take is not tried once more when the interpreter ends: exit code 120."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

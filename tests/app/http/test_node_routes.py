@@ -30,7 +30,7 @@ def test_a_node_that_serves_is_alive_and_ready(node: RunningNode) -> None:
 def test_info_names_the_node_its_limits_and_its_protocols(node: RunningNode) -> None:
     info = node.http.get("/v1/info").json()
     assert info["limits"] == asdict(DEFAULT_LIMITS)
-    assert info["protocols"] == {"recon": [1], "negentropy": [1]}
+    assert info["protocols"] == {"recon": [2], "negentropy": [1]}
     assert info["node_id"]
     assert info["digest"]["context"] == "sdstore entry digest v1"
 
