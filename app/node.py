@@ -102,9 +102,10 @@ class Node:
             closing.push_async_callback(node.verification.close)
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
+            # Before the start: one that fails half-way leaves no loops behind.
+            closing.push_async_callback(node.peers.close)
             if is_first:
                 await node.peers.start()
-            closing.push_async_callback(node.peers.close)
             yield node
 
 
@@ -144,6 +145,8 @@ async def _save_index(node: Node, growth_min: int) -> None:
     except (OSError, Problem) as error:
         # A full disk costs the next start some seconds, nothing else.
         _log.warning("the index was not written: %s", error)
+    except Exception:  # noqa: BLE001 - the next attempt may succeed, and a node closes what it opened
+        _log.warning("the index was not written", exc_info=True)
 
 
 @dataclass(slots=True)

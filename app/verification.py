@@ -110,6 +110,8 @@ class Verification:
                 await self._follow_marks()
             except Problem as problem:
                 _log.debug("marks of lost content could not be read: %s", problem)
+            except Exception:  # noqa: BLE001 - this lives as long as the node does
+                _log.warning("marks of lost content could not be read", exc_info=True)
 
     async def _follow_marks(self) -> None:
         self.lost_count = await self._store.follow_marks()
@@ -126,6 +128,9 @@ class Verification:
                 await asyncio.sleep(await self._step())
             except Problem as problem:
                 _log.debug("frames could not be verified: %s", problem)
+                await asyncio.sleep(TRY_AGAIN_S)
+            except Exception:  # noqa: BLE001 - as above
+                _log.warning("frames could not be verified", exc_info=True)
                 await asyncio.sleep(TRY_AGAIN_S)
             if time.monotonic() - kept_at > self._limits.index_save_interval_s:
                 kept_at = time.monotonic()

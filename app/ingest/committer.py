@@ -91,6 +91,8 @@ class GroupCommitter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Kinds of errors that are in the log already, since the database could be written last.
+        self._told: set[type[Exception]] = set()
 
     async def start(self) -> None:
         """Become the store's writer; `StoreBusyError` where another process is it."""
@@ -172,12 +174,20 @@ class GroupCommitter:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while group := self._next_group():
-            writing = [job for job in group if job.call is None]
-            if writing:
-                loop.call_soon_threadsafe(self._finish, writing, self._write_or_retry(writing))
-            for job in group:
-                if job.call is not None:
-                    loop.call_soon_threadsafe(self._finish, [job], [self._called(job.call)])
+            try:
+                self._do(loop, group)
+            except Exception:  # noqa: BLE001 - without this thread every caller waits for ever
+                _log.exception("the writer failed")
+                answers: list[Answer] = [_internal_error() for _ in group]
+                loop.call_soon_threadsafe(self._finish, group, answers)
+
+    def _do(self, loop: asyncio.AbstractEventLoop, group: list[_Job]) -> None:
+        writing = [job for job in group if job.call is None]
+        if writing:
+            loop.call_soon_threadsafe(self._finish, writing, self._write_or_retry(writing))
+        for job in group:
+            if job.call is not None:
+                loop.call_soon_threadsafe(self._finish, [job], [self._called(job.call)])
 
     def _next_group(self) -> list[_Job]:
         """Everything that waits, up to the bounds of a group; nothing at the end."""
@@ -204,8 +214,16 @@ class GroupCommitter:
             try:
                 self._store.write_group([])
                 self.fault = None
+                self._told.clear()
             except Problem as problem:
                 self.fault = problem
+            except Exception as error:  # noqa: BLE001 - such as absent tables, until they are restored
+                self.fault = Problem(
+                    Code.STORE_UNAVAILABLE, "the database does not hold a store at this moment"
+                )
+                if type(error) not in self._told:
+                    self._told.add(type(error))
+                    _log.warning("the database cannot be written", exc_info=error)
 
     def _fits(self, items: int, size: int, job: _Job) -> bool:
         limits = self._limits
@@ -248,7 +266,7 @@ class GroupCommitter:
             return problem
         except Exception:  # noqa: BLE001 - whatever it is, the caller gets an answer
             _log.exception("a call of the writer failed")
-            return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")
+            return _internal_error()
 
     def _write_rows(self, job: _Job) -> list[Written]:
         self._attempt((), job.met, job.refused)
@@ -291,3 +309,7 @@ class GroupCommitter:
                 listener(committed)
             except Exception:  # noqa: BLE001 - what is committed is, and its publisher must hear so
                 _log.exception("a listener failed")
+
+
+def _internal_error() -> Problem:
+    return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")

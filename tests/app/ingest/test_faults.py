@@ -119,6 +119,53 @@ async def test_a_checkpoint_that_fails_takes_no_acknowledgement_back(tmp_path: P
     assert_intact(path)
 
 
+async def test_the_writer_outlives_a_database_that_is_emptied_and_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ingest.committer.TRY_AGAIN_S", 0.02)
+    path = tmp_path / "store.db"
+    async with open_ingest(f"sqlite:///{path}") as ingest:
+        assert await publish_batch(ingest, 0) == [None] * 20
+        for away, back in (
+            ("ALTER TABLE watermark RENAME TO away", "ALTER TABLE away RENAME TO watermark"),
+            (
+                "CREATE TABLE away AS SELECT * FROM watermark; DELETE FROM watermark",
+                "INSERT INTO watermark SELECT * FROM away; DROP TABLE away",
+            ),
+        ):
+            change(path, away)
+            ingest.committer.fault = Problem(Code.STORE_UNAVAILABLE, "the connection is gone")
+            assert None not in await publish_batch(ingest, 1)
+            await asyncio.sleep(0.2)
+            assert ingest.committer.fault.code is Code.STORE_UNAVAILABLE
+            change(path, back)
+            again = asyncio.create_task(publish_batch(ingest, 1))
+            done, _ = await asyncio.wait({again}, timeout=5)
+            assert done, "no answer: the writer is gone"
+            assert again.result() == [None] * 20
+            assert ingest.committer.fault is None
+
+
+async def test_whatever_fails_in_the_writer_its_callers_get_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_ingest(f"sqlite:///{tmp_path / 'store.db'}") as ingest:
+        with monkeypatch.context() as broken:
+            broken.setattr(ingest.committer, "_write_or_retry", lambda _group: 1 / 0)
+            publishing = asyncio.create_task(publish_batch(ingest, 0))
+            done, _ = await asyncio.wait({publishing}, timeout=5)
+            assert done, "no answer: the writer is gone"
+            assert isinstance(publishing.exception(), Problem) or None not in publishing.result()
+        assert await publish_batch(ingest, 0) == [None] * 20
+
+
+def change(path: Path, script: str) -> None:
+    """Change the database from outside."""
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
+
+
 async def check_everything_acknowledged(ingest: Ingest, batches: list[int]) -> None:
     feed = await ingest.store.feed(0, 1000, 10**9)
     expected = {f"message-{batch * 100 + n:06}" for batch in batches for n in range(20)}

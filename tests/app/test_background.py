@@ -1,0 +1,68 @@
+"""What runs beside requests goes on after any fault, and ends with the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.limits import DEFAULT_LIMITS
+from app.node import Node
+from app.rangeindex import NodeIndex
+from app.settings import Settings
+from app.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+QUICK = replace(DEFAULT_LIMITS, index_save_interval_s=0, verification_delay_s=0)
+
+
+def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[..., Any]:
+    """The method, but that it fails at its second call with an error of no known kind."""
+
+    async def fail_once(self: Any, *arguments: Any) -> Any:
+        calls.append(True)
+        if len(calls) == 2:
+            raise ValueError("not enough values to unpack")
+        return await method(self, *arguments)
+
+    return fail_once
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(Store, "follow_marks"), (Store, "verify_frames"), (NodeIndex, "save")],
+)
+async def test_background_work_goes_on_after_a_fault_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    monkeypatch.setattr("app.verification.MARKS_INTERVAL_S", 0.02)
+    monkeypatch.setattr("app.verification.TRY_AGAIN_S", 0.02)
+    # An empty store has been read at once, and is not read again soon.
+    monkeypatch.setattr("app.verification.Verification._end_pass", lambda _self: 0.02)
+    calls: list[bool] = []
+    monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))
+    async with Node.open(Settings(data_dir=tmp_path), QUICK):
+        for _ in range(250):
+            if len(calls) > 3:
+                break
+            await asyncio.sleep(0.02)
+        assert len(calls) > 3, "the task has ended"
+
+
+async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_self: Store) -> list[str]:
+        raise ValueError("the database is damaged")
+
+    monkeypatch.setattr(Store, "peer_urls", fail)
+    before = asyncio.all_tasks()
+    with pytest.raises(ValueError, match="damaged"):
+        async with Node.open(Settings(data_dir=tmp_path, peers=["http://127.0.0.1:9"])):
+            pass
+    assert asyncio.all_tasks() == before
