@@ -121,6 +121,11 @@ class NodeIndex:
             return 0
         return VIEW_COST_MIN + self._sums.count(groups)
 
+    def covers(self, interest: Interest, channel_no: int) -> bool:
+        """Whether the entries of a channel belong to an interest, but for its window."""
+        groups = self._channels.of(interest)
+        return groups is None or 2 * channel_no in groups
+
     def holds(self, orders: U64, ids: U8) -> Mask:
         """Which elements are here, whatever their channel: bool[n]."""
         return self.elements.holds(orders, ids)

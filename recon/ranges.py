@@ -125,6 +125,10 @@ class OrderWindow(NamedTuple):
     lower: int = 0
     upper: int | None = None
 
+    def holds(self, order: int) -> bool:
+        """Whether an order value lies inside."""
+        return self.lower <= order and (self.upper is None or order < self.upper)
+
 
 ALL_ORDERS = OrderWindow()
 

@@ -104,6 +104,10 @@ class FileSide:
         """What the file holds; all of it is of the one channel."""
         return self.elements.view(key, None, interest.window)
 
+    def covers(self, interest: Interest, channel_no: int) -> bool:  # noqa: ARG002
+        """All of the file is of the one channel."""
+        return True
+
     def holds(self, orders: U64, ids: U8) -> Mask:
         """Which elements are in the file."""
         return self.elements.holds(orders, ids)
@@ -117,6 +121,10 @@ class FileSide:
     ) -> bytes | None:
         """A file is compared once."""
         return None
+
+    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, object]:  # noqa: ARG002
+        """See `lost_count`."""
+        return {}
 
     async def lost_count(self) -> int:
         """What is in the file can be read."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from app.errors import Code, Problem
-from app.federation.local import ElementIndex
+from app.federation.local import ContentStore, ElementIndex
 from recon.limits import ID_BYTES
 from recon.store import Columns
 from recon.view import Total, View
@@ -133,6 +133,16 @@ class SetAside:
         with_entry = index.holds(*_pairs((each.order, each.entry_digest) for each in claims))
         self.forget([row.tobytes() for row in here.ids[held]])
         self.forget([c.element_id for c, found in zip(claims, with_entry, strict=True) if found])
+
+    async def forget_mended(self, store: ContentStore) -> None:
+        """What could not be sent because its content was lost, and is whole again."""
+        lost = [
+            each.element_id
+            for each in self._elements.values()
+            if each.lacked_by is LackedBy.THERE and each.code == LOST
+        ]
+        if lost:
+            self.forget(set(lost) - (await store.content_states(lost)).keys())
 
     def is_due(self) -> bool:
         """Whether an element is to be tried again."""

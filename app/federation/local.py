@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Protocol
 
 from app.entries import Claim, Entry, Outcome
@@ -29,6 +29,10 @@ class LostElement(Protocol):
         """Its ID."""
 
     @property
+    def channel_no(self) -> int:
+        """The number of its channel."""
+
+    @property
     def seq(self) -> int:
         """Its place in the sequence of lost elements."""
 
@@ -44,6 +48,9 @@ class ContentStore(Protocol):
 
     async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """(digest, hint) of those claim elements the store has, in any order."""
+
+    async def content_states(self, digests: Sequence[bytes]) -> Mapping[bytes, object]:
+        """Those of these digests that are here and cannot be served, each with the reason."""
 
     async def lost_count(self) -> int:
         """How many entries have lost content."""
@@ -71,6 +78,9 @@ class ElementIndex(Protocol):
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key."""
+
+    def covers(self, interest: Interest, channel_no: int) -> bool:
+        """Whether the entries of a channel belong to an interest, but for its window."""
 
     def holds(self, orders: U64, ids: U8) -> Mask:
         """Which elements are here, whatever their channel: bool[n]."""

@@ -54,7 +54,8 @@ class PeerMemory:
 
     `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
     `index_length` is the length of our index when the last session began, `proof` the last total
-    of the peer's that was ours; `policy` is the peer's, as it last told.
+    of the peer's that was ours; `policy` is the peer's, as it last told; after `lost_after` the
+    search for lost content to ask this peer for goes on.
     """
 
     responder_nonce: bytes = b""
@@ -63,6 +64,7 @@ class PeerMemory:
     policy: int | None = None
     index_length: int = 0
     proof: Proof | None = None
+    lost_after: int = 0
     lost_asked: LostAsked = field(default_factory=LostAsked)
     _aside: OrderedDict[Interest, SetAside] = field(default_factory=OrderedDict)
 

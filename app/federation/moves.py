@@ -185,23 +185,26 @@ class Moves:
         )
         padded_bytes = self._request_bytes
         if move.fetch:
-            request.fetch.CopyFrom(pack_fetch(move.fetch))
-            request.padding = os.urandom(max(padded_bytes - request.fetch.ByteSize(), 0))
+            _add_fetch(request, move.fetch, padded_bytes)
         try:
             response = await self._exchange.content_call(self._header, request)
         except NonceExpiredError as expired:
             await self._push_under(expired.responder_nonce, request, sent)
             raise
         await self._take_outcomes(sent, list(response.push_outcomes))
-        wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
-        self._request_bytes = max(self._request_bytes, wanted_bytes)
-        if response.truncated and not response.resume and wanted_bytes > padded_bytes:
+        if self._has_to_ask_longer(response, padded_bytes):
             self._fetches.put_back(move.fetch)
         else:
             await self._take_arrivals(move.fetch, response)
         # What is pushed costs nothing: each element of ours goes once, whatever the peer says.
         size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
+
+    def _has_to_ask_longer(self, response: ReconResponse, padded_bytes: int) -> bool:
+        """Whether the answer is nothing but how long the request has to be; the next ones are."""
+        wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
+        self._request_bytes = max(self._request_bytes, wanted_bytes)
+        return response.truncated and not response.resume and wanted_bytes > padded_bytes
 
     async def finish(self) -> None:
         """Offer claims once more whose entries the peer may have by now, and publish ours."""
@@ -314,18 +317,20 @@ class Moves:
         came: set[bytes] = set()
         while batch := queue.next_batch(MOVE_ELEMENTS_MAX):
             request = ReconRequest(version=PROTOCOL_VERSION, response_bytes_max=MOVE_BYTES_MAX)
-            request.fetch.CopyFrom(pack_fetch(batch))
+            padded_bytes = self._request_bytes
+            _add_fetch(request, batch, padded_bytes)
             response = await self._exchange.content_call(self._header, request)
-            arrived = await self._checked(queue, batch, response)
-            await self._publish(arrived.rows)
-            came.update(row.element.element_id for row in arrived.rows)
-            self._initiator.credit(_content_bytes(response))
+            if self._has_to_ask_longer(response, padded_bytes):
+                queue.put_back(batch)
+            else:
+                arrived = await self._checked(queue, batch, response)
+                await self._publish(arrived.rows)
+                came.update(row.element.element_id for row in arrived.rows)
+                self._initiator.credit(_content_bytes(response))
+                queue.settle(batch, *columns(arrived.named), _resume_of(response))
             self._initiator.charge(
                 request.ByteSize() + response.ByteSize(), time.monotonic() - self._started_s
             )
-            if response.truncated and not response.resume:
-                break
-            queue.settle(batch, *columns(arrived.named), _resume_of(response))
         return came
 
     async def _checked(self, queue: FetchQueue, batch: Batch, response: ReconResponse) -> Arrived:
@@ -407,6 +412,12 @@ class Moves:
     def _count(self, kind: str, what: str) -> None:
         name = f"{kind}_{what}"
         setattr(self._traffic, name, getattr(self._traffic, name) + 1)
+
+
+def _add_fetch(request: ReconRequest, batch: Batch, bytes_min: int) -> None:
+    """Ask for a batch, by a request as long as the answer has to be earned by."""
+    request.fetch.CopyFrom(pack_fetch(batch))
+    request.padding = os.urandom(max(bytes_min - request.fetch.ByteSize(), 0))
 
 
 def _resume_of(response: ReconResponse) -> bytes | None:

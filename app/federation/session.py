@@ -20,7 +20,7 @@ from app.federation.aside import SetAside
 from app.federation.equality import compare_everything, is_still_proved, proof_of
 from app.federation.exchange import Exchange, NonceExpiredError, busy, unsupported
 from app.federation.inbound import Element
-from app.federation.local import LocalSide
+from app.federation.local import LocalSide, LostElement
 from app.federation.memory import PeerMemory, Proof
 from app.federation.moves import MOVE_ELEMENTS_MAX, Ledger, Moves
 from app.federation.report import (
@@ -167,6 +167,7 @@ class _Session:
         """Hand-shake and reconcile, again where the peer's nonce expires under way."""
         mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self.aside = self._memory.set_aside(mutual)
+        await self.aside.forget_mended(self._local.store)
         if mutual.is_empty or (self.sends and await self._is_idle(mutual)):
             return
         for _ in range(RESTARTS_MAX):
@@ -179,8 +180,10 @@ class _Session:
         raise Problem(Code.PEER_MISBEHAVED, "the peer's nonces expire faster than they are used")
 
     async def _is_idle(self, mutual: Interest) -> bool:
-        if await self._lost_due():
+        due, after = await self._lost_due(mutual)
+        if due:
             return False
+        self._memory.lost_after = after
         if not await is_still_proved(self._local, self._exchange, self._memory, mutual):
             return False
         if self._memory.proof is not None:
@@ -275,37 +278,56 @@ class _Session:
         await _Streams(self, initiator, moves, self._exchange).run()
         await moves.finish()
         if self.fetches:
-            await self._fetch_lost(moves)
+            await self._fetch_lost(moves, mutual)
         self.unserved_count = moves.unserved_count
         if self._exchange.policy != self._memory.policy:
             compared = proof_of(self._local, mutual, view, self.aside, self._exchange.policy)
         return compared
 
-    async def _lost_due(self) -> list[Element]:
-        """Entries whose content is lost here, and which this peer is to be asked for now."""
-        store, asked = self._local.store, self._memory.lost_asked
+    async def _lost_due(self, mutual: Interest) -> tuple[list[Element], int]:
+        """Entries whose content is lost here, and which this peer is to be asked for now.
+
+        Sought from where the last pass stopped, and at the end from the start; and where to go on.
+        """
+        store = self._local.store
+        after = self._memory.lost_after
+        is_from_start = after == 0
+        found: dict[bytes, Element] = {}
         self.lost_count = await store.lost_count()
-        found: list[Element] = []
-        after = 0
         for _ in range(LOST_PAGES_MAX if self.lost_count else 0):
             page = await store.lost_elements(LOST_FETCHED_MAX, after)
-            found += [Element(e.order, e.digest) for e in page if asked.is_due(e.digest)]
-            if not page or len(found) >= LOST_FETCHED_MAX:
-                break
-            after = page[-1].seq
-        return found[:LOST_FETCHED_MAX]
+            for each in page:
+                after = each.seq
+                if self._is_due(each, mutual):
+                    found[each.digest] = Element(each.order, each.digest)
+                if len(found) == LOST_FETCHED_MAX:
+                    return list(found.values()), after
+            if len(page) < LOST_FETCHED_MAX:
+                after = 0
+                if is_from_start:
+                    break
+                is_from_start = True
+        return list(found.values()), after
 
-    async def _fetch_lost(self, moves: Moves) -> None:
+    def _is_due(self, lost: LostElement, mutual: Interest) -> bool:
+        """A peer is told of no element outside of what both want, not even by name."""
+        return (
+            mutual.window.holds(lost.order)
+            and self._local.index.covers(mutual, lost.channel_no)
+            and self._memory.lost_asked.is_due(lost.digest)
+        )
+
+    async def _fetch_lost(self, moves: Moves, mutual: Interest) -> None:
         """The sets may be equal although content is lost here: the peer is asked for it by name."""
-        lost = await self._lost_due()
-        if not lost:
-            return
-        came = await moves.fetch_lost(lost)
-        for each in lost:
-            if each.element_id not in came:
-                self._memory.lost_asked.add(each.element_id)
-        self.mended_count += len(came)
-        self.lost_count = await self._local.store.lost_count()
+        lost, after = await self._lost_due(mutual)
+        if lost:
+            came = await moves.fetch_lost(lost)
+            for each in lost:
+                if each.element_id not in came:
+                    self._memory.lost_asked.add(each.element_id)
+            self.mended_count += len(came)
+            self.lost_count = await self._local.store.lost_count()
+        self._memory.lost_after = after
 
     def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
         """Bring `progress` up to date, at most ten times a second until the last time."""

@@ -26,6 +26,13 @@ UNPACK_FACTOR = DEFAULT_LIMITS.unpack_factor_max
 COMPRESS_BYTES_MIN = 1_024  # below it a header costs what is saved
 ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
 
+_BUSY = {
+    httpx.codes.REQUEST_TIMEOUT,
+    httpx.codes.TOO_MANY_REQUESTS,
+    httpx.codes.SERVICE_UNAVAILABLE,
+    httpx.codes.INSUFFICIENT_STORAGE,
+}
+
 INSTANCE_HEADER = "sds-instance"
 """Names the data directory behind a node in the answer to `GET /v1/recon/interests`."""
 
@@ -147,12 +154,14 @@ async def open_http_transport(
 
 
 def _refusal(response: httpx.Response, body: bytes) -> Problem:
-    """What an answer other than 200 means: the peer is busy, refuses, or is no store at all."""
+    """What an answer other than 200 means: the peer is busy, fails, refuses, or is no store."""
     text = f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}"
-    if response.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+    if response.status_code in _BUSY:
         return Problem(Code.OVERLOADED, text)
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return Problem(Code.FORBIDDEN, text)
+    if response.is_server_error:
+        return Problem(Code.PEER_UNREACHABLE, text)
     return _misbehaved(text)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.errors import Problem
+from app.federation.transport import HttpTransport
+from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -178,3 +183,26 @@ def test_only_the_channels_asked_for_are_synced(tmp_path: Path) -> None:
             report = finished(client, client.start_sync(b.url, ["wanted"]).id)
             assert report["entries_received"] == 1
             assert [each.channel_id for each in client.channels()] == ["wanted"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (408, "overloaded"),
+        (503, "overloaded"),
+        (507, "overloaded"),
+        (500, "peer_unreachable"),
+        (502, "peer_unreachable"),
+        (404, "peer_misbehaved"),
+    ],
+)
+def test_a_peer_that_is_busy_or_fails_is_not_called_a_liar(status: int, code: str) -> None:
+    async def refused() -> Problem:
+        body = httpx.ByteStream(b"no")
+        answering = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
+        async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
+            with pytest.raises(Problem) as caught:
+                await HttpTransport(client, DEFAULT_LIMITS).interest()
+            return caught.value
+
+    assert asyncio.run(refused()).code == code

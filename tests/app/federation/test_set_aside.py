@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 import app.federation.aside as aside_module
 import app.federation.memory as memory_module
+import app.federation.session as session_module
 from app.federation.aside import SET_ASIDE_MAX, AsideElement, LackedBy, SetAside
 from app.federation.inbound import named_element
 from app.federation.memory import PeerMemory
@@ -23,6 +24,7 @@ from app.federation.session import sync_with_peer
 from app.ingest.door import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
+from recon.interest import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
@@ -276,6 +278,75 @@ def test_content_lost_on_both_sides_is_asked_for_once_and_then_now_and_again(
     pair(tmp_path, scenario)
 
 
+def test_lost_content_comes_back_from_a_peer_whose_long_answers_have_to_be_earned(
+    tmp_path: Path,
+) -> None:
+    long = [message(n, content=bytes([n]) * 60_000) for n in range(8)]
+    ruined(tmp_path / "a", long, {"m1", "m4", "m6"})
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, long)
+        await one.store.by_digest([entry_digest(each) for each in long])
+        await found_lost(one, 3)
+        report = await sync(one, InProcessPeer(two, is_stranger=True), PeerMemory())
+        assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
+        assert (report.mended, report.lost_here) == (3, 0)
+
+    pair(tmp_path, scenario)
+
+
+def test_lost_content_that_a_peer_lacks_does_not_hide_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "LOST_FETCHED_MAX", 2)
+    monkeypatch.setattr(session_module, "LOST_PAGES_MAX", 1)
+    ruined(tmp_path / "a", MESSAGES[:10], {f"m{n}" for n in range(10)})
+
+    async def scenario(one: Node, two: Node) -> None:
+        await publish(two, [MESSAGES[7]])
+        await one.store.by_digest([entry_digest(each) for each in MESSAGES[:10]])
+        await found_lost(one, 10)
+        memory = PeerMemory()
+        reports = [await sync(one, InProcessPeer(two), memory) for _ in range(6)]
+        assert sum(report.mended for report in reports) == 1
+        await publish(two, [MESSAGES[0]])  # behind the end comes the start again
+        monkeypatch.setattr(memory, "lost_asked", memory_module.LostAsked())
+        reports = [await sync(one, InProcessPeer(two), memory) for _ in range(6)]
+        assert sum(report.mended for report in reports) == 1
+
+    pair(tmp_path, scenario)
+
+
+def test_a_peer_is_not_asked_for_lost_content_that_it_does_not_want(tmp_path: Path) -> None:
+    inside, later, outside = message(1, "b"), message(9, "b"), message(1, "a")
+    ruined(tmp_path / "a", [inside, later, outside], {"m1", "m9"})
+
+    async def scenario(one: Node, two: Node) -> None:
+        digests = [entry_digest(each) for each in (inside, later, outside)]
+        await one.store.by_digest(digests)
+        await found_lost(one, 3)
+        peer, memory = InProcessPeer(two), PeerMemory()
+        wanted = Interest.make(channels=frozenset("b"), lamport_to=8)
+        await sync_with_peer(local_of(one), peer, wanted, memory=memory)
+        assert [memory.lost_asked.is_due(each) for each in digests] == [False, True, True]
+
+    pair(tmp_path, scenario)
+
+
+def test_content_mended_from_elsewhere_is_sent_in_the_next_session(tmp_path: Path) -> None:
+    ruined(tmp_path / "a", MESSAGES[:3], {"m1"})
+
+    async def scenario(one: Node, two: Node) -> None:
+        peer, memory = InProcessPeer(two), PeerMemory()
+        assert codes(await sync(one, peer, memory)) == {("there", "lost")}
+        await found_lost(one, 1)
+        await publish(one, [MESSAGES[1]])
+        again = await sync(one, peer, memory)
+        assert (again.entries_sent, again.set_aside_count) == (1, 0)
+
+    pair(tmp_path, scenario)
+
+
 def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path) -> None:
     ruined(tmp_path / "a", MESSAGES[:200], {f"m{n}" for n in ODD})
 
@@ -285,6 +356,7 @@ def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert codes(report) == {("there", "lost")}
         assert report.entries_sent == 200 - report.set_aside_count
+        await found_lost(one, report.set_aside_count)
         assert (await sync(one, peer, memory)).requests == 1
 
     pair(tmp_path, scenario)
