@@ -33,6 +33,16 @@ def watermark_of(row: Sequence[int]) -> Watermark:
     return Watermark(Token(seq, entry_sum), Token(claim_no, claim_sum))
 
 
+def goes_on_from(read: Watermark, sums_at: Sequence[int]) -> bool:
+    """Whether a database's history up to `read` is the one that was read, by its row of sums there."""
+    there = watermark_of(sums_at)
+    return (
+        read.entries.number <= there.entries.number
+        and read.claims.number <= there.claims.number
+        and (read.entries.sum, read.claims.sum) == (there.entries.sum, there.claims.sum)
+    )
+
+
 def last_of(before: Token, numbers: Sequence[int], sums: Sequence[int]) -> Token:
     """Where the chain is after rows with these numbers and sums; `before` if there are none."""
     return Token(numbers[-1], sums[-1]) if numbers else before

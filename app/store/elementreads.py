@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.entries import Watermark
-from app.store.arrivals import watermark_of
+from app.store.arrivals import goes_on_from, watermark_of
 from app.store.database import Database
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ElementColumns, LeftOut, LostElement
@@ -54,11 +54,9 @@ class ElementReads:
 
     async def holds(self, read: Watermark) -> tuple[bool, bool]:
         """(whether this history up to `read` is the one that was read, whether there is more)."""
-        entries, claims = read
-        seq, entry_sum, claim_no, claim_sum = await self._sums_at(entries.number, claims.number)
-        is_there = entries.number <= seq and claims.number <= claim_no
-        is_same = (entry_sum, claim_sum) == (entries.sum, claims.sum)
-        return is_there and is_same, (seq, claim_no) != (entries.number, claims.number)
+        numbers = read.entries.number, read.claims.number
+        row = await self._sums_at(*numbers)
+        return goes_on_from(read, row), (row[0], row[2]) != numbers
 
     async def _sums_at(self, seq: int, claim_no: int) -> Row:
         query = self._statements.sums_at

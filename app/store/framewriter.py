@@ -153,7 +153,8 @@ class FrameWriter:
         transaction.many(self._statements.insert_copies, copies)
 
     def forget(self) -> None:
-        """Called when a group was rolled back or a frame is lost: references may not be there."""
+        """References may not be there: a group was rolled back, a frame is lost, or the database lost
+        what it had committed."""
         self._channels.clear()
 
     def remembered(self, lost: Mapping[int, PackedFrame]) -> list[Lost]:

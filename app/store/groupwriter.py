@@ -6,12 +6,13 @@ which digests are here, which channels have numbers, which references are unreso
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from app.entries import Claim, NewEntry, Token, Watermark
+from app.entries import NOTHING_ARRIVED, Claim, NewEntry, Token, Watermark
 from app.limits import Limits
-from app.store.arrivals import ArrivalChain, last_of, watermark_of
+from app.store.arrivals import ArrivalChain, goes_on_from, last_of, watermark_of
 from app.store.database import Database, Transaction, chunks
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.framewriter import FrameWriter, Lost, Written, read_frames
@@ -29,6 +30,8 @@ FRAMES_PER_READ = 256
 """Stored frames that are read at a time to see whether they are whole."""
 
 PREFIX_BYTES = 8
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class Group:
 
 
 class GroupWriter:
-    """Writes groups; remembers only what was committed."""
+    """Writes groups; remembers only what was committed, and nothing that the database lost since."""
 
     def __init__(
         self, database: Database, keys: Keys, limits: Limits, now_ms: Callable[[], int]
@@ -67,6 +70,8 @@ class GroupWriter:
         self._references = ReferenceWriter(self._statements, keys, limits)
         self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
+        # What is remembered was read or written up to here.
+        self._remembered_at = NOTHING_ARRIVED
 
     def write(
         self,
@@ -99,6 +104,8 @@ class GroupWriter:
             raise
         self._remember(group)
         self._references.remember(settled)
+        if places is None:  # a bulk load writes behind the watermark
+            self._remembered_at = group.watermark
         for position, result in enumerate(results) if group.mended else ():
             # As of a new entry, the first copy of a group is stored and the others are duplicates.
             if result.seq in group.mended:
@@ -144,15 +151,35 @@ class GroupWriter:
 
     def _begin(self, transaction: Transaction) -> Group:
         [numbers] = transaction.rows(self._statements.numbers)
-        *watermark, history_no, channel_no, has_missing, has_lost = numbers
+        *sums, history_no, channel_no, has_missing, has_lost = numbers
+        watermark = watermark_of(sums)
+        if watermark != self._remembered_at:
+            self._forget_another_history(transaction)
         return Group(
-            watermark_of(watermark),
+            watermark,
             history_no,
             channel_no,
             bool(has_missing),
             bool(has_lost),
             self._now_ms(),
         )
+
+    def _forget_another_history(self, transaction: Transaction) -> None:
+        """Forget everything, unless another process went on from the place of this writer's memory.
+
+        A server that fails over, or that is restored under a running node, may lose commits; then the
+        numbers of entries and channels in memory are those of others, or soon will be.
+        """
+        entries, claims = self._remembered_at
+        [row] = transaction.rows(
+            self._statements.sums_at, seq_at=entries.number, claim_no_at=claims.number
+        )
+        if not goes_on_from(self._remembered_at, row):
+            _log.warning("the database went back in time: the writer forgets what it knew of it")
+            self._channel_numbers.clear()
+            self._frames.forget()
+            self._references.forget()
+            self._remembered_at = NOTHING_ARRIVED
 
     def _find_known(self, transaction: Transaction, group: Group, wanted: set[bytes]) -> None:
         prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})

@@ -67,6 +67,10 @@ class ReferenceWriter:
             self._settled.clear()
         self._settled.update(settled)
 
+    def forget(self) -> None:
+        """Called where the database lost what it was told: it has to be told again."""
+        self._settled.clear()
+
     def _unsettled(self, group: Group) -> dict[Reference, None]:
         settled = self._settled
         return {

@@ -192,14 +192,7 @@ class ReadStatements:
         ).join_from(claims, messages, claims.c.seq == messages.c.seq)
         claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
         self.claim_elements = sql.query(claimed.limit(limit))
-        self.sums_at = sql.query(
-            select(
-                watermark.c.seq,
-                _sum_at(messages.c.seq, messages.c.arrival_sum),
-                watermark.c.claim_no,
-                _sum_at(claims.c.claim_no, claims.c.arrival_sum),
-            )
-        )
+        self.sums_at = sums_at(sql)
         feed = entries_with_frames().where(messages.c.seq > after).order_by(messages.c.seq)
         self.feed = sql.query(feed.limit(limit))
 
@@ -293,6 +286,19 @@ def lost_elements(sql: SqlDialect) -> Query:
     elements = elements.join_from(lost_content, messages, lost == messages.c.seq)
     elements = elements.where(lost > bindparam("after", type_=BigInteger())).order_by(lost)
     return sql.query(elements.limit(bindparam("limit", type_=Integer())))
+
+
+def sums_at(sql: SqlDialect) -> Query:
+    """The watermark, each number with the sum of its chain at the argument `<number>_at`."""
+    claims = published_claims
+    return sql.query(
+        select(
+            watermark.c.seq,
+            _sum_at(messages.c.seq, messages.c.arrival_sum),
+            watermark.c.claim_no,
+            _sum_at(claims.c.claim_no, claims.c.arrival_sum),
+        )
+    )
 
 
 def held_frames(sql: SqlDialect) -> ManyQuery:

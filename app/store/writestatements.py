@@ -46,6 +46,7 @@ from app.store.statements import (
     met_named,
     refused_among,
     stored_frames,
+    sums_at,
 )
 
 CHANNEL_REFERENCES_MAX = 4
@@ -72,6 +73,7 @@ class WriteStatements:
                 exists(select(lost_content.c.seq)),
             )
         )
+        self.sums_at = sums_at(sql)
         moved: dict[str, Any] = {
             column: bindparam(f"new_{column}") for column in ("seq", "claim_no")
         }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 
 import psycopg
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from app.entries import NewEntry
@@ -164,3 +164,20 @@ def entry_of(frame: bytes, *hints: bytes) -> NewEntry:
     """The entry of a good frame."""
     (entry,), _ = prepared([Publication(frame, hints)])
     return entry
+
+
+@contextmanager
+def taken_back(url: str) -> Iterator[None]:
+    """What is committed inside is lost at the end, as by a fail-over to a standby that is behind."""
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    tables = [*_FILLED_TABLES, "watermark"]
+    with engine.begin() as connection:
+        for table in tables:
+            connection.execute(text(f"CREATE TABLE kept_{table} AS SELECT * FROM {table}"))
+    yield
+    with engine.begin() as connection:
+        for table in tables:
+            connection.execute(text(f"DELETE FROM {table}"))
+            connection.execute(text(f"INSERT INTO {table} SELECT * FROM kept_{table}"))
+            connection.execute(text(f"DROP TABLE kept_{table}"))
+    engine.dispose()

@@ -32,7 +32,9 @@ FILTER_BYTES = 18_752
 CHANNEL = "channel"
 
 
-def conversation(count: int, *, known: int = 2_000, seed: int = 1) -> list[NewEntry]:
+def conversation(
+    count: int, *, known: int = 2_000, seed: int = 1, channel_id: str = CHANNEL
+) -> list[NewEntry]:
     """Frames with a full-size filter that gains ten bits a message."""
     drawn = random.Random(seed)
     bits = bytearray(FILTER_BYTES)
@@ -50,7 +52,7 @@ def conversation(count: int, *, known: int = 2_000, seed: int = 1) -> list[NewEn
         ids.append(drawn.randbytes(32).hex())
         message = Message(
             ids[-1],
-            CHANNEL,
+            channel_id,
             lamport_timestamp=1_000 * number,
             causal_history=tuple(map(HistoryEntry, ids[-3:-1])),
             bloom_filter=bytes(bits),
