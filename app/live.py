@@ -156,6 +156,11 @@ class LiveHub:
             # Taken before the read: what is committed after it comes later in the buffer.
             reader.number = self._end
             page = await self._store.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
+            is_same = await self._store.holds(reader.last)
+        if not is_same:
+            gap = Gap(reader.last)
+            reader.is_behind, reader.last = False, self._last
+            return [gap]
         reader.is_behind = page.next is not None
         reader.last = page.last or reader.last
         return [
@@ -243,6 +248,10 @@ class LiveHub:
 
     async def _read_feed(self) -> bool:
         page = await self._store.feed(self._last.number, FEED_PAGE, self._limits.reply_bytes_max)
+        # Asked after the read: what was read is of the history that still holds then.
+        if not await self._store.holds(self._last):
+            await self._begin_again()
+            return False
         for item in _in_order(page):
             self._append(item, item.channel_id, _bytes_of(item))
         self._last = page.last or self._last
@@ -251,6 +260,15 @@ class LiveHub:
             # Readers get their turn before the buffer moves on.
             await asyncio.sleep(0)
         return page.next is not None
+
+    async def _begin_again(self) -> None:
+        """The database went back in time: give every reader a gap that ends at the present."""
+        self._last = (await self._store.arrived()).entries
+        _log.warning("the database went back in time: live readers are told of a gap")
+        self._first_number = self._end + 1
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        self._announce()
 
 
 def _in_order(page: Page) -> Sequence[Entry | LeftOut]:

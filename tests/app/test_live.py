@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from sqlalchemy import create_engine, text
 
 from app.entries import START, Entry
 from app.limits import DEFAULT_LIMITS
-from app.live import LiveEvent, LiveHub, LiveMessage
+from app.live import Gap, LiveEvent, LiveHub, LiveMessage
 from app.store.records import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
-from tests.support.stores import Stores, entry_of
+from tests.support.stores import Stores, entry_of, taken_back
 
 pytestmark = pytest.mark.anyio
 
@@ -105,3 +106,40 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
         assert len(caplog.records) == 1
         await hub.close()
         await events.aclose()
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, is_behind: bool
+) -> None:
+    monkeypatch.setattr("app.live.REPLAY_PAGE", 4)
+    url = stores.new_url()
+    store = await Store.open(url, DEFAULT_LIMITS)
+    store.begin_writing()
+    hub = LiveHub(store, replace(DEFAULT_LIMITS, live_heartbeat_s=1))
+    write(store, range(1, 4))
+    present = (await store.arrived()).entries
+    async with asyncio.timeout(10):
+        events = hub.events(lambda _: True, after=present if is_behind else None)
+        await anext(events)
+        with taken_back(url):
+            write(store, range(4, 9))
+            hub.on_committed([])
+            shown = await next_messages(events, 4)
+            assert seqs(shown)[:4] == [4, 5, 6, 7]
+        write(store, range(20, 23))
+        hub.on_committed([])
+        told = list(await anext(events))
+        while seqs(told) == [8]:
+            told = list(await anext(events))
+        assert told
+        assert isinstance(told[0], Gap)
+        while hub._last != (await store.arrived()).entries:  # noqa: ASYNC110 - another task's state
+            await asyncio.sleep(0.01)
+        write(store, range(30, 32))
+        hub.on_committed([])
+        while seqs(told)[-2:] != [7, 8]:
+            told += await anext(events)
+    await hub.close()
+    await events.aclose()
+    await store.close()
