@@ -33,6 +33,14 @@ class Claim:
     source: ClaimSource
 
 
+class Outline(NamedTuple):
+    """What a row tells of an entry that is here, whether its content is lost or not."""
+
+    channel_id: str
+    message_id: str
+    lamport_timestamp: int
+
+
 class NewEntry(NamedTuple):
     """A content message that passed the door, ready to be written.
 

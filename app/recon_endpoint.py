@@ -172,8 +172,8 @@ class ReconEndpoint:
             return await take_items(self._local, items)
         claimed = {item.claim.digest for item in items if item.HasField("claim")}
         readable = {
-            entry.digest
-            for entry in await self._local.store.by_digest(list(claimed))
+            digest
+            for digest, entry in (await self._local.store.outlines(list(claimed))).items()
             if caller.covers(entry.channel_id)
         }
         outcomes: list[wire.PushOutcome] = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from app.cli.existing import ExistingMessages, continued
 from app.cli.frames import FileFormat, record_of
-from app.entries import Claim, Entry, Outcome, OutcomeKind
+from app.entries import Claim, Entry, Outcome, OutcomeKind, Outline
 from app.errors import Problem
 from app.federation.address import parse_peer_url
 from app.federation.local import LostElement
@@ -85,6 +85,10 @@ class FileSide:
         """Nothing is sent from a file, so nothing is read."""
         return []
 
+    async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:  # noqa: ARG002
+        """See `by_digest`."""
+        return {}
+
     async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:  # noqa: ARG002
         """See `by_digest`."""
         return {}
@@ -96,6 +100,10 @@ class FileSide:
     async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
         """Append messages."""
         return [self._append(item) for item in items]
+
+    async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
+        """They have no place in the file."""
+        return [None for _ in claims]
 
     async def catch_up(self) -> None:
         """The file has no other writer."""

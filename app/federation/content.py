@@ -179,10 +179,13 @@ async def publish_items(local: LocalSide, items: Sequence[Item]) -> list[Outcome
     A claim beyond the number that an entry may have is refused as too many hints.
     """
     outcomes: list[Outcome | Problem | None] = [None] * len(items)
-    for kind in ("entry", "claim"):
+    for kind, publish in (("entry", _publish_entries), ("claim", _publish_claims)):
         positions = [at for at, item in enumerate(items) if item.HasField(kind)]
         for start in range(0, len(positions), _DOOR_ITEMS):
-            await _publish_slice(local, items, positions[start : start + _DOOR_ITEMS], outcomes)
+            part = positions[start : start + _DOOR_ITEMS]
+            found = await publish(local, [items[at] for at in part])
+            for at, outcome in zip(part, found, strict=True):
+                outcomes[at] = outcome
     await _refuse_dropped_claims(local.store, items, outcomes)
     return outcomes
 
@@ -204,31 +207,34 @@ async def _refuse_dropped_claims(
             outcomes[at] = Problem(Code.TOO_MANY_HINTS, "the entry has as many claims as it may")
 
 
-async def _publish_slice(
-    local: LocalSide,
-    items: Sequence[Item],
-    positions: Sequence[int],
-    outcomes: list[Outcome | Problem | None],
-) -> None:
-    publications = await _publications(local, [items[at] for at in positions])
-    taken = iter(await local.door.publish_many([each for each in publications if each]))
-    for at, publication in zip(positions, publications, strict=True):
-        outcomes[at] = next(taken) if publication else None
+async def _publish_entries(
+    local: LocalSide, items: Sequence[Item]
+) -> Sequence[Outcome | Problem | None]:
+    return await local.door.publish_many(
+        [
+            Publication(item.entry.frame, _acceptable_hints(item.entry.hints, local.limits))
+            for item in items
+        ]
+    )
 
 
-async def _publications(local: LocalSide, items: Sequence[Item]) -> list[Publication | None]:
-    """A claim is published with the frame of its entry."""
-    claimed = {item.claim.digest for item in items if item.HasField("claim")}
-    frames = {entry.digest: entry.frame for entry in await local.store.by_digest(list(claimed))}
-    return [_publication(item, frames, local.limits) for item in items]
-
-
-def _publication(item: Item, frames: dict[bytes, bytes], limits: Limits) -> Publication | None:
-    if item.HasField("entry"):
-        return Publication(item.entry.frame, _acceptable_hints(item.entry.hints, limits))
-    if item.HasField("claim") and item.claim.digest in frames:
-        return Publication(frames[item.claim.digest], (item.claim.hint,))
-    return None
+async def _publish_claims(
+    local: LocalSide, items: Sequence[Item]
+) -> Sequence[Outcome | Problem | None]:
+    """Claims are small and may be about long entries: these are not read."""
+    here = await local.store.outlines(list({item.claim.digest for item in items}))
+    claims = [item.claim for item in items if item.claim.digest in here]
+    faults = iter(await local.door.publish_claims([(each.digest, each.hint) for each in claims]))
+    outcomes: list[Outcome | Problem | None] = []
+    for item in items:
+        digest = item.claim.digest
+        if digest not in here:
+            outcomes.append(None)
+            continue
+        entry = here[digest]
+        taken = Outcome(OutcomeKind.DUPLICATE, entry.message_id, entry.channel_id, digest)
+        outcomes.append(next(faults) or taken)
+    return outcomes
 
 
 def _acceptable_hints(hints: Iterable[bytes], limits: Limits) -> tuple[bytes, ...]:

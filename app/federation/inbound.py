@@ -142,8 +142,8 @@ async def sort_claims(
     unknown = list({row.item.claim.digest for row in claims} - orders.keys())
     known = dict(orders)
     for start in range(0, len(unknown), _DECODED_AT_ONCE):
-        for entry in await store.by_digest(unknown[start : start + _DECODED_AT_ONCE]):
-            known[entry.digest] = order_value(entry.lamport_timestamp)
+        found = await store.outlines(unknown[start : start + _DECODED_AT_ONCE])
+        known |= {digest: order_value(each.lamport_timestamp) for digest, each in found.items()}
     for row in claims:
         order = known.get(row.item.claim.digest)
         if order is not None and order != row.element.order:

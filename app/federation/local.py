@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Protocol
 
-from app.entries import Claim, Entry, Outcome
+from app.entries import Claim, Entry, Outcome, Outline
 from app.errors import Problem
 from app.limits import Limits
 from recon.columns import U8, U64, Mask
@@ -43,6 +43,9 @@ class ContentStore(Protocol):
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
         """The entries of those digests the store has, in any order."""
 
+    async def outlines(self, digests: Sequence[bytes]) -> Mapping[bytes, Outline]:
+        """What is known without their frames of those entries that are here, lost or not."""
+
     async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
         """The hint claims of each entry."""
 
@@ -64,6 +67,9 @@ class ContentDoor(Protocol):
 
     async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
         """One outcome per item, in order."""
+
+    async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
+        """Write (digest, hint) on entries that are here; the fault of each, if it has one."""
 
 
 class ElementIndex(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from app.entries import NewEntry, Outcome, OutcomeKind
+from app.entries import Claim, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
-from app.ingest.prepare import prepare
+from app.ingest.prepare import prepare, published_claim
 from app.ingest.records import Committed, Publication, Relayed, WakuEnvelope
 from app.limits import Limits
 from app.store.records import MetId
@@ -83,6 +83,26 @@ class Door:
             else each
             for each in prepared
         ]
+
+    async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
+        """Write hints on entries that are here, (digest, hint) each; the fault of each, if it has one.
+
+        No frame is read. An entry that is full keeps the claims it has, which is no fault here.
+        """
+        faults: list[Problem | None] = []
+        wanted: list[tuple[bytes, Claim]] = []
+        for digest, hint in claims:
+            try:
+                wanted.append((digest, published_claim(hint, self._limits)))
+                faults.append(None)
+            except Problem as problem:
+                faults.append(problem)
+        try:
+            if wanted:
+                await self._committer.call(lambda: self.store.write_claims(wanted))
+        except Problem as problem:
+            return [fault or problem for fault in faults]
+        return faults
 
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
         """Local policy refused these: `store.refused` names them, so that no sync asks again."""

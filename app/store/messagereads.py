@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
-from app.entries import Entry
+from app.entries import Entry, Outline
 from app.limits import Limits
 from app.store.database import Database, chunks
-from app.store.entryrows import ENTRY_WIDTH
+from app.store.entryrows import ENTRY_WIDTH, entry_row
 from app.store.framereads import FrameReads, content_lost
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.hintreads import HintReads
@@ -88,6 +88,18 @@ class MessageReads:
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
         """The entries that are here and can be read, in the order asked."""
         return await self._frames.entries(await self._rows(digests))
+
+    async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:
+        """What the rows of those entries tell that are here; no frame is read."""
+        wanted = set(digests)
+        prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})
+        found = await self._database.among(self._statements.rows_by_digest, prefixes)
+        rows = (entry_row(row) for row in found)
+        return {
+            row.digest: Outline(row.channel_id, row.message_id, row.lamport)
+            for row in rows
+            if row.digest in wanted
+        }
 
     async def frame_sizes(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """How long the frames of those entries are that are here, in bytes."""

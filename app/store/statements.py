@@ -106,6 +106,9 @@ class ReadStatements:
         self.entries_by_digest = sql.among(
             messages.c.digest_prefix, lambda among: entries_with_frames().where(among)
         )
+        self.rows_by_digest = sql.among(
+            messages.c.digest_prefix, lambda among: entries().where(among)
+        )
         digests = select(messages.c.digest, messages.c.seq)
         self.seqs_by_digest = sql.among(messages.c.digest_prefix, digests.where)
         self.frames = stored_frames(sql, frames)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from sqlalchemy import select
 
-from app.entries import START, Claim, Entry, NewEntry, Token, Watermark
+from app.entries import START, Claim, Entry, NewEntry, Outline, Token, Watermark
 from app.limits import Limits
 from app.store.ancestors import AncestorReads
 from app.store.database import Database
@@ -191,6 +191,13 @@ class Store:
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
         """The entries that are here, in the order asked; damaged ones are left out."""
         return await self._messages.by_digest(digests)
+
+    async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:
+        """Channel, ID and Lamport timestamp of those entries that are here, lost or not.
+
+        No frame is read, however long they are.
+        """
+        return await self._messages.outlines(digests)
 
     async def frame_sizes(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """How long the frames of those entries are that are here, in bytes."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import tempfile
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from app import recon_endpoint
 from app.errors import Code, Problem
+from app.federation.content import take_items
 from app.federation.memory import PeerMemory
 from app.federation.peers import Peer
 from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
@@ -25,7 +29,7 @@ from app.node import Node
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import NO_ENTRY, PUSH_REFUSED, STORED, Item, ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     holdings,
@@ -413,5 +417,33 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
                     report = await sync(nodes[one], nodes[two], memory=memories[one, two])
             assert report.outcome is SyncOutcome.IN_SYNC
             assert await holdings(nodes[0]) == await holdings(nodes[1]) == await holdings(nodes[2])
+
+    run(scenario())
+
+
+def test_claims_on_long_entries_cost_no_more_than_claims_on_short_ones(tmp_path: Path) -> None:
+    count, most = 24, DEFAULT_LIMITS.hint_claims_per_entry_max
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (node,):
+            long = [message(n, content=os.urandom(1_000_000)) for n in range(count)]
+            await publish(node, long)
+            digests = [entry_digest(each) for each in long]
+            del long
+            claim = Item.Claim
+            spread = [*digests, bytes(32)]
+            items = [Item(claim=claim(digest=each, hint=b"hint")) for each in spread]
+            many = [Item(claim=claim(digest=digests[0], hint=b"%d" % n)) for n in range(1_000)]
+            tracemalloc.start()
+            assert await take_items(local_of(node), items) == [STORED] * count + [NO_ENTRY]
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 4 << 20
+            began_s = time.process_time()
+            outcomes = await take_items(local_of(node), many)
+            assert time.process_time() - began_s < 1
+            assert outcomes == [STORED] * (most - 1) + [PUSH_REFUSED] * (1_001 - most)
+            bad = [Item(claim=claim(digest=digests[1], hint=b""))]
+            assert await take_items(local_of(node), bad) == [PUSH_REFUSED]
 
     run(scenario())
