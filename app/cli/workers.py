@@ -85,12 +85,13 @@ class Worker:
         """Start a process; one that `waits` has patience with a database that is away."""
         self._note(WorkerState.STARTING)
         self._line, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(
+        process = _spawn.Process(
             target=_work,
             args=(self._settings, self._listener, theirs, self._siblings, waits),
             name=f"worker {self._siblings.number}",
         )
-        self._process.start()
+        process.start()
+        self._process = process
         theirs.close()
 
     def restart(self) -> None:
@@ -126,14 +127,21 @@ class Worker:
     def terminate(self) -> None:
         """Tell it to end."""
         if self._process is not None:
-            self._process.terminate()
+            self._send(self._process.terminate)
 
     def stop(self) -> None:
         """Let it finish what it does, but not for ever."""
         if self._process is not None:
-            self._process.terminate()
+            self.terminate()
             self._process.join(self._settings.drain_s + STOP_SECONDS_MAX)
-            self._process.kill()
+            self._send(self._process.kill)
+
+    def _send(self, signal_it: Callable[[], None]) -> None:
+        # Whatever is wrong with this one, the others are told to end, too.
+        try:
+            signal_it()
+        except OSError:
+            _log.exception("worker %d cannot be told to end", self._siblings.number)
 
     def _bury(self) -> None:
         self._process.join()
@@ -176,8 +184,10 @@ class Workers:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, self._on_signal)
         try:
-            ready(self._start_all())
-            self._keep_running()
+            name = self._start_all()
+            if name is not None:
+                ready(name)
+                self._keep_running()
         except CliError:
             if not self._stopped_by:
                 raise
@@ -188,10 +198,16 @@ class Workers:
                 worker.stop()
         return Exit.INTERRUPTED if signal.SIGINT in self._stopped_by else Exit.DONE
 
-    def _start_all(self) -> str:
+    def _start_all(self) -> str | None:
+        """The node's ID, once all workers serve; None where a signal comes first."""
         for worker in self._workers:
             worker.start(waits=False)
-        names = {worker.heard() for worker in self._workers}
+        names = set()
+        for worker in self._workers:
+            connection.wait([self._woken, *worker.waited_for])
+            if self._stopped_by:
+                return None
+            names.add(worker.heard())
         if None in names:
             raise CliError(
                 Exit.LOCAL_FAULT, "store_unavailable", "a worker ended before it was ready"
@@ -211,10 +227,10 @@ class Workers:
                     worker.attend(told)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # It may come while a worker is half started: `run` tells the workers.
         self._stopped_by.append(number)
-        self._waking.send_bytes(b"!")
-        for worker in self._workers:
-            worker.terminate()
+        if len(self._stopped_by) == 1:
+            self._waking.send_bytes(b"!")
 
 
 def run_workers(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> Exit:

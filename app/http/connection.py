@@ -36,8 +36,14 @@ from app.http.problems import internal_error, problem_reply
 from app.limits import Limits
 from app.sharing import Holding, Sharing
 
-STEP_BYTES = 4_096
-"""Parsed at once outside of bodies: the requests in it may be more than are parsed ahead."""
+READ_BYTES = 16_384
+"""Read at once outside of bodies."""
+
+STEP_BYTES = 512
+"""Parsed at once outside of bodies: most requests, and no more than 28 of the shortest."""
+
+STEP_BYTES_AHEAD = 64
+"""Parsed at once while requests wait already: three of the shortest."""
 
 BODY_STEP_BYTES = 65_536
 LIVE_SEND_BUFFER_BYTES = 128 * 1_024
@@ -120,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; one too many is cut."""
         self.transport = transport
+        self._idle_since = self.loop.time()
         # Paused means: something is unread.
         transport.set_write_buffer_limits(high=0)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
@@ -157,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         """Where the next bytes go; of a body with a length no more than what is left of it."""
         if self._body_bytes_left:
             return self.buffer[: min(self._body_bytes_left, BODY_STEP_BYTES)]
-        return self.buffer[:16_384]
+        return self.buffer[:READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have arrived."""
@@ -228,7 +235,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._rest = bytes(data[at:])
                 self.adjust_reading()
                 return
-            step = self._body_bytes_left or STEP_BYTES
+            # Many short requests may come in one read: the fewer places, the smaller the steps.
+            step = self._body_bytes_left or (STEP_BYTES_AHEAD if self._waiting else STEP_BYTES)
             self._feed(data[at : at + step])
             if self._is_deaf:
                 return

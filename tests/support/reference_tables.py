@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 import recon.limits
-from app.http.connection import STEP_BYTES
+from app.http.connection import READ_BYTES
 from app.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.settings import Settings
 
@@ -53,7 +53,7 @@ def limits_page() -> str:
 def _shared_rows() -> list[tuple[object, ...]]:
     """Memory that strangers can ask for, summed up from the bounds."""
     limits = DEFAULT_LIMITS
-    beside = STEP_BYTES * 4 + limits.header_bytes_max + limits.body_free_bytes
+    beside = READ_BYTES + limits.header_bytes_max + limits.body_free_bytes
     rows = [
         (
             "connections: headers, a small body, what arrived ahead",

@@ -7,18 +7,23 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.cli import workers as workers_module
+from app.cli.exits import Exit
+from app.settings import Settings
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -359,6 +364,63 @@ def test_a_service_whose_workers_wait_ends_when_it_is_told_to(
         waiting = workers_of(pid)
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not any(is_running(each) for each in (pid, *waiting)))
+
+
+class ProcessAtStart:
+    """Stands for a process; the service is told to end while one of them starts."""
+
+    told_to_end: ClassVar[list[str]] = []
+    number_at_signal = 0
+    error: Exception | None = None
+
+    def __init__(self, *, name: str, **_: Any) -> None:
+        self.name = name
+        self._is_started = False
+        self.sentinel, self._end = socket.socketpair()
+
+    def start(self) -> None:
+        if self.name == f"worker {self.number_at_signal}":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)  # the handler runs before the process does
+        self._is_started = True
+
+    def terminate(self) -> None:
+        if not self._is_started:
+            raise AttributeError("a process that is not started cannot be told")
+        self.told_to_end.append(self.name)
+        if self.name == "worker 0" and self.error is not None:
+            raise self.error
+
+    kill = terminate
+
+    def join(self, _seconds: float) -> None:
+        self.sentinel.close()
+        self._end.close()
+
+
+@pytest.mark.parametrize("number_at_signal", range(3))
+@pytest.mark.parametrize("error", [None, PermissionError("not yours")], ids=["sound", "stuck"])
+def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_of_them_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number_at_signal: int, error: Exception | None
+) -> None:
+    monkeypatch.setattr(ProcessAtStart, "told_to_end", [])
+    monkeypatch.setattr(ProcessAtStart, "number_at_signal", number_at_signal)
+    monkeypatch.setattr(ProcessAtStart, "error", error)
+    monkeypatch.setattr(workers_module._spawn, "Process", ProcessAtStart, raising=False)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with socket.socket() as listener, workers_module._unix_listeners(3) as own:
+            running = workers_module.Workers(Settings(data_dir=tmp_path), listener, own)
+            ended: Any = None
+            try:
+                ended = running.run(lambda _: None)
+            except AttributeError as fault:
+                ended = fault
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert ended is Exit.DONE, (ended, ProcessAtStart.told_to_end)
+    assert set(ProcessAtStart.told_to_end) == {"worker 0", "worker 1", "worker 2"}
 
 
 def asked(url: str, path: str) -> list[httpx.Response]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from uvicorn.server import ServerState
 
+from app.http.connection import bounded_protocol
 from app.limits import DEFAULT_LIMITS
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
@@ -150,6 +156,52 @@ def test_one_address_has_a_bounded_number_of_connections(
             assert everything(one_too_many) == b""
         open_ones.close()
         assert node.http.get("/livez").status_code == 200
+
+
+def test_the_connection_that_rested_longest_makes_room_and_not_a_new_one(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = replace(DEFAULT_LIMITS, connections_max=2)
+    request = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with running_node(tmp_path_factory.mktemp("node"), limits) as node, connect(node) as at_rest:
+        at_rest.sendall(request)
+        assert at_rest.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.1)
+        # The second one has asked nothing yet when the third one needs a place.
+        with connect(node) as new, connect(node) as fresh:
+            fresh.sendall(request)
+            assert fresh.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            assert select.select([at_rest, new], [], [], 5)[0] == [at_rest]
+
+
+@pytest.mark.parametrize("first_bytes", [1, 512, 4_096])
+def test_the_shortest_requests_sent_ahead_are_not_parsed_beyond_the_bound(first_bytes: int) -> None:
+    request = b"GET / HTTP/1.1\r\n\r\n"
+    sent = request * 1_000
+
+    async def most_waiting() -> int:
+        async def app(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        loop, state = asyncio.get_running_loop(), ServerState()
+        made = bounded_protocol(DEFAULT_LIMITS)
+        config: Any = SimpleNamespace(loaded_app=app)
+        server = await loop.create_server(lambda: made(config, state, {}), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        most = 0
+        for piece in (sent[:first_bytes], sent[first_bytes:]):
+            writer.write(piece)
+            await asyncio.sleep(0.1)
+            connections: list[Any] = list(state.connections)
+            most = max(most, *(len(each._waiting) for each in connections))
+        for task in state.tasks:
+            task.cancel()
+        writer.close()
+        server.close()
+        return most
+
+    bound = DEFAULT_LIMITS.pipelined_requests_max
+    assert bound <= asyncio.run(most_waiting()) < 2 * bound
 
 
 def test_hundreds_of_dripping_connections_do_not_delay_honest_callers(node: RunningNode) -> None:
