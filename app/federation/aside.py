@@ -119,6 +119,12 @@ class SetAside:
         there = [e.element_id for e in self._elements.values() if e.lacked_by is LackedBy.THERE]
         self.forget(there)
 
+    def retry_unserved(self) -> None:
+        """Make due what the peer could not serve, and claims that waited for an entry."""
+        for each in self._elements.values():
+            if each.code in {LOST, RETIRED, NO_ENTRY}:
+                self._elements[each.element_id] = replace(each, retry_at_s=0.0)
+
     def forget_held(self, index: ElementIndex) -> None:
         """What came from elsewhere is not lacked here; claims may come once their entry is here."""
         here = self.columns(LackedBy.HERE)

@@ -76,6 +76,12 @@ class PeerMemory:
             self._aside.popitem(last=False)
         return found
 
+    def retry_unserved(self) -> None:
+        """Ask again for what the peer could not serve: somebody has reason to believe it can now."""
+        self.lost_asked = LostAsked()
+        for each in self._aside.values():
+            each.retry_unserved()
+
     def learn_policy(self, policy: int) -> bool:
         """Whether the peer's policy has changed; what it refused is then offered again."""
         known, self.policy = self.policy, policy

@@ -302,7 +302,7 @@ class Peers:
         self, peer_id: str, channels: tuple[str, ...] = (), *, dry_run: bool = False
     ) -> Sync:
         """Start a sync with a peer now. Raises Problem: NOT_FOUND, SYNC_BUSY, OVERLOADED."""
-        return self._start(self.get(peer_id), channels, dry_run)
+        return self._start_asked(self.get(peer_id), channels, dry_run)
 
     async def sync_url(
         self, url_text: str, channels: tuple[str, ...] = (), *, dry_run: bool = False
@@ -315,12 +315,17 @@ class Peers:
         known = self._peers.get(peer_id_of(url))
         if known is None:
             await resolve(url, private_allowed=self._settings.allows_private_peers)
-        return self._start(known or self._stranger(url), channels, dry_run)
+        return self._start_asked(known or self._stranger(url), channels, dry_run)
 
     def _stranger(self, url: httpx.URL) -> Peer:
         while len(self._memories) >= self._limits.syncs_remembered_max:
             del self._memories[next(iter(self._memories))]
         return Peer("", url, memory=self._memories.setdefault(str(url), PeerMemory()))
+
+    def _start_asked(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
+        """A sync that somebody asks for waits for no retry: the peer may have been mended."""
+        peer.memory.retry_unserved()
+        return self._start(peer, channels, dry_run)
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         interest = interest_of(self._settings)

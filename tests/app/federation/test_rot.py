@@ -238,6 +238,26 @@ def test_what_any_node_holds_whole_is_whole_on_every_node_of_a_federation_that_r
     run_for(tmp_path, FAST_SECONDS)
 
 
+def test_a_sync_that_is_asked_for_fetches_what_the_peer_had_lost_and_has_again(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        rotten, follower = RottingNode(tmp_path / "rotten"), RottingNode(tmp_path / "follower")
+        stack.callback(rotten.stop)
+        stack.callback(follower.stop)
+        entries = conversation(6)
+        publish(rotten, entries)
+        rotten.stop()
+        with closing(sqlite3.connect(rotten.path)) as connection, connection:
+            connection.execute("UPDATE frames SET data = x'00' WHERE seq = 3")
+        rotten.start()
+        first = sync(follower, rotten)
+        assert (first["set_aside_count"], first["entries_received"]) == (1, 5)
+        publish(rotten, [entries[2]])
+        second = sync(follower, rotten)
+        assert (second["set_aside_count"], second["entries_received"]) == (0, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_federations_that_rot_for_ten_minutes_are_whole_again(tmp_path: Path) -> None:
