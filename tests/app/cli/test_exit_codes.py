@@ -205,7 +205,6 @@ def test_a_sync_with_a_peer_that_died_says_what_failed_and_nothing_that_was_not_
         (200, b"", {"content-encoding": "gzip"}),
         (404, b"not here", {}),
         (302, b"", {"location": "http://169.254.169.254/"}),
-        (500, b"broken", {}),
     ],
 )
 def test_a_peer_that_is_no_store_is_5(
@@ -214,6 +213,12 @@ def test_a_peer_that_is_no_store_is_5(
     with http_server(status, body, headers) as peer:
         result = cli("sync", peer, "--node", node)
     assert (result.code, error_code(result)) == (5, "peer_misbehaved")
+
+
+def test_a_peer_that_fails_is_5_and_no_liar(node: str) -> None:
+    with http_server(500, b"broken") as peer:
+        result = cli("sync", peer, "--node", node)
+    assert (result.code, error_code(result)) == (5, "peer_unreachable")
 
 
 def test_a_node_that_is_no_node_is_5() -> None:
