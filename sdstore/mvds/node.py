@@ -1,0 +1,381 @@
+"""An MVDS node: payloads and epochs in, effects out.
+
+Rules (2/MVDS, "Flow"), one per line:
+
+- sending, interactive mode: an OFFER to each member of the group; batch mode: a MESSAGE;
+- an OFFER arrives: a REQUEST, or an ACK where we have the message already;
+- a REQUEST arrives for what we offer: the OFFER becomes a MESSAGE;
+- a MESSAGE arrives: the REQUEST goes, and an ACK once the application has dealt with the message;
+- an ACK arrives: the record goes;
+- a record is sent when its send epoch is reached, and again after a growing number of epochs.
+
+The node does no I/O and reads no clock. The caller numbers the epochs: `tick` gives at most one payload
+per peer and epoch. Epochs never go back, a restart included.
+
+A crash loses nothing that was promised: records are kept in `State`, and an ACK is queued only when
+the application calls `processed`. Queued ACKs are in memory; a lost one is asked for by the
+MESSAGE that comes again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sdstore.mvds.state import Record, RecordType, State
+from sdstore.mvds.wire import (
+    ID_BYTES,
+    ID_FIELD_BYTES,
+    LocalProtocolError,
+    Message,
+    Numbering,
+    Payload,
+    RemoteProtocolError,
+    decode,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a node behaves, and its bounds."""
+
+    interactive: bool = True
+    """The mode of `send` where it is not given."""
+    retry_epochs_first: int = 3
+    """Epochs to wait after the first sending. An answer takes two: the peer's epoch and ours."""
+    retry_epochs_max: int = 64
+    """The wait doubles with each sending up to this: a peer that comes back is found soon."""
+    attempts_max: int = 0
+    """Sendings of an OFFER or a MESSAGE before the node gives it up; 0: never."""
+    request_attempts_max: int = 8
+    """Sendings of a REQUEST. The peer's next OFFER brings a REQUEST that was given up back."""
+    payload_bytes_max: int = 256 * 1024
+    """One payload, sent or taken; what does not fit waits for the next epoch."""
+    records_per_peer_max: int = 10_000
+    """Memory: 2 MB a peer. Beyond it nothing is queued for the peer, and its offers are skipped."""
+    acks_per_peer_max: int = 10_000
+    """ACKs that wait for the next epoch. One that is dropped is asked for by the MESSAGE again."""
+    in_process_max: int = 10_000
+    """Messages delivered and not yet `processed`. Beyond it a MESSAGE is skipped and comes again."""
+    numbering: Numbering = Numbering.SPECIFICATION
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give this payload to this peer, whole or not at all."""
+
+    peer: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A message that the application has not dealt with. Keep it or refuse it, then call `processed`."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The peer has the message."""
+
+    peer: str
+    message_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The peer did not answer as often as the options allow; the record is gone."""
+
+    peer: str
+    message_id: bytes
+    type: RecordType
+
+
+@dataclass(frozen=True, slots=True)
+class StateFull:
+    """The peer has as many records as it may have: this message was not queued for it."""
+
+    peer: str
+    message_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A part of a payload without effect, and why: one word for logs and metrics."""
+
+    peer: str
+    reason: str
+    count: int
+
+
+Effect = Send | Deliver | Acknowledged | GaveUp | StateFull | Ignored
+
+
+class Messages(Protocol):
+    """The messages that the application keeps or has dealt with."""
+
+    def find(self, message_id: bytes) -> Message | None:
+        """A message to send; None where it is gone, and its records go too."""
+
+    def is_known(self, message_id: bytes) -> bool:
+        """Whether a message was processed, kept or not. One that is forgotten is delivered again."""
+
+
+class Node:
+    """See the module. Raises `LocalProtocolError` for misuse, `RemoteProtocolError` for bad bytes."""
+
+    def __init__(self, state: State, messages: Messages, options: Options | None = None) -> None:
+        self._state = state
+        self._messages = messages
+        self._options = options or Options()
+        if self._options.payload_bytes_max < 4 * ID_FIELD_BYTES:
+            raise LocalProtocolError("a payload holds at least four IDs")
+        self._groups: dict[bytes, set[str]] = {}
+        self._acks: dict[str, OrderedDict[bytes, None]] = {}
+        self._in_process: dict[bytes, set[str]] = {}
+        self._sent_epoch: dict[str, int] = {}
+
+    # ---- groups
+
+    def join(self, group_id: bytes, peers: Iterable[str]) -> None:
+        """Add members to a group, and with the first of them the group."""
+        self._groups.setdefault(group_id, set()).update(peers)
+
+    def leave(self, group_id: bytes, peers: Iterable[str]) -> None:
+        """Take members out of a group. Records of theirs stay until they are acknowledged."""
+        members = self._groups.get(group_id, set())
+        members.difference_update(peers)
+        if not members:
+            self._groups.pop(group_id, None)
+
+    def members(self, group_id: bytes) -> frozenset[str]:
+        """The peers of a group."""
+        return frozenset(self._groups.get(group_id, ()))
+
+    # ---- sending
+
+    def send(
+        self, message: Message, *, interactive: bool | None = None, but: Collection[str] = ()
+    ) -> list[Effect]:
+        """Queue a message for every member of its group, except those of `but`.
+
+        `find` must give the message until every member has acknowledged it.
+        """
+        if message.field_bytes > self.message_bytes_max:
+            raise LocalProtocolError(
+                f"a message of {message.field_bytes} bytes; the largest that fits half a payload "
+                f"has {self.message_bytes_max}"
+            )
+        is_interactive = self._options.interactive if interactive is None else interactive
+        kind = RecordType.OFFER if is_interactive else RecordType.MESSAGE
+        effects: list[Effect] = []
+        for peer in sorted(self._groups.get(message.group_id, set()).difference(but)):
+            if self._state.get(peer, message.message_id) is not None:
+                continue
+            if self._state.count(peer) >= self._options.records_per_peer_max:
+                effects.append(StateFull(peer, message.message_id))
+                continue
+            self._state.put(peer, [Record(kind, message.message_id)])
+        return effects
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest message: half a payload, so that ACKs never keep it out."""
+        return self._options.payload_bytes_max // 2
+
+    def tick(self, epoch: int) -> list[Effect]:
+        """The payloads of an epoch, to every peer that something is due for."""
+        effects: list[Effect] = []
+        for peer in sorted({*self._acks, *self._state.peers()}):
+            effects += self.tick_peer(peer, epoch)
+        return effects
+
+    def tick_peer(self, peer: str, epoch: int) -> list[Effect]:
+        """The payload of an epoch to one peer, if something is due and none was made in it."""
+        if epoch <= self._sent_epoch.get(peer, -1):
+            return []
+        payload, effects = self._payload(peer, epoch)
+        if not payload.is_empty:
+            self._sent_epoch[peer] = epoch
+            effects.append(Send(peer, encode(payload, self._options.numbering)))
+        return effects
+
+    def _payload(self, peer: str, epoch: int) -> tuple[Payload, list[Effect]]:
+        """ACKs first, up to half of the room; then records in the order in which they are due."""
+        effects: list[Effect] = []
+        room = self._options.payload_bytes_max
+        acks = self._take_acks(peer, room // 2 // ID_FIELD_BYTES)
+        room -= len(acks) * ID_FIELD_BYTES
+        ids: dict[RecordType, list[bytes]] = {kind: [] for kind in RecordType}
+        messages: list[Message] = []
+        sent: list[Record] = []
+        gone: list[bytes] = []
+        for record in self._state.due(peer, epoch, room // ID_FIELD_BYTES):
+            if self._is_spent(record):
+                effects.append(GaveUp(peer, record.message_id, record.type))
+                gone.append(record.message_id)
+                continue
+            size = ID_FIELD_BYTES
+            if record.type is RecordType.MESSAGE:
+                message = self._messages.find(record.message_id)
+                if message is None:
+                    gone.append(record.message_id)
+                    continue
+                size = message.field_bytes
+                if size > room:
+                    break  # the first of the next epoch
+                messages.append(message)
+            elif size > room:
+                break
+            else:
+                ids[record.type].append(record.message_id)
+            room -= size
+            sent.append(self._after_sending(record, epoch))
+        self._state.remove(peer, gone)
+        self._state.put(peer, sent)
+        return (
+            Payload(
+                acks,
+                tuple(ids[RecordType.OFFER]),
+                tuple(ids[RecordType.REQUEST]),
+                tuple(messages),
+            ),
+            effects,
+        )
+
+    def _take_acks(self, peer: str, count_max: int) -> tuple[bytes, ...]:
+        waiting = self._acks.get(peer)
+        if waiting is None:
+            return ()
+        taken = tuple(waiting)[:count_max]
+        for message_id in taken:
+            del waiting[message_id]
+        if not waiting:
+            del self._acks[peer]
+        return taken
+
+    def _is_spent(self, record: Record) -> bool:
+        options = self._options
+        is_request = record.type is RecordType.REQUEST
+        most = options.request_attempts_max if is_request else options.attempts_max
+        return 0 < most <= record.send_count
+
+    def _after_sending(self, record: Record, epoch: int) -> Record:
+        """Exponential back-off: first, twice that, four times, … up to the longest wait."""
+        options = self._options
+        doubled = options.retry_epochs_first << min(record.send_count, 32)
+        return replace(
+            record,
+            send_count=record.send_count + 1,
+            send_epoch=epoch + min(doubled, options.retry_epochs_max),
+        )
+
+    # ---- receiving
+
+    def receive(self, peer: str, raw: bytes) -> list[Effect]:
+        """Take a payload of a peer. Nothing of it is taken where it raises."""
+        if len(raw) > self._options.payload_bytes_max:
+            detail = f"{len(raw)} bytes; at most {self._options.payload_bytes_max} are taken"
+            raise RemoteProtocolError("payload_too_large", detail)
+        payload = decode(raw)
+        return [
+            *self._take_acknowledged(peer, payload.acks),
+            *self._take_offers(peer, payload.offers),
+            *self._take_requests(peer, payload.requests),
+            *self._take_messages(peer, payload.messages),
+        ]
+
+    def processed(self, message_id: bytes) -> None:
+        """The application has dealt with a delivered message: on disk, or refused for good.
+
+        Its senders, and everybody who offers it, get an ACK with their next payload.
+        """
+        peers = self._in_process.pop(message_id, set())
+        requested = self._state.requested_from(message_id)
+        for peer in requested:
+            self._state.remove(peer, [message_id])
+        for peer in {*peers, *requested}:
+            self._acknowledge(peer, message_id)
+
+    def postponed(self, message_id: bytes) -> None:
+        """The application could not deal with a delivered message now: it comes again."""
+        self._in_process.pop(message_id, None)
+
+    def _take_acknowledged(self, peer: str, ids: Iterable[bytes]) -> list[Effect]:
+        """The peer has these: what we offer or send of them needs no more sending."""
+        effects: list[Effect] = []
+        for message_id in ids:
+            record = self._state.get(peer, message_id)
+            if record is not None and record.type is not RecordType.REQUEST:
+                self._state.remove(peer, [message_id])
+                effects.append(Acknowledged(peer, message_id))
+        return effects
+
+    def _take_offers(self, peer: str, ids: Iterable[bytes]) -> list[Effect]:
+        effects: list[Effect] = []
+        requests: dict[bytes, Record] = {}
+        skipped = 0
+        room = self._options.records_per_peer_max - self._state.count(peer)
+        for message_id in ids:
+            if len(message_id) != ID_BYTES or not self._is_member_of_any(peer):
+                skipped += 1
+            elif self._messages.is_known(message_id):
+                effects += self._take_acknowledged(peer, [message_id])
+                self._acknowledge(peer, message_id)
+            elif self._state.get(peer, message_id) is None and message_id not in requests:
+                if len(requests) < room:
+                    requests[message_id] = Record(RecordType.REQUEST, message_id)
+                else:
+                    skipped += 1
+        self._state.put(peer, requests.values())
+        return effects + ([Ignored(peer, "offers", skipped)] if skipped else [])
+
+    def _take_requests(self, peer: str, ids: Iterable[bytes]) -> list[Effect]:
+        """Only what we offer to this peer is sent: another ID could be a stranger's guess."""
+        skipped = 0
+        for message_id in ids:
+            record = self._state.get(peer, message_id)
+            if record is not None and record.type is RecordType.OFFER:
+                self._state.put(peer, [Record(RecordType.MESSAGE, message_id)])
+            elif record is None or record.type is not RecordType.MESSAGE:
+                skipped += 1
+        return [Ignored(peer, "requests", skipped)] if skipped else []
+
+    def _take_messages(self, peer: str, messages: Iterable[Message]) -> list[Effect]:
+        effects: list[Effect] = []
+        skipped = 0
+        for message in messages:
+            message_id = message.message_id
+            if peer not in self._groups.get(message.group_id, ()):
+                skipped += 1
+                continue
+            self._state.remove(peer, self._request_for(peer, message_id))
+            effects += self._take_acknowledged(peer, [message_id])
+            if self._messages.is_known(message_id):
+                self._acknowledge(peer, message_id)
+            elif message_id in self._in_process:
+                self._in_process[message_id].add(peer)
+            elif len(self._in_process) >= self._options.in_process_max:
+                skipped += 1
+            else:
+                self._in_process[message_id] = {peer}
+                effects.append(Deliver(peer, message))
+        return effects + ([Ignored(peer, "messages", skipped)] if skipped else [])
+
+    def _request_for(self, peer: str, message_id: bytes) -> list[bytes]:
+        record = self._state.get(peer, message_id)
+        is_request = record is not None and record.type is RecordType.REQUEST
+        return [message_id] if is_request else []
+
+    def _is_member_of_any(self, peer: str) -> bool:
+        return any(peer in members for members in self._groups.values())
+
+    def _acknowledge(self, peer: str, message_id: bytes) -> None:
+        acks = self._acks.setdefault(peer, OrderedDict())
+        if len(acks) < self._options.acks_per_peer_max:
+            acks[message_id] = None
