@@ -11,11 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants import recon, sds, store
+from tests.mutants import mvds, recon, sds, store
 from tests.mutants.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS: list[Fault] = [*recon.FAULTS, *sds.FAULTS, *store.FAULTS]
+FAULTS: list[Fault] = [*mvds.FAULTS, *recon.FAULTS, *sds.FAULTS, *store.FAULTS]
 TEST_SECONDS_MAX = 240  # a fault may also show as an endless loop
 COPIED = (
     *("recon", "sdstore", "app", "pipeline", "migrations", "bench"),
