@@ -7,7 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("recon", "requests", "negentropy", "store", "frames", "http", "postgres", "pipeline")
+BENCHMARKS = (
+    "recon",
+    "requests",
+    "negentropy",
+    "mvds",
+    "store",
+    "frames",
+    "http",
+    "postgres",
+    "pipeline",
+)
 
 
 def main() -> int:

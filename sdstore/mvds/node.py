@@ -7,7 +7,8 @@ Rules (2/MVDS, "Flow"), one per line:
 - a REQUEST arrives for what we offer: the OFFER becomes a MESSAGE;
 - a MESSAGE arrives: the REQUEST goes, and an ACK once the application has dealt with the message;
 - an ACK arrives: the record goes;
-- a record is sent when its send epoch is reached, and again after a growing number of epochs.
+- a record is sent when its send epoch is reached, and again after a pause that grows while the peer
+  is silent.
 
 The node does no I/O and reads no clock. The caller numbers the epochs: `tick` gives at most one payload
 per peer and epoch. Epochs never go back, a restart included.
@@ -47,7 +48,7 @@ class Options:
     retry_epochs_first: int = 3
     """Epochs to wait after the first sending. An answer takes two: the peer's epoch and ours."""
     retry_epochs_max: int = 64
-    """The wait doubles with each sending up to this: a peer that comes back is found soon."""
+    """While the peer is silent the wait doubles with each sending, up to this."""
     attempts_max: int = 0
     """Sendings of an OFFER or a MESSAGE before the node gives it up; 0: never."""
     request_attempts_max: int = 8
@@ -139,6 +140,7 @@ class Node:
         self._acks: dict[str, OrderedDict[bytes, None]] = {}
         self._in_process: dict[bytes, set[str]] = {}
         self._sent_epoch: dict[str, int] = {}
+        self._silent_count: dict[str, int] = {}  # payloads to a peer since it was last heard of
 
     # ---- groups
 
@@ -202,6 +204,7 @@ class Node:
         payload, effects = self._payload(peer, epoch)
         if not payload.is_empty:
             self._sent_epoch[peer] = epoch
+            self._silent_count[peer] = self._silent_count.get(peer, 0) + 1
             effects.append(Send(peer, encode(payload, self._options.numbering)))
         return effects
 
@@ -235,7 +238,7 @@ class Node:
             else:
                 ids[record.type].append(record.message_id)
             room -= size
-            sent.append(self._after_sending(record, epoch))
+            sent.append(self._after_sending(peer, record, epoch))
         self._state.remove(peer, gone)
         self._state.put(peer, sent)
         return (
@@ -265,10 +268,14 @@ class Node:
         most = options.request_attempts_max if is_request else options.attempts_max
         return 0 < most <= record.send_count
 
-    def _after_sending(self, record: Record, epoch: int) -> Record:
-        """Exponential back-off: first, twice that, four times, … up to the longest wait."""
+    def _after_sending(self, peer: str, record: Record, epoch: int) -> Record:
+        """The wait grows exponentially while the peer is silent.
+
+        A peer that answers only loses some payloads: it is sent the record again at the first pace.
+        """
         options = self._options
-        doubled = options.retry_epochs_first << min(record.send_count, 32)
+        doublings = min(record.send_count, self._silent_count.get(peer, 0), 32)
+        doubled = options.retry_epochs_first << doublings
         return replace(
             record,
             send_count=record.send_count + 1,
@@ -283,6 +290,7 @@ class Node:
             detail = f"{len(raw)} bytes; at most {self._options.payload_bytes_max} are taken"
             raise RemoteProtocolError("payload_too_large", detail)
         payload = decode(raw)
+        self._silent_count.pop(peer, None)
         return [
             *self._take_acknowledged(peer, payload.acks),
             *self._take_offers(peer, payload.offers),

@@ -63,6 +63,17 @@ def test_a_lost_offer_is_repeated_after_growing_pauses() -> None:
     assert sent == [1, 4, 10, 22, 42]  # 3, 6, 12, then 20 epochs apart
 
 
+def test_a_peer_that_answers_is_sent_a_lost_offer_again_without_growing_pauses() -> None:
+    world = world_of(2, Options(retry_epochs_first=3))
+    node = world.peers["p0"].node
+    world.peers["p0"].publish(message("hello"))
+    sent = []
+    for epoch in range(1, 20):
+        sent += [epoch for each in node.tick(epoch) if isinstance(each, Send)]
+        node.receive("p1", encode(Payload(acks=(bytes(32),))))
+    assert sent == [1, 4, 7, 10, 13, 16, 19]
+
+
 def node_of(options: Options | None = None) -> tuple[Node, Kept, MemoryState]:
     kept, state = Kept(), MemoryState()
     node = Node(state, kept, options)
