@@ -144,7 +144,8 @@ def _attempt(
     try:
         return _covered(caller, read(item))
     except Problem as problem:
-        return problem
+        # The traceback would keep what was parsed, up to 100 MB, until garbage is collected.
+        return problem.with_traceback(None)
 
 
 def _from_item(item: wire.PublishItem) -> Publication:
