@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from recon.interest import Interest
+from recon.session import Interest
 
 
 class ChannelGroups:

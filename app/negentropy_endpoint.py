@@ -11,10 +11,9 @@ from app.budget import ReconBudgets
 from app.errors import Code, Problem
 from app.limits import Limits
 from app.rangeindex import VIEW_COST_MIN, NodeIndex
+from recon.elements import OrderWindow, order_of_lamport
 from recon.errors import RemoteProtocolError
-from recon.negentropy import FRAME_BYTES_MIN, Negentropy
-from recon.negentropy_records import Records
-from recon.ranges import OrderWindow, order_of_lamport
+from recon.negentropy import FRAME_BYTES_MIN, Negentropy, Records
 
 THREAD_RECORDS_MIN = 50_000
 """From here on an answer takes milliseconds, which the event loop does not have."""

@@ -34,7 +34,7 @@ from app.sharing import Sharing
 from app.siblings import Siblings
 from app.store.store import Store
 from app.verification import Verification
-from recon.interest import Interest
+from recon.session import Interest
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16

@@ -22,14 +22,11 @@ from app.groupsums import GroupSums
 from app.indexfile import load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
-from recon.cache import ViewCache
-from recon.columns import U8, U64, Mask
+from recon.elements import ALL_ORDERS, U8, U64, WHOLE, Mask, OrderWindow
+from recon.hashing import idle_root
 from recon.index import RangeIndex
-from recon.interest import Interest
-from recon.proof import idle_root
-from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
-from recon.session import SessionKey
-from recon.view import View
+from recon.session import Interest, SessionKey
+from recon.view import View, ViewCache
 
 _log = logging.getLogger(__name__)
 

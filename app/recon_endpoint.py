@@ -21,13 +21,13 @@ from app.federation.interests import KnownInterests, policy_of
 from app.federation.local import LocalSide
 from app.http.auth import Caller, Scope
 from app.rangeindex import NodeIndex
+from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
-from recon.interest import Interest
+from recon.fetch import read_fetch, resolve
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
-from recon.ranges import Bound, bound_bytes
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.session import (
+    Interest,
     SessionKey,
     derive_session_key,
     is_own_nonce,

@@ -13,8 +13,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from recon.negentropy import Negentropy
-from recon.negentropy_records import Records
+from recon.negentropy import Negentropy, Records
 
 RECORDS = 10**6
 REPEATS = 3

@@ -22,10 +22,10 @@ from bench.recon_plots import plot_curves
 from bench.recon_scenarios import Lacking, Universe
 from bench.recon_session import HEADER, Measured, session
 from bench.table import publish
+from recon.elements import ALL_ORDERS, WHOLE
 from recon.index import RangeIndex
 from recon.initiator import Options
 from recon.limits import DEFAULT_LIMITS, Limits
-from recon.ranges import ALL_ORDERS, WHOLE
 from recon.view import View
 
 FRAMES_60K = replace(DEFAULT_LIMITS, request_bytes_max=60_000, response_bytes_max=60_000)

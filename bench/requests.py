@@ -17,11 +17,11 @@ import numpy as np
 
 from app.limits import DEFAULT_LIMITS as NODE_LIMITS
 from bench.table import publish
-from recon.codec import Asks, pack_asks, pack_ranges
-from recon.columns import I64, U64
+from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
 from recon.cuts import bounds_at
+from recon.elements import ALL_ORDERS, I64, U64, RangeColumns
+from recon.fetch import Found, read_fetch, resolve
 from recon.index import RangeIndex
-from recon.interest import Interest, decode_interest
 from recon.limits import (
     DEFAULT_LIMITS,
     INTEREST_NAMES_MAX,
@@ -31,11 +31,8 @@ from recon.limits import (
     PHASE_NONE,
     PROTOCOL_VERSION,
 )
-from recon.ranges import ALL_ORDERS, RangeColumns
-from recon.resolving import Found, read_fetch, resolve
 from recon.responder import respond
-from recon.session import SessionKey
-from recon.varint import pack_counts
+from recon.session import Interest, SessionKey, decode_interest
 from recon.view import View
 from sdstore.wire.recon_pb2 import Fetch, ReconRequest
 

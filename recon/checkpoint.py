@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 import blake3
 import numpy as np
 
-from recon.columns import U8, U32, U64, heads_of
+from recon.elements import U8, U32, U64, heads_of
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
-from recon.runs import element_sequence
-from recon.store import Columns, Snapshot
+from recon.store import Columns, Snapshot, element_sequence
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -6,22 +6,214 @@ anything is allocated. docs/recon-protocol.md describes each column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
-from recon.bounds import pack_bounds, unpack_bounds
-from recon.columns import I64, U8, U64, Mask, laid, steps_of
-from recon.errors import RemoteProtocolError
-from recon.limits import SUMMARY_HASH_BYTES
-from recon.ranges import END, START, RangeColumns
-from recon.varint import (
-    pack_counts,
-    pack_varints,
-    unpack_counts,
-    unpack_varints,
+from recon.elements import (
+    END,
+    F64,
+    I64,
+    START,
+    U8,
+    U64,
+    Mask,
+    RangeColumns,
+    bit_lengths,
+    laid,
+    spread,
+    steps_of,
 )
-from sdstore.wire.recon_pb2 import Ranges
+from recon.errors import RemoteProtocolError
+from recon.hashing import Total
+from recon.limits import (
+    COUNT_MAX,
+    PHASE_NONE,
+    PROTOCOL_VERSION,
+    SHORT_ID_BYTES,
+    SUM_BYTES,
+    SUMMARY_HASH_BYTES,
+)
+from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
+
+# Columns of numbers as bytes, whole columns at a time.
+#
+# Base-128 varints, least significant group first, as in protobuf. Counts that resemble each other are
+# written as zigzag differences, so that equal parts cost one byte each.
+
+# Bounds as bytes: what is needed to separate two neighbours, and no more.
+#
+# Bounds ascend, so each is a step from the one before. A bound may be any value between two elements,
+# so it is chosen with as many trailing zero bits as fit; sixteen steps share one shift, which makes a
+# nanosecond clock cost hardly more than a counter. Only bounds inside a tie carry bytes of an id.
+
+# Answers: splits, lists and counts as columns, and the `bytes` fields of proto/recon.proto.
+#
+# The checks of what a responder may say stand here: a split tiles its range in two or more non-empty
+# parts that add up, a prefix of at least one range is answered.
+
+# Filling a frame: guessed by what each range is expected to cost, corrected by measure.
+
+# Proofs that two sets are equal: the total that a peer states, and the root of idle pairs.
+#
+# A session learns where both sides differ, and content is moved; that all of it arrived is known when
+# the peer has stated its total, which it is never told: a count and a sum under the session's key. A
+# root has no key, so it only tells whether two sides still hold what they were proved to hold.
+
+
+VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
+_MORE = 0x80  # set in every byte of a number but the last
+_FIRST = np.zeros(1, np.int64)
+_SHIFTS = np.arange(0, 7 * VARINT_BYTES_MAX, 7, dtype=np.uint64)
+
+
+def pack_varints(values: U64) -> bytes:
+    """Numbers as varints, one after the other."""
+    longest = max(-(-int(values.max(initial=0)).bit_length() // 7), 1)
+    if longest == 1:  # most columns: one byte each
+        return values.astype(np.uint8).tobytes()
+    groups = values[:, None] >> _SHIFTS[:longest]
+    used = groups != 0
+    used[:, 0] = True
+    out = groups.astype(np.uint8) & (_MORE - 1)
+    out[:, :-1] |= used[:, 1:].view(np.uint8) << 7
+    packed: bytes = out[used].tobytes()
+    return packed
+
+
+def unpack_varints(raw: U8, count: int) -> tuple[U64, int]:
+    """`count` numbers from the front of u8[n], and how many bytes they took."""
+    ends = (raw[: count * VARINT_BYTES_MAX] < _MORE).nonzero()[0][:count] + 1
+    if len(ends) < count:
+        raise RemoteProtocolError("malformed", "a column of numbers is too short")
+    taken = int(ends[-1]) if count else 0
+    if taken == count:
+        return raw[:count].astype(np.uint64), count
+    starts = np.concatenate((_FIRST, ends[:-1]))
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if longest > VARINT_BYTES_MAX:
+        raise RemoteProtocolError("malformed", "a number is too long")
+    if longest == VARINT_BYTES_MAX and (raw[ends[lengths == longest] - 1] > 1).any():
+        raise RemoteProtocolError("malformed", "a number exceeds 64 bits")
+    groups = (raw[:taken] & (_MORE - 1)).astype(np.uint64)
+    groups <<= _SHIFTS[np.arange(taken) - starts.repeat(lengths)]
+    return np.bitwise_or.reduceat(groups, starts), taken
+
+
+def pack_counts(counts: I64) -> bytes:
+    """Counts as zigzag varints of the difference to the one before (the first: to 0)."""
+    steps = steps_of(counts)
+    return pack_varints(((steps << 1) ^ (steps >> 63)).astype(np.uint64))
+
+
+def unpack_counts(raw: U8, count: int) -> tuple[I64, int]:
+    """The inverse of `pack_counts`, and the bytes taken."""
+    zigzag, taken = unpack_varints(raw, count)
+    if (zigzag > np.uint64(2 * COUNT_MAX)).any():
+        raise RemoteProtocolError("malformed", "a count is absurd")
+    steps = (zigzag >> np.uint64(1)).astype(np.int64) ^ -(zigzag & np.uint64(1)).astype(np.int64)
+    counts = np.cumsum(steps)
+    if (counts.view(np.uint64) > np.uint64(COUNT_MAX)).any():  # negative ones are far above it
+        raise RemoteProtocolError("malformed", "a count is out of range")
+    return counts, taken
+
+
+def pack_pairs_of_bits(values: U8) -> bytes:
+    """Numbers 0 … 3, four to a byte, the first in the lowest bits."""
+    padded = np.zeros(-(-len(values) // 4) * 4, np.uint8)
+    padded[: len(values)] = values
+    fours = padded.reshape(-1, 4)
+    packed = fours[:, 0] | (fours[:, 1] << 2) | (fours[:, 2] << 4) | (fours[:, 3] << 6)
+    return packed.astype(np.uint8).tobytes()
+
+
+def unpack_pairs_of_bits(raw: U8, count: int) -> tuple[U8, int]:
+    """The inverse of `pack_pairs_of_bits`, and the bytes taken."""
+    taken = -(-count // 4)
+    if len(raw) < taken:
+        raise RemoteProtocolError("malformed", "a column of kinds is too short")
+    spread = (raw[:taken, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
+    values = spread.reshape(-1).astype(np.uint8)
+    if values[count:].any():
+        raise RemoteProtocolError("malformed", "a column of kinds has bits to spare")
+    return values[:count], taken
+
+
+BLOCK = 16  # steps that share a shift: one byte among sixteen
+_ONE = np.uint64(1)
+_HEAD_BYTES = (0, 1, 2, 8)  # bytes of an id that a head class carries
+_HEAD_BITS = 64
+
+
+def pack_bounds(steps: U64, heads: U64) -> bytes:
+    """Shifts, steps as varints, classes of heads (one byte 0 where all are 0), bytes of heads."""
+    if not len(steps):
+        return b""
+    shifts = _shared_zero_bits(steps)
+    mantissas = steps >> np.repeat(shifts, BLOCK)[: len(steps)].astype(np.uint64)
+    packed = shifts.tobytes() + pack_varints(mantissas)
+    if not heads.any():
+        return packed + b"\0"
+    classes = _classes(heads)
+    pieces = [packed, b"\1", pack_pairs_of_bits(classes)]
+    raw = heads.astype(">u8").view(np.uint8).reshape(-1, 8)
+    pieces += [raw[classes == c, : _HEAD_BYTES[c]].tobytes() for c in (1, 2, 3)]
+    return b"".join(pieces)
+
+
+def _shared_zero_bits(steps: U64) -> U8:
+    union = np.bitwise_or.reduceat(steps, np.arange(0, len(steps), BLOCK))
+    lowest = union & (~union + _ONE)
+    return np.maximum(bit_lengths(lowest) - 1, 0).astype(np.uint8)
+
+
+def _classes(heads: U64) -> U8:
+    classes = np.full(len(heads), 3, np.uint8)
+    classes[(heads << np.uint64(16)) == 0] = 2
+    classes[(heads << np.uint64(8)) == 0] = 1
+    classes[heads == 0] = 0
+    return classes
+
+
+def unpack_bounds(raw: U8, count: int) -> tuple[U64, U64, int]:
+    """Steps u64[count], heads u64[count], and the bytes taken."""
+    if not count:
+        return np.empty(0, np.uint64), np.empty(0, np.uint64), 0
+    blocks = -(-count // BLOCK)
+    shifts = raw[:blocks]
+    if len(shifts) < blocks or (shifts >= _HEAD_BITS).any():
+        raise RemoteProtocolError("malformed", "a column of bounds has bad shifts")
+    mantissas, taken = unpack_varints(raw[blocks:], count)
+    shift = np.repeat(shifts, BLOCK)[:count].astype(np.uint64)
+    steps = mantissas << shift
+    if ((steps >> shift) != mantissas).any():
+        raise RemoteProtocolError("malformed", "a bound exceeds 64 bits")
+    heads, more = _unpack_heads(raw[blocks + taken :], count)
+    return steps, heads, blocks + taken + more
+
+
+def _unpack_heads(raw: U8, count: int) -> tuple[U64, int]:
+    if not len(raw) or raw[0] > 1:
+        raise RemoteProtocolError("malformed", "a column of bounds lacks its heads")
+    if not raw[0]:
+        return np.zeros(count, np.uint64), 1
+    heads = np.zeros((count, 8), np.uint8)
+    classes, more = unpack_pairs_of_bits(raw[1:], count)
+    taken = 1 + more
+    for kind in (1, 2, 3):
+        rows: I64 = np.flatnonzero(classes == kind)
+        size = _HEAD_BYTES[kind]
+        piece = raw[taken : taken + size * len(rows)]
+        if len(piece) < size * len(rows):
+            raise RemoteProtocolError("malformed", "a column of heads is too short")
+        heads[rows, :size] = piece.reshape(-1, size)
+        taken += len(piece)
+    return heads.view(">u8")[:, 0].astype(np.uint64), taken
+
 
 _FROM_START, _TO_END = 1, 2
 
@@ -80,7 +272,7 @@ def unpack_ranges(runs_raw: bytes, bounds_raw: bytes, ranges_max: int) -> RangeC
     if flags & _TO_END:
         orders[-1], heads[-1] = END
     last = (lengths + 1).cumsum() - 1
-    _check_ascending(orders, heads, last)
+    _check_ranges_ascend(orders, heads, last)
     is_upper = np.ones(edges, bool)
     is_upper[last - lengths] = False
     is_lower = np.ones(edges, bool)
@@ -107,7 +299,7 @@ def _too_many(ranges_max: int) -> RemoteProtocolError:
     return RemoteProtocolError("too_many_ranges", f"at most {ranges_max}, at least 1 in a run")
 
 
-def _check_ascending(orders: U64, heads: U64, last: I64) -> None:
+def _check_ranges_ascend(orders: U64, heads: U64, last: I64) -> None:
     above = orders[1:] > orders[:-1]
     same = orders[1:] == orders[:-1]
     fine = above | (same & (heads[1:] > heads[:-1]))
@@ -158,3 +350,215 @@ def unpack_asks(message: Ranges, ranges_max: int) -> Asks:
     finished(raw, taken)
     hashes[compared] = table(message.hashes, SUMMARY_HASH_BYTES, len(compared))
     return Asks(ranges, listed, counts, hashes)
+
+
+EQUAL, SPLIT, LIST, COUNT = range(4)
+Tiles = tuple[I64, RangeColumns]  # parts of splits: the split that each belongs to, and its range
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Splits: s of them, cut into parts laid end to end."""
+
+    sizes: I64  # i64[s]: parts of each split
+    cut_orders: U64  # the inner edges of each split, one after the other
+    cut_heads: U64
+    counts: I64  # elements of each part
+    hashes: U8  # u8[parts, 6]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answers to the first k asks."""
+
+    kinds: U8  # u8[k]: EQUAL, SPLIT, LIST or COUNT
+    counts: I64  # i64[k]: the responder's elements; 0 where EQUAL
+    parts: Parts
+    short_ids: U8  # u8[n, 6] of the lists, one after the other
+
+
+def part_sizes(counts: I64, parts: I64 | int) -> I64:
+    """How many parts ranges of these sizes are split into: at least two elements each."""
+    return np.minimum(parts, counts // 2)
+
+
+def part_edges(counts: I64, sizes: I64, phase: int) -> tuple[I64, I64]:
+    """Where equal parts end: owner split and number of elements before each inner edge.
+
+    `phase`, 0 … 128, shifts all cuts by up to a quarter of a part, so that nobody can know them.
+    """
+    owner, within = spread(sizes - 1)
+    numerator = counts[owner] * (256 * (within + 1) + phase - PHASE_NONE)
+    return owner, numerator // (256 * sizes[owner])
+
+
+def implied_counts(counts: I64, sizes: I64, phase: int) -> I64:
+    """Elements of each part of equal splits."""
+    _, edges = part_edges(counts, sizes, phase)
+    lasts = sizes.cumsum() - 1
+    ends = laid(counts, lasts, edges)
+    steps = steps_of(ends)
+    firsts = lasts + 1 - sizes
+    steps[firsts] = ends[firsts]
+    return steps
+
+
+def tile(ranges: RangeColumns, parts: Parts) -> Tiles:
+    """The parts of split ranges: which split each belongs to, and the ranges."""
+    owner = np.arange(len(parts.sizes)).repeat(parts.sizes)
+    ends = parts.sizes.cumsum()
+    firsts, lasts = ends - parts.sizes, ends - 1
+    return owner, RangeColumns(
+        laid(ranges.lower_orders, firsts, parts.cut_orders),
+        laid(ranges.lower_heads, firsts, parts.cut_heads),
+        laid(ranges.upper_orders, lasts, parts.cut_orders),
+        laid(ranges.upper_heads, lasts, parts.cut_heads),
+    )
+
+
+def pack_reply(reply: Reply, ranges: RangeColumns, *, implied: bool) -> Answers:
+    """The message of answers. `ranges`: those that are answered."""
+    told = reply.kinds != EQUAL
+    parts = reply.parts
+    explicit = b""
+    if not implied and len(parts.sizes):
+        explicit = pack_varints(parts.sizes.astype(np.uint64)) + pack_counts(parts.counts)
+    return Answers(
+        answered=len(reply.kinds),
+        kinds=pack_pairs_of_bits(reply.kinds) if told.any() else b"",
+        counts=pack_counts(reply.counts[told]),
+        part_counts=explicit,
+        bounds=_pack_cuts(ranges.take(reply.kinds == SPLIT), parts),
+        hashes=parts.hashes.tobytes(),
+        short_ids=reply.short_ids.tobytes(),
+    )
+
+
+def _pack_cuts(ranges: RangeColumns, parts: Parts) -> bytes:
+    steps = steps_of(parts.cut_orders)
+    cuts = parts.sizes - 1
+    firsts = cuts.cumsum() - cuts
+    steps[firsts] = parts.cut_orders[firsts] - ranges.lower_orders
+    return pack_bounds(steps, parts.cut_heads)
+
+
+def unpack_reply(message: Answers, ranges: RangeColumns, parts_max: int, phase: int) -> Reply:
+    """The inverse, checked: splits tile their range in two or more non-empty parts."""
+    return unpack_tiles(message, ranges, parts_max, phase)[0]
+
+
+def unpack_tiles(
+    message: Answers, ranges: RangeColumns, parts_max: int, phase: int
+) -> tuple[Reply, Tiles]:
+    """The same, and the parts of all splits."""
+    answered = message.answered
+    if not 0 < answered <= len(ranges):
+        raise RemoteProtocolError("no_progress", f"{answered} answers for {len(ranges)} ranges")
+    kinds = np.zeros(answered, np.uint8)
+    if message.kinds:
+        raw = column(message.kinds)
+        kinds, taken = unpack_pairs_of_bits(raw, answered)
+        finished(raw, taken)
+    told = np.flatnonzero(kinds != EQUAL)
+    counts = np.zeros(answered, np.int64)
+    raw = column(message.counts)
+    counts[told], taken = unpack_counts(raw, len(told))
+    finished(raw, taken)
+    split = (kinds == SPLIT).nonzero()[0]
+    parts, tiles = _unpack_parts(message, ranges.take(split), counts[split], parts_max, phase)
+    listed = int(counts[kinds == LIST].sum())
+    names = table(message.short_ids, SHORT_ID_BYTES, listed)
+    return Reply(kinds, counts, parts, names), tiles
+
+
+def _unpack_parts(
+    message: Answers, ranges: RangeColumns, counts: I64, parts_max: int, phase: int
+) -> tuple[Parts, Tiles]:
+    raw = column(message.part_counts)
+    sizes, taken = _unpack_sizes(raw, counts, parts_max)
+    # So many hashes are there: from here on anything may be as long as the parts are said to be.
+    hashes = table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))
+    if len(raw):
+        part_counts, more = unpack_counts(raw[taken:], len(hashes))
+        finished(raw, taken + more)
+    else:
+        part_counts = implied_counts(counts, sizes, phase)
+    _check_part_counts(part_counts, counts, sizes)
+    parts = Parts(sizes, *_unpack_cuts(message.bounds, ranges, sizes), part_counts, hashes)
+    tiles = tile(ranges, parts)
+    _check_parts_ascend(tiles[1])
+    return parts, tiles
+
+
+def _unpack_sizes(raw: U8, counts: I64, parts_max: int) -> tuple[I64, int]:
+    """Parts of each split, told or implied, and the bytes taken."""
+    if len(raw):
+        wide, taken = unpack_varints(raw, len(counts))
+        sizes = np.minimum(wide, np.uint64(parts_max + 1)).astype(np.int64)
+    else:
+        sizes, taken = part_sizes(counts, parts_max), 0
+    if (sizes < 2).any() or (sizes > parts_max).any():
+        raise RemoteProtocolError("split", "a split has at least two parts and at most as wanted")
+    return sizes, taken
+
+
+def _check_parts_ascend(ranges: RangeColumns) -> None:
+    above = ranges.upper_orders > ranges.lower_orders
+    same = ranges.upper_orders == ranges.lower_orders
+    above |= same & (ranges.upper_heads > ranges.lower_heads)
+    if not above.all():
+        raise RemoteProtocolError("split", "parts must ascend inside their range")
+
+
+def _check_part_counts(part_counts: I64, counts: I64, sizes: I64) -> None:
+    firsts = np.cumsum(sizes) - sizes
+    if not len(sizes):
+        return
+    if (part_counts < 1).any() or (np.add.reduceat(part_counts, firsts) != counts).any():
+        raise RemoteProtocolError("split", "parts must be non-empty and add up")
+
+
+def _unpack_cuts(bounds: bytes, ranges: RangeColumns, sizes: I64) -> tuple[U64, U64]:
+    cuts = sizes - 1
+    raw = column(bounds)
+    steps, heads, taken = unpack_bounds(raw, int(cuts.sum()))
+    finished(raw, taken)
+    total = np.concatenate((np.zeros(1, np.uint64), steps.cumsum()))
+    before = total[cuts.cumsum() - cuts]
+    return total[1:] + (ranges.lower_orders - before).repeat(cuts), heads
+
+
+Built = TypeVar("Built", bound=Message)
+
+_SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
+
+
+def fill(build: Callable[[int], Built], costs: F64, room: int) -> tuple[int, Built]:
+    """How many ranges fit `room` bytes, at least one, and their message.
+
+    `build(count)` makes the message of the first `count` ranges; `costs`, f64[n]: bytes that each
+    is expected to add. A message that came out too long is cut in proportion to costs, not to
+    numbers, so that few dear ranges before many cheap ones take two messages and not fifty.
+    """
+    spent = costs.cumsum()
+    count = max(1, int(spent.searchsorted(room, side="right")))
+    while True:
+        message = build(count)
+        size = message.ByteSize()
+        if size <= room or count == 1:
+            return count, message
+        affordable = spent[count - 1] * (room / size * _SHRINK)
+        count = max(1, min(count - 1, int(spent.searchsorted(affordable, side="right"))))
+
+
+def closing_request() -> ReconRequest:
+    """Asks for the responder's total; the caller adds the session."""
+    return ReconRequest(version=PROTOCOL_VERSION, total=True)
+
+
+def read_total(response: ReconResponse) -> Total:
+    """The total that was asked for. Raises `RemoteProtocolError`."""
+    total = response.total
+    if not response.HasField("total") or len(total.sum) != SUM_BYTES or total.count > COUNT_MAX:
+        raise RemoteProtocolError("total", "the total that was asked for is missing or malformed")
+    return Total(total.count, total.sum)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recon.bounds import between, between_heads
-from recon.columns import I64, U64, Mask, laid
-from recon.ranges import RangeColumns
-from recon.replies import Parts, part_edges, part_sizes, tile
-from recon.runs import Run
+from recon.codec import (
+    Parts,
+    part_edges,
+    part_sizes,
+    tile,
+)
+from recon.elements import I64, U64, Mask, RangeColumns, bit_lengths, laid
+from recon.store import Run
 from recon.view import Places, View
 
 
@@ -120,3 +123,16 @@ def take_cuts(cuts: Cuts, wanted: Mask) -> Cuts:
     number = np.cumsum(wanted) - 1
     places = None if cuts.places is None else cuts.places[mine]
     return Cuts(number[cuts.owner[mine]], cuts.orders[mine], cuts.heads[mine], places)
+
+
+def between(below: U64, at: U64) -> U64:
+    """The roundest numbers above `below` and not above `at` (where below < at), u64[n]."""
+    differing = (bit_lengths(below ^ at) - 1).astype(np.uint64)
+    return (at >> differing) << differing
+
+
+def between_heads(below: U64, at: U64) -> U64:
+    """The same for heads, whole bytes of them."""
+    differing = bit_lengths(below ^ at) - 1
+    cleared = (differing // 8 * 8).astype(np.uint64)
+    return (at >> cleared) << cleared

@@ -10,11 +10,22 @@ A range's hash is the sum of its elements' 128 bits in two 64-bit lanes, mixed w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import blake3
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from recon.columns import I64, U8, U64
-from recon.limits import SHORT_ID_BYTES, SUMMARY_HASH_BYTES
+from recon.elements import (
+    I64,
+    U8,
+    U64,
+    Mask,
+)
+from recon.limits import (
+    SHORT_ID_BYTES,
+    SUMMARY_HASH_BYTES,
+)
 from recon.session import SessionKey
 
 _CHUNK = 4096  # elements; two buffers of 64 KiB live in the second-level cache
@@ -113,3 +124,37 @@ def short_ids_of_names(names: U64) -> U8:
 
 def _low_bytes(values: U64, size: int) -> U8:
     return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size])
+
+
+_ROOT_CONTEXT = "sdstore recon v2 idle root"
+
+
+def idle_root(count: int, sums: U64, policy: int = 0) -> bytes:
+    """Root of a set of `count` elements: 32 bytes of BLAKE3 over the count and u64[4] sums.
+
+    `sums`: the ids added up, each little-endian 64-bit word for itself, mod 2^64. `policy`: the
+    responder's, so that its changes are noticed too.
+    """
+    material = count.to_bytes(8, "little") + sums.astype("<u8").tobytes()
+    material += policy.to_bytes(4, "little")
+    return blake3.blake3(material, derive_key_context=_ROOT_CONTEXT).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A whole view: the number of its elements, and 16 bytes of keyed sums over all of them."""
+
+    count: int
+    sum: bytes
+
+
+RANGE_SHIFT = np.uint64(8 * SHORT_ID_BYTES)  # range number above, short id below
+
+
+def contains(sorted_names: U64, wanted: U64) -> Mask:
+    """Which of the wanted names are among those that ascend, bool[n]."""
+    if not len(sorted_names):
+        return np.zeros(len(wanted), bool)
+    places = np.minimum(np.searchsorted(sorted_names, wanted), len(sorted_names) - 1)
+    there: Mask = sorted_names[places] == wanted
+    return there

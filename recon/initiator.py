@@ -15,11 +15,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.budget import Budget
-from recon.codec import Asks, pack_asks
+from recon.codec import Asks, fill, pack_asks, read_total
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.events import Busy, Done, Event, Expired, Fault, Stated, Unsupported
-from recon.filling import fill
+from recon.events import (
+    Busy,
+    Done,
+    Event,
+    Expired,
+    Fault,
+    Progress,
+    RangeState,
+    Stated,
+    Stretch,
+    Unsupported,
+    measure,
+)
 from recon.learning import Asked, Learning
 from recon.limits import (
     DEFAULT_LIMITS,
@@ -32,14 +42,12 @@ from recon.limits import (
     PROTOCOL_VERSION,
     RANGES_MAX,
     SHORT_ID_BYTES,
+    Budget,
     Limits,
 )
-from recon.opening import opening_work
-from recon.progress import Progress, RangeState, Stretch, measure
-from recon.proof import read_total
 from recon.session import SessionHeader
 from recon.view import View
-from recon.worklist import Work
+from recon.worklist import Work, opening_work
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 

@@ -15,11 +15,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recon.codec import Asks, unpack_asks
-from recon.columns import F64, I64, U8
+from recon.codec import (
+    COUNT,
+    EQUAL,
+    LIST,
+    SPLIT,
+    Asks,
+    Parts,
+    Reply,
+    fill,
+    pack_reply,
+    part_sizes,
+    unpack_asks,
+)
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
+from recon.elements import F64, I64, U8, RangeColumns
 from recon.errors import RemoteProtocolError
-from recon.filling import fill
 from recon.hashing import short_ids_of
 from recon.limits import (
     DEFAULT_LIMITS,
@@ -33,8 +44,6 @@ from recon.limits import (
     SUMMARY_HASH_BYTES,
     Limits,
 )
-from recon.ranges import RangeColumns
-from recon.replies import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply, part_sizes
 from recon.view import Places, View
 from sdstore.wire.recon_pb2 import (
     UNSUPPORTED_VERSION,

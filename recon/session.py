@@ -9,13 +9,157 @@ repeats it, and refuse it when its time is over.
 from __future__ import annotations
 
 import hmac
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import blake3
+from google.protobuf.message import DecodeError
 
-from recon.errors import LocalProtocolError
-from recon.limits import INTEREST_HASH_BYTES, NONCE_BYTES, SESSION_KEY_BYTES
+from recon.elements import OrderWindow, order_of_lamport
+from recon.errors import LocalProtocolError, RemoteProtocolError
+from recon.limits import (
+    INTEREST_BYTES_MAX,
+    INTEREST_HASH_BYTES,
+    INTEREST_NAMES_MAX,
+    NONCE_BYTES,
+    SESSION_KEY_BYTES,
+)
+from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Session
+
+# Interests: channels times a Lamport window, with one canonical encoding.
+#
+# Both sides hash an interest into the session key, so two encodings of one interest would be two
+# sessions: decoding accepts the canonical form only. Matching a prefix to channels is the caller's
+# business (it holds the channels); `matches` says which belong.
+
+
+LAMPORT_MIN = -(1 << 63)
+LAMPORT_MAX = (1 << 63) - 1
+
+
+def _minimal_prefixes(prefixes: frozenset[str]) -> tuple[str, ...]:
+    kept: list[str] = []
+    for prefix in sorted(prefixes):  # code points sort as their UTF-8 bytes do
+        if not (kept and prefix.startswith(kept[-1])):
+            kept.append(prefix)
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What a node wants, in canonical form. Build it with `make`."""
+
+    everything: bool = False
+    channels: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    lamport_from: int | None = None
+    lamport_to: int | None = None
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        everything: bool = False,
+        channels: frozenset[str] = frozenset(),
+        prefixes: frozenset[str] = frozenset(),
+        lamport_from: int | None = None,
+        lamport_to: int | None = None,
+    ) -> Interest:
+        """The canonical interest: sorted, without names that another part already covers."""
+        for lamport in (lamport_from, lamport_to):
+            if lamport is not None and not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
+                raise LocalProtocolError("Lamport bounds are signed 64-bit numbers")
+        if everything or "" in prefixes:
+            return cls(True, (), (), lamport_from, lamport_to)
+        minimal = _minimal_prefixes(prefixes)
+        loose = (c for c in channels if not _begins_with_one(minimal, c))
+        return cls(False, tuple(sorted(loose)), minimal, lamport_from, lamport_to)
+
+    def matches(self, channel: str) -> bool:
+        """Whether the channel belongs to the interest."""
+        if self.everything or _begins_with_one(self.prefixes, channel):
+            return True
+        at = bisect_left(self.channels, channel)
+        return at < len(self.channels) and self.channels[at] == channel
+
+    @property
+    def window(self) -> OrderWindow:
+        """The Lamport window as order values."""
+        lower = 0 if self.lamport_from is None else order_of_lamport(self.lamport_from)
+        upper = None if self.lamport_to is None else order_of_lamport(self.lamport_to)
+        return OrderWindow(lower, upper)
+
+    def intersect(self, other: Interest) -> Interest:
+        """What both want. An empty result has no channels, no prefixes and not `everything`."""
+        low = _pick(max, self.lamport_from, other.lamport_from)
+        high = _pick(min, self.lamport_to, other.lamport_to)
+        if self.everything or other.everything:
+            narrow = other if self.everything else self
+            return Interest(narrow.everything, narrow.channels, narrow.prefixes, low, high)
+        channels = {c for c in self.channels if other.matches(c)}
+        channels |= {c for c in other.channels if self.matches(c)}
+        prefixes = {p for p in self.prefixes if _begins_with_one(other.prefixes, p)}
+        prefixes |= {p for p in other.prefixes if _begins_with_one(self.prefixes, p)}
+        return Interest.make(
+            channels=frozenset(channels),
+            prefixes=frozenset(prefixes),
+            lamport_from=low,
+            lamport_to=high,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no channel at all, or no Lamport timestamp, can match."""
+        nothing = not (self.everything or self.channels or self.prefixes)
+        low, high = self.lamport_from, self.lamport_to
+        return nothing or (low is not None and high is not None and low >= high)
+
+    def encode(self) -> bytes:
+        """Canonical bytes (`Interest` of proto/recon.proto)."""
+        message = recon_pb2.Interest(
+            all=self.everything,
+            channels=self.channels,
+            prefixes=self.prefixes,
+            lamport_from=self.lamport_from,
+            lamport_to=self.lamport_to,
+        )
+        return message.SerializeToString(deterministic=True)
+
+
+def decode_interest(raw: bytes) -> Interest:
+    """The interest of canonical bytes. `RemoteProtocolError` for anything else."""
+    if len(raw) > INTEREST_BYTES_MAX:
+        raise RemoteProtocolError("interest_too_large", f"{len(raw)} bytes")
+    try:
+        message = recon_pb2.Interest.FromString(raw)
+    except DecodeError as error:
+        raise RemoteProtocolError("interest_malformed", str(error)) from error
+    if len(message.channels) + len(message.prefixes) > INTEREST_NAMES_MAX:
+        raise RemoteProtocolError("interest_too_large", "too many channels and prefixes")
+    interest = Interest.make(
+        everything=message.all,
+        channels=frozenset(message.channels),
+        prefixes=frozenset(message.prefixes),
+        lamport_from=message.lamport_from if message.HasField("lamport_from") else None,
+        lamport_to=message.lamport_to if message.HasField("lamport_to") else None,
+    )
+    if interest.encode() != raw:
+        raise RemoteProtocolError("interest_not_canonical", "another encoding of this is canonical")
+    return interest
+
+
+def _begins_with_one(prefixes: tuple[str, ...], name: str) -> bool:
+    """Whether one of minimal prefixes begins the name: only the last one that sorts below can."""
+    at = bisect_right(prefixes, name)
+    return at > 0 and name.startswith(prefixes[at - 1])
+
+
+def _pick(choose: Callable[[list[int]], int], left: int | None, right: int | None) -> int | None:
+    given = [value for value in (left, right) if value is not None]
+    return choose(given) if given else None
+
 
 _KEY_CONTEXT = "sdstore recon v2 session key"
 _OWN_NONCE_CONTEXT = "sdstore recon v2 initiator nonce"

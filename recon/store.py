@@ -8,11 +8,19 @@ written again, so a reader with an older snapshot stays right without a lock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from recon.columns import U8, U32, U64, Mask
+from recon.elements import END, I64, U8, U32, U64, Mask, heads_of, laid
 from recon.limits import ASIDE_ROW_FIRST, ID_BYTES
+
+# Sorted runs: permutations of the store's rows in element order (order, head).
+#
+# Elements that agree in order and head may stand in any order among themselves: no bound separates
+# them (see `ranges`). A run is immutable; adding means a new small run, and neighbours of similar
+# size are merged (LSM), so that an element is moved a few times and a query looks at few runs.
+
 
 _TAIL_ROWS_MIN = 1024  # the first tail; it doubles from there
 
@@ -129,3 +137,166 @@ class ElementStore:
         tail.put(slice(used, end), news)
         self.snapshot = Snapshot(base, tail, size + len(news))
         return size
+
+
+_BLOCK = 64  # elements between samples: a sample of 10^6 fits the second-level cache
+_LONG_COLUMN = 1 << 17  # shorter ones live in the cache
+_MANY_SEARCHES = 128  # fewer do not pay for the vector steps
+_TIES_AT_ONCE = 6  # elements of one order that are compared side by side; more are halved first
+MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times its size
+
+
+@dataclass(frozen=True)
+class Run:
+    """orders u64[n] ascending; rows u32[n] in the store, None when row i stands at place i.
+
+    With a session key, `low` and `high` are prefix sums u64[n + 1] of the element hashes.
+    """
+
+    orders: U64
+    rows: U32 | None
+    low: U64
+    high: U64
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    def rows_at(self, places: I64) -> U32:
+        """Row numbers of places."""
+        return places.astype(np.uint32) if self.rows is None else self.rows[places]
+
+    def rows_between(self, start: int, stop: int) -> U32:
+        """Row numbers of a stretch."""
+        if self.rows is None:
+            return np.arange(start, stop, dtype=np.uint32)
+        return self.rows[start:stop]
+
+    def heads_at(self, snapshot: Snapshot, places: I64) -> U64:
+        """Heads of places."""
+        return heads_of(snapshot.ids_of(self.rows_at(places)))
+
+    @cached_property
+    def _sample(self) -> U64:
+        return np.ascontiguousarray(self.orders[::_BLOCK])
+
+    def first_at_least(self, orders: U64) -> I64:
+        """`searchsorted` in the orders, four times as fast for many searches in a long run.
+
+        Each step of a search in a long column is a cache miss. Searching a sample first, and then
+        all blocks side by side, lets the processor wait for many of them at once.
+        """
+        if len(self) < _LONG_COLUMN or len(orders) < _MANY_SEARCHES:
+            return self.orders.searchsorted(orders)
+        found = np.maximum(self._sample.searchsorted(orders) - 1, 0) * _BLOCK
+        last = len(self) - 1
+        step = _BLOCK
+        while step:
+            further = found + step
+            below = self.orders[np.minimum(further - 1, last)] < orders
+            below &= further <= len(self)
+            found += below * step
+            step >>= 1
+        return found
+
+    def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
+        """First place at or above each bound (order, head); the highest bound stands after all."""
+        places = self.first_at_least(orders)
+        inside = (self.holds_order(places, orders) & (heads != 0)).nonzero()[0]
+        if len(inside):
+            within = self._within_ties(snapshot, orders[inside], heads[inside], places[inside])
+            places[inside] = within
+        return places
+
+    def holds_order(self, places: I64, orders: U64) -> Mask:
+        """Whether the element at each place has just that order; False past the end."""
+        if not len(self):
+            return np.zeros(places.shape, bool)
+        there: Mask = self.orders[np.minimum(places, len(self) - 1)] == orders
+        there &= places < len(self)
+        return there
+
+    def _within_ties(self, snapshot: Snapshot, orders: U64, heads: U64, first: I64) -> I64:
+        """Lower bounds, given the first place of each order."""
+        near = first[:, None] + np.arange(_TIES_AT_ONCE)
+        tied = self.holds_order(near, orders[:, None])
+        below = tied.copy()
+        below[tied] = self.heads_at(snapshot, near[tied]) < heads.repeat(tied.sum(axis=1))
+        found: I64 = first + below.sum(axis=1)
+        many = tied[:, -1].nonzero()[0]
+        if len(many):
+            found[many] = self._halving(snapshot, orders[many], heads[many], first[many])
+        found[(orders == END.order) & (heads == END.head)] = len(self)
+        return found
+
+    def _halving(self, snapshot: Snapshot, orders: U64, heads: U64, low: I64) -> I64:
+        high = self.first_at_least(orders + np.uint64(1))
+        high[orders == END.order] = len(self)
+        while len(open_ := (low < high).nonzero()[0]):
+            middle = (low[open_] + high[open_]) >> 1
+            below = self.heads_at(snapshot, middle) < heads[open_]
+            low[open_[below]] = middle[below] + 1
+            high[open_[~below]] = middle[~below]
+        return low
+
+
+def element_sequence(orders: U64, heads: U64) -> I64:
+    """The permutation that sorts by (order, head)."""
+    sequence = np.argsort(orders, kind="stable")
+    ascending = orders[sequence]
+    same = ascending[1:] == ascending[:-1]
+    tied = (np.append(same, False) | np.append(False, same)).nonzero()[0]
+    if len(tied):
+        some = sequence[tied]
+        sequence[tied] = some[np.lexsort((heads[some], orders[some]))]
+    return sequence
+
+
+NO_SUMS = np.zeros(1, np.uint64)
+EMPTY_RUN = Run(np.empty(0, np.uint64), np.empty(0, np.uint32), NO_SUMS, NO_SUMS)
+
+
+def merge_runs(
+    snapshot: Snapshot, elder: Run, younger: Run, places: I64 | None, *, summed: bool
+) -> Run:
+    """One run of two. Costs a pass over the elder.
+
+    `places`: the lower bounds in the elder of the younger's elements, if they are known.
+    """
+    if places is None:
+        heads = younger.heads_at(snapshot, np.arange(len(younger)))
+        places = elder.lower_bounds(snapshot, younger.orders, heads)
+    target = places + np.arange(len(younger))
+    rows = younger.rows_between(0, len(younger)), elder.rows_between(0, len(elder))
+    return Run(
+        laid(younger.orders, target, elder.orders),
+        laid(rows[0], target, rows[1]),
+        _merge_sums(elder.low, younger.low, target) if summed else NO_SUMS,
+        _merge_sums(elder.high, younger.high, target) if summed else NO_SUMS,
+    )
+
+
+def _merge_sums(elder: U64, younger: U64, target: I64) -> U64:
+    return prefix_sums(laid(np.diff(younger), target, np.diff(elder)))
+
+
+def prefix_sums(values: U64) -> U64:
+    """Sums mod 2^64 of the first 0 … n values, u64[n + 1]."""
+    sums = np.empty(len(values) + 1, np.uint64)
+    sums[0] = 0
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def push_run(
+    snapshot: Snapshot,
+    runs: tuple[Run, ...],
+    new: Run,
+    places: I64 | None = None,
+    *,
+    summed: bool,
+) -> tuple[Run, ...]:
+    """Add a run, merging while the elder is not much larger. `places`: as in `merge_runs`."""
+    while runs and len(runs[-1]) < MERGE_RATIO * len(new):
+        new = merge_runs(snapshot, runs[-1], new, places, summed=summed)
+        runs, places = runs[:-1], None
+    return (*runs, new)

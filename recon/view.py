@@ -8,23 +8,35 @@ single new elements wait in a small unsorted tail, so that following a trickle s
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recon.columns import I64, U8, U32, U64, Mask, heads_of, spread
-from recon.hashing import (
-    ElementHasher,
-    short_ids_of,
-    summary_hash,
-    summary_hashes,
+from recon.elements import (
+    END,
+    I64,
+    START,
+    U8,
+    U32,
+    U64,
+    Mask,
+    OrderWindow,
+    Range,
+    RangeColumns,
+    heads_of,
+    spread,
 )
-from recon.limits import ASIDE_ROW_FIRST
-from recon.ranges import END, START, OrderWindow, Range, RangeColumns
-from recon.runs import EMPTY_RUN, Run, element_sequence, merge_runs, prefix_sums, push_run
+from recon.hashing import ElementHasher, Total, short_ids_of, summary_hash, summary_hashes
+from recon.limits import ASIDE_ROW_FIRST, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
 from recon.session import SessionKey
-from recon.store import Columns
+from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
+
+# A bounded cache of views. The responder is stateless; this only saves it rebuilding.
+#
+# Bounded in number and in bytes; the view used last stays, however large it is.
 
 if TYPE_CHECKING:
     from recon.index import IndexState, RangeIndex
@@ -46,14 +58,6 @@ class Places:
     def take(self, which: I64 | Mask | slice) -> Places:
         """Some of the ranges."""
         return Places(tuple(s[which] for s in self.starts), tuple(s[which] for s in self.stops))
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """A whole view: the number of its elements, and 16 bytes of keyed sums over all of them."""
-
-    count: int
-    sum: bytes
 
 
 class View:
@@ -345,3 +349,51 @@ class View:
 def short_ids(view: View, orders: U64, ids: U8) -> U8:
     """Short ids u8[n, 6] of any elements under the view's key (to check what arrived)."""
     return view.short_ids(orders, ids)
+
+
+CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
+
+
+class ViewCache:
+    """Least recently used views out first. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, index: RangeIndex, *, views_max: int, bytes_max: int):
+        self._index = index
+        self._views_max = views_max
+        self._bytes_max = bytes_max
+        self._views: OrderedDict[CacheKey, View] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def holds(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> bool:
+        """Whether `get` would be cheap (budgets of callers count the others)."""
+        return _cache_key(key, groups, window) in self._views
+
+    def get(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> View:
+        """The view, up to date: cached and refreshed, or built."""
+        name = _cache_key(key, groups, window)
+        view = self._views.pop(name, None)
+        if view is None:
+            view = self._index.view(key, groups, window)
+        else:
+            view.refresh()
+        self._views[name] = view
+        self._evict()
+        return view
+
+    def _evict(self) -> None:
+        total = sum(_bytes_of(*each) for each in self._views.items())
+        while len(self._views) > 1 and (
+            len(self._views) > self._views_max or total > self._bytes_max
+        ):
+            total -= _bytes_of(*self._views.popitem(last=False))
+
+
+def _bytes_of(name: CacheKey, view: View) -> int:
+    groups = name[1] or ()
+    return VIEW_BYTES + VIEW_ELEMENT_BYTES * len(view) + VIEW_GROUP_BYTES * len(groups)
+
+
+def _cache_key(key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> CacheKey:
+    return key.raw, None if groups is None else frozenset(groups), window

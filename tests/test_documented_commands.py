@@ -29,8 +29,7 @@ from app.cli.program import MODULES
 from app.cli.reference import MARK
 from app.demo.nodes import running_node
 from app.settings import load_settings
-from recon.negentropy import Negentropy
-from recon.negentropy_records import Records
+from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from tests.support.cli import cli
 from tests.support.federation import message

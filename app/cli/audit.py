@@ -20,7 +20,7 @@ from app.store.framereads import MARKS_REMEMBERED_MAX
 from app.store.integrity import check_structure
 from app.store.records import ChannelInfo, Page
 from app.store.store import Store
-from recon.ranges import ALL_ORDERS, WHOLE
+from recon.elements import ALL_ORDERS, WHOLE
 from recon.session import SessionKey
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import entry_digest, frame_hash, order_value

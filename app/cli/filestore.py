@@ -20,11 +20,10 @@ from app.federation.session import sync_with_peer
 from app.federation.transport import open_http_transport
 from app.ingest.door import Publication
 from app.limits import DEFAULT_LIMITS, Limits
-from recon.columns import U8, U64, Mask
+from recon.elements import U8, U64, Mask
 from recon.index import RangeIndex
-from recon.interest import Interest
 from recon.limits import ID_BYTES
-from recon.session import SessionKey
+from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, order_value

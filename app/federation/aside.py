@@ -17,9 +17,10 @@ import numpy as np
 
 from app.errors import Code, Problem
 from app.federation.local import ContentStore, ElementIndex
+from recon.hashing import Total
 from recon.limits import ID_BYTES
 from recon.store import Columns
-from recon.view import Total, View
+from recon.view import View
 
 SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; a session that finds more is partial
 REPORTED_MAX = 100  # names in a report; their number is always exact

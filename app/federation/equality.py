@@ -8,9 +8,8 @@ from app.federation.aside import LackedBy, SetAside
 from app.federation.exchange import Exchange
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory, Proof
-from recon.interest import Interest
-from recon.proof import closing_request, read_total
-from recon.session import SessionHeader
+from recon.codec import closing_request, read_total
+from recon.session import Interest, SessionHeader
 from recon.view import View
 
 

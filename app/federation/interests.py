@@ -8,8 +8,7 @@ from blake3 import blake3
 
 from app.limits import Limits
 from app.settings import Settings
-from recon.interest import Interest, decode_interest
-from recon.session import interest_hash
+from recon.session import Interest, decode_interest, interest_hash
 from sdstore.sds.codec import DECODER_VERSION
 from sdstore.wire.recon_pb2 import Session
 

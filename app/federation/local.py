@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from app.entries import Claim, Entry, Outcome, Outline
 from app.errors import Problem
 from app.limits import Limits
-from recon.columns import U8, U64, Mask
-from recon.interest import Interest
-from recon.session import SessionKey
+from recon.elements import U8, U64, Mask
+from recon.session import Interest, SessionKey
 from recon.view import View
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.federation.aside import RETRY_FACTOR, RETRY_S_MAX, RETRY_S_MIN, SetAside
-from recon.interest import Interest
+from recon.session import Interest
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; the rest is found once more
 LOST_ASKED_MAX = 4_096  # lost entries that this peer could not give; the oldest are asked for again

@@ -30,12 +30,11 @@ from app.federation.inbound import (
 from app.federation.local import LocalSide
 from app.federation.outbox import Outbox
 from app.federation.report import Traffic
-from recon.columns import Mask, heads_of
+from recon.elements import END, Bound, Mask, Range, heads_of
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.ranges import END, Bound, Range
 from recon.session import SessionHeader
 from recon.view import View, short_ids
 from sdstore.sds.digest import claim_id

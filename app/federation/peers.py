@@ -31,7 +31,7 @@ from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import HttpTransport, open_http_transport
 from app.limits import Limits
 from app.settings import Settings
-from recon.interest import Interest
+from recon.session import Interest
 
 BACKOFF_FACTOR = 2.0
 BACKOFF_S_MAX = 600.0  # a peer that comes back is found within ten minutes

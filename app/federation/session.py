@@ -33,12 +33,21 @@ from app.federation.report import (
 )
 from app.federation.transport import PeerTransport
 from recon.errors import RemoteProtocolError
-from recon.events import Busy, Event, Expired, Fault, Have, Need, NotThere, Stated, Unsupported
+from recon.events import (
+    Busy,
+    Event,
+    Expired,
+    Fault,
+    Have,
+    Need,
+    NotThere,
+    RangeState,
+    Stated,
+    Unsupported,
+)
 from recon.initiator import Initiator, OutgoingRequest
-from recon.interest import Interest, decode_interest
 from recon.limits import DEFAULT_LIMITS, NONCE_BYTES
-from recon.progress import RangeState
-from recon.session import SessionHeader, initiator_nonce
+from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 
 ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
 MOVES_IN_FLIGHT_MAX = 3  # one on its way, one at the peer, one at our own door

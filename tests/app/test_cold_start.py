@@ -21,8 +21,8 @@ from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
 from app.rangeindex import NodeIndex, root_of
 from app.settings import Settings
-from recon.columns import U32
-from recon.postings import Postings, _segment
+from recon.elements import U32
+from recon.index import Postings, _segment
 from recon.store import Snapshot
 from tests.support.publications import content_frame
 

@@ -14,9 +14,8 @@ from app.federation.interests import KnownInterests
 from app.groupsums import GroupSums
 from recon.errors import RemoteProtocolError
 from recon.index import RangeIndex
-from recon.interest import Interest
 from recon.limits import INTEREST_NAMES_MAX
-from recon.session import interest_hash
+from recon.session import Interest, interest_hash
 from sdstore.wire.recon_pb2 import Session
 
 NAMES = st.frozensets(st.text("ab/", max_size=4), max_size=5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from recon.elements import ALL_ORDERS
 from recon.events import Have, NotThere
 from recon.initiator import Initiator
-from recon.ranges import ALL_ORDERS
 from recon.store import Columns
 from recon.view import View
 from tests.recon.test_sync import crowd

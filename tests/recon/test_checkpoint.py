@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from recon.checkpoint import read_checkpoint, write_checkpoint
+from recon.elements import ALL_ORDERS, WHOLE
 from recon.errors import LocalProtocolError
 from recon.index import RangeIndex
-from recon.ranges import ALL_ORDERS, WHOLE
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, index_of, insert
 

@@ -13,23 +13,30 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.bounds import between, between_heads, pack_bounds, unpack_bounds
-from recon.codec import column, pack_ranges, unpack_ranges
-from recon.errors import RemoteProtocolError
-from recon.initiator import Initiator
-from recon.limits import PROTOCOL_VERSION
-from recon.ranges import END, START, Bound, Range, RangeColumns
-from recon.replies import SPLIT, implied_counts, part_sizes, unpack_reply
-from recon.resolving import read_fetch
-from recon.responder import respond
-from recon.varint import (
+from recon.codec import (
+    SPLIT,
+    column,
+    implied_counts,
+    pack_bounds,
     pack_counts,
     pack_pairs_of_bits,
+    pack_ranges,
     pack_varints,
+    part_sizes,
+    unpack_bounds,
     unpack_counts,
     unpack_pairs_of_bits,
+    unpack_ranges,
+    unpack_reply,
     unpack_varints,
 )
+from recon.cuts import between, between_heads
+from recon.elements import END, START, Bound, Range, RangeColumns
+from recon.errors import RemoteProtocolError
+from recon.fetch import read_fetch
+from recon.initiator import Initiator
+from recon.limits import PROTOCOL_VERSION
+from recon.responder import respond
 from sdstore.wire.recon_pb2 import Answers, Fetch, Ranges, ReconRequest, ReconResponse
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, view_of

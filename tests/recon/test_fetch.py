@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.elements import END, WHOLE, Bound, Range, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.events import Need
-from recon.fetch import FetchQueue, pack_fetch
+from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator
 from recon.limits import Limits
-from recon.ranges import END, WHOLE, Bound, Range, bound_bytes
-from recon.resolving import read_fetch, resolve
 from tests.recon.test_sync import crowd
 from tests.support.recon_talk import HEADER, columns_of, serve, set_of, view_of
 

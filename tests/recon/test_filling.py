@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.filling import fill
+from recon.codec import fill
 from sdstore.wire.recon_pb2 import Answers
 
 ROOM = 10_000

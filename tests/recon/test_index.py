@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.cache import ViewCache
+from recon.elements import ALL_ORDERS, WHOLE, OrderWindow
 from recon.errors import LocalProtocolError
-from recon.index import RangeIndex
+from recon.index import SCAN_ROWS_MAX, RangeIndex
 from recon.limits import VIEW_BYTES, VIEW_ELEMENT_BYTES
-from recon.postings import SCAN_ROWS_MAX
-from recon.ranges import ALL_ORDERS, WHOLE, OrderWindow
-from recon.runs import NO_SUMS, Run
 from recon.session import SessionKey
+from recon.store import NO_SUMS, Run
+from recon.view import ViewCache
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
 

@@ -8,14 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recon.bounds import pack_bounds
+from recon.codec import SPLIT, pack_bounds, pack_counts, pack_pairs_of_bits, pack_varints
+from recon.elements import RangeColumns
 from recon.events import Expired, Fault, Need
 from recon.initiator import Initiator, Options
 from recon.learning import Asked, Learning
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.ranges import RangeColumns
-from recon.replies import SPLIT
-from recon.varint import pack_counts, pack_pairs_of_bits, pack_varints
 from recon.view import View
 from recon.worklist import Work
 from sdstore.wire import recon_pb2

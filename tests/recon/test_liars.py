@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recon.codec import unpack_asks
-from recon.columns import I64
+from recon.codec import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply, unpack_asks
 from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
+from recon.elements import I64, RangeColumns
 from recon.events import Busy, Done, Expired, Fault, Have
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.ranges import RangeColumns
-from recon.replies import COUNT, EQUAL, LIST, SPLIT, Parts, Reply, pack_reply
 from recon.responder import respond
 from recon.view import View
 from sdstore.wire import recon_pb2

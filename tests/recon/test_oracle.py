@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from recon.ranges import Bound, Range
+from recon.elements import Bound, Range
 from tests.recon.oracle import Element, Oracle, differences
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import reconcile, set_of, view_of

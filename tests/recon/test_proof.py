@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon.codec import unpack_asks
+from recon.codec import closing_request, read_total, unpack_asks
 from recon.errors import RemoteProtocolError
 from recon.events import Fault, Stated
+from recon.hashing import idle_root
 from recon.initiator import Initiator
 from recon.limits import COUNT_MAX, RANGES_MAX, SUM_BYTES
-from recon.proof import closing_request, idle_root, read_total
 from recon.responder import respond
 from recon.store import Columns
 from sdstore.wire.recon_pb2 import Answers, ReconResponse, Total

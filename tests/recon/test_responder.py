@@ -8,15 +8,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recon.codec import Asks, pack_asks, unpack_asks
+from recon.codec import (
+    COUNT,
+    EQUAL,
+    LIST,
+    SPLIT,
+    Asks,
+    pack_asks,
+    pack_varints,
+    unpack_asks,
+    unpack_reply,
+)
+from recon.elements import END, START, WHOLE, Bound, Range, RangeColumns
 from recon.errors import RemoteProtocolError
 from recon.events import Done, Fault, Have, InSync, Need, Stated
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.ranges import END, START, WHOLE, Bound, Range, RangeColumns
-from recon.replies import COUNT, EQUAL, LIST, SPLIT, unpack_reply
 from recon.responder import respond
-from recon.varint import pack_varints
 from recon.view import View
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse

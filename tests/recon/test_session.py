@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.elements import OrderWindow, lamport_of_order, order_of_lamport
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.interest import Interest, decode_interest
-from recon.ranges import OrderWindow, lamport_of_order, order_of_lamport
 from recon.session import (
+    Interest,
     SessionHeader,
+    decode_interest,
     derive_session_key,
     initiator_nonce,
     interest_hash,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.elements import ALL_ORDERS
 from recon.errors import LocalProtocolError
 from recon.events import Have, Need
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
-from recon.ranges import ALL_ORDERS
 from tests.support.recon_talk import (
     HEADER,
     Element,

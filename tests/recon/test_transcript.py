@@ -12,15 +12,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from recon.codec import unpack_asks
-from recon.events import Done, Event, Have, InSync, Need, Stated
-from recon.fetch import pack_fetch
+from recon.codec import COUNT, EQUAL, LIST, SPLIT, unpack_asks, unpack_reply
+from recon.elements import END, START, WHOLE, Bound, Range
+from recon.events import Done, Event, Have, InSync, Need, RangeState, Stated
+from recon.fetch import pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS
-from recon.progress import RangeState
-from recon.ranges import END, START, WHOLE, Bound, Range
-from recon.replies import COUNT, EQUAL, LIST, SPLIT, unpack_reply
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from tests.support.recon_talk import HEADER, converse, honest, view_of
 

@@ -8,14 +8,13 @@ from typing import Any
 import blake3
 import pytest
 
+from recon.codec import COUNT, EQUAL, LIST, SPLIT
 from recon.errors import RemoteProtocolError
 from recon.events import Need
-from recon.fetch import FetchQueue, pack_fetch
+from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
-from recon.interest import decode_interest
-from recon.replies import COUNT, EQUAL, LIST, SPLIT
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
+from recon.session import decode_interest
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, order_value

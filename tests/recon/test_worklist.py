@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recon.ranges import Bound, Range, RangeColumns
+from recon.elements import Bound, Range, RangeColumns
 from recon.worklist import Work, join_lists, join_ranges
 
 

@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recon.codec import pack_ranges
-from recon.interest import Interest
+from recon.codec import pack_counts, pack_ranges
+from recon.elements import ALL_ORDERS, END, START, Bound, Range, RangeColumns, bound_bytes
 from recon.limits import PROTOCOL_VERSION
-from recon.ranges import ALL_ORDERS, END, START, Bound, Range, RangeColumns, bound_bytes
 from recon.responder import respond
-from recon.session import SessionHeader, interest_hash
-from recon.varint import pack_counts
+from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import claim_id, entry_digest, order_value

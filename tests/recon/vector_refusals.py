@@ -7,8 +7,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from recon.elements import END, START, Bound, Range, RangeColumns
 from recon.limits import COUNT_MAX
-from recon.ranges import END, START, Bound, Range, RangeColumns
 from recon.responder import respond
 from sdstore.wire.recon_pb2 import (
     NONCE_EXPIRED,

@@ -6,9 +6,8 @@ from typing import Any
 
 import blake3
 
-from recon.interest import Interest
-from recon.ranges import ALL_ORDERS
-from recon.session import SessionHeader, responder_nonce
+from recon.elements import ALL_ORDERS
+from recon.session import Interest, SessionHeader, responder_nonce
 from recon.view import View
 from tests.support.recon_talk import Element, index_of
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from recon.codec import Asks, pack_asks
+from recon.codec import Asks, closing_request, pack_asks
+from recon.elements import END, START, Bound, Range, RangeColumns
 from recon.events import Have, Need
-from recon.fetch import FetchQueue, pack_fetch
+from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
+from recon.hashing import idle_root
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PHASE_MAX, PHASE_NONE, PROTOCOL_VERSION
-from recon.proof import closing_request, idle_root
-from recon.ranges import END, START, Bound, Range, RangeColumns
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.view import View
 from sdstore.wire.recon_pb2 import Fetch, ReconRequest, Session

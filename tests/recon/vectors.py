@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from recon.bounds import pack_bounds
+from recon.codec import (
+    implied_counts,
+    pack_bounds,
+    pack_counts,
+    pack_pairs_of_bits,
+    pack_varints,
+    part_sizes,
+)
 from recon.hashing import ElementHasher, short_ids_of, summary_hash
-from recon.interest import Interest
-from recon.replies import implied_counts, part_sizes
-from recon.session import interest_hash
-from recon.varint import pack_counts, pack_pairs_of_bits, pack_varints
+from recon.session import Interest, interest_hash
 from tests.recon.vector_content import content, refused_items, strangers
 from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
 from tests.recon.vector_sets import HEADER, INTEREST, UNIVERSES, elements_of, side

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from recon.negentropy_records import Records
+from recon.negentropy import Records
 
 Record = tuple[int, bytes]
 

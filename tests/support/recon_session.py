@@ -14,14 +14,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recon.elements import ALL_ORDERS, Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.events import Busy, Done, Event, Expired, Fault, Have, Need, Unsupported
-from recon.fetch import Batch, FetchQueue, pack_fetch
+from recon.fetch import Batch, FetchQueue, pack_fetch, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.initiator import Initiator, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
-from recon.ranges import ALL_ORDERS, Bound, bound_bytes
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.session import SessionHeader
 from recon.view import View, short_ids

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from recon.elements import ALL_ORDERS, Bound, OrderWindow, bound_bytes
 from recon.events import Done, Event, Fault, Have, Need
-from recon.fetch import FetchQueue, pack_fetch
+from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
 from recon.index import RangeIndex
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, Limits
-from recon.ranges import ALL_ORDERS, Bound, OrderWindow, bound_bytes
-from recon.resolving import read_fetch, resolve
 from recon.responder import respond
 from recon.session import SessionHeader
 from recon.view import View

@@ -16,9 +16,9 @@ from app.federation.report import Progress, SegmentState, SyncOutcome, SyncRepor
 from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
-from recon.interest import Interest
+from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
-from recon.varint import pack_counts, unpack_counts
+from recon.session import Interest
 from sdstore.client import StoreClient
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (

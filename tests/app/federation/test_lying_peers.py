@@ -17,9 +17,9 @@ from app.federation.memory import PeerMemory
 from app.federation.report import SyncOutcome, SyncReport
 from app.federation.session import sync_with_peer
 from app.node import Node
+from recon.elements import ALL_ORDERS, Bound, bound_bytes
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
-from recon.ranges import ALL_ORDERS, Bound, bound_bytes
 from recon.responder import respond
 from recon.session import SessionHeader
 from sdstore.sds.codec import decode, encode

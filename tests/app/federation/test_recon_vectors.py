@@ -14,12 +14,11 @@ from app.entries import Entry
 from app.errors import Code, Problem
 from app.federation.inbound import columns, read_items
 from app.store.store import Store
+from recon.elements import ALL_ORDERS
 from recon.errors import RemoteProtocolError
 from recon.events import Need
-from recon.fetch import FetchQueue
+from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
-from recon.ranges import ALL_ORDERS
-from recon.resolving import read_fetch
 from sdstore.sds.digest import entry_digest
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse

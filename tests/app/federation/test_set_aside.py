@@ -24,7 +24,7 @@ from app.federation.session import sync_with_peer
 from app.ingest.door import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
-from recon.interest import Interest
+from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message

@@ -19,11 +19,10 @@ from app.http.application import routes
 from app.http.auth import EVERY_SCOPE, Caller, Scope
 from app.http.routes import Route
 from app.limits import DEFAULT_LIMITS
+from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch
-from recon.interest import Interest
-from recon.ranges import WHOLE
-from recon.session import SessionHeader, interest_hash
+from recon.session import Interest, SessionHeader, interest_hash
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message

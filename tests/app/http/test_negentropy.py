@@ -12,8 +12,7 @@ import pytest
 
 import app.negentropy_endpoint as endpoint
 from app.limits import DEFAULT_LIMITS
-from recon.negentropy import Negentropy
-from recon.negentropy_records import Records
+from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Message

@@ -14,13 +14,12 @@ import zstandard
 from app.http.auth import Caller
 from app.limits import DEFAULT_LIMITS
 from app.rangeindex import VIEW_COST_MIN
+from recon.elements import ALL_ORDERS, WHOLE, Bound, Range
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
 from recon.index import RangeIndex
-from recon.interest import Interest
 from recon.limits import PROTOCOL_VERSION
-from recon.ranges import ALL_ORDERS, WHOLE, Bound, Range
-from recon.session import SessionHeader, interest_hash
+from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest

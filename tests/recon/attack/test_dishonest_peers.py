@@ -16,13 +16,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from recon.elements import Bound, Range
 from recon.errors import RemoteProtocolError
 from recon.events import Busy, Done, Expired, Fault, Need
-from recon.fetch import pack_fetch
+from recon.fetch import Wanted, pack_fetch, read_fetch, resolve
 from recon.initiator import Initiator, Options
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
-from recon.ranges import Bound, Range
-from recon.resolving import Wanted, read_fetch, resolve
 from recon.responder import respond
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from recon.errors import LocalProtocolError, RemoteProtocolError
 from recon.negentropy import Negentropy
-from recon.negentropy_wire import END, ID_LIST, INFINITY, Bound, MessageWriter, read_ranges
+from recon.negentropy.wire import END, ID_LIST, INFINITY, Bound, MessageWriter, read_ranges
 from tests.support.negentropy import (
     Outcome,
     Record,

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recon.errors import LocalProtocolError
-from recon.negentropy_records import BLOCK_RECORDS, Records
-from recon.negentropy_wire import END, INFINITY, Bound, encode_varint
+from recon.negentropy import Records
+from recon.negentropy.records import BLOCK_RECORDS
+from recon.negentropy.wire import END, INFINITY, Bound, encode_varint
 from tests.support.negentropy import Record, records_of
 
 # Few timestamps and few bytes, so that ties, shared prefixes and zero tails are the rule.

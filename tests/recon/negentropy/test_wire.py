@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recon.errors import RemoteProtocolError
-from recon.negentropy_wire import (
+from recon.negentropy.wire import (
     END,
     FINGERPRINT,
     ID_LIST,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recon.negentropy import Negentropy
-from recon.negentropy_wire import encode_varint
+from recon.negentropy.wire import encode_varint
 from tests.support.negentropy import Record, records_of
 
 PATH = Path(__file__).resolve().parents[3] / "docs" / "vectors" / "negentropy.json"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recon.errors import LocalProtocolError
-from recon.negentropy_wire import FINGERPRINT_BYTES, ID_BYTES, INFINITY, Bound, encode_varint
+from recon.negentropy.wire import FINGERPRINT_BYTES, ID_BYTES, INFINITY, Bound, encode_varint
 
 BLOCK_RECORDS: Final = 16
 """Records per kept sum: adding up half a block costs about what the rest of a look-up does."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recon.errors import LocalProtocolError, RemoteProtocolError
-from recon.negentropy_records import Records
-from recon.negentropy_wire import (
+from recon.negentropy.records import Records
+from recon.negentropy.wire import (
     END,
     FINGERPRINT,
     ID_BYTES,
