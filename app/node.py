@@ -15,20 +15,19 @@ from pathlib import Path
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
-from app.budget import ReconBudgets
 from app.errors import Problem
-from app.federation.interests import interest_of
 from app.federation.peers import Peers
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
-from app.negentropy_endpoint import NegentropyEndpoint
 from app.node_metrics import register_node_metrics
-from app.rangeindex import NodeIndex
 from app.readiness import Readiness
-from app.recon_endpoint import ReconEndpoint
+from app.recon.budget import ReconBudgets
+from app.recon.endpoint import ReconEndpoint
+from app.recon.index import NodeIndex
+from app.recon.negentropy import NegentropyEndpoint
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
@@ -208,7 +207,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         negentropy=NegentropyEndpoint(index, limits, budgets),
         live=live,
         syncs=syncs,
-        peers=Peers(local, syncs, book, settings, limits, instance_id),
+        peers=Peers(local, syncs, book, interest, settings, limits, instance_id),
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
         instance_id=instance_id,
@@ -216,6 +215,15 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     register_node_metrics(node.metrics, committer, index, live, node.verification, node.peers)
     return node
+
+
+def interest_of(settings: Settings) -> Interest:
+    """The interest an operator configured: named channels and prefixes, or everything."""
+    return Interest.make(
+        everything=not (settings.channels or settings.channel_prefixes),
+        channels=frozenset(settings.channels),
+        prefixes=frozenset(settings.channel_prefixes),
+    )
 
 
 def instance_id_of(secret: bytes) -> str:

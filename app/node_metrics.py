@@ -13,7 +13,7 @@ from app.federation.peers import Peers, PeerState, PeerTotals
 from app.federation.report import SyncOutcome
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
-from app.rangeindex import NodeIndex
+from app.recon.index import NodeIndex
 from app.verification import Verification
 
 Family = CounterMetricFamily | GaugeMetricFamily

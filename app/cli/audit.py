@@ -12,7 +12,7 @@ from app.cli.output import counted
 from app.entries import Entry
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
-from app.rangeindex import NodeIndex, root_of
+from app.recon.index import NodeIndex, root_of
 from app.settings import Settings
 from app.store.database import chunks
 from app.store.faults import StoreError

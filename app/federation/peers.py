@@ -22,7 +22,6 @@ from blake3 import blake3
 
 from app.errors import Code, Problem
 from app.federation.address import parse_peer_url, resolve, url_text
-from app.federation.interests import interest_of
 from app.federation.local import LocalSide
 from app.federation.memory import PeerMemory
 from app.federation.report import Progress, SyncOutcome, SyncReport
@@ -193,6 +192,7 @@ class Peers:
         local: LocalSide,
         syncs: Syncs,
         book: PeerBook,
+        interest: Interest,
         settings: Settings,
         limits: Limits,
         instance_id: str,
@@ -201,6 +201,7 @@ class Peers:
         self._local = local
         self._syncs = syncs
         self._book = book
+        self._interest = interest
         self._settings = settings
         self._limits = limits
         self._instance_id = instance_id
@@ -328,7 +329,7 @@ class Peers:
         return self._start(peer, channels, dry_run)
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
-        interest = interest_of(self._settings)
+        interest = self._interest
         if channels:
             interest = interest.intersect(Interest.make(channels=frozenset(channels)))
         sync = self._syncs.start(

@@ -7,9 +7,7 @@ import re
 import zstandard
 from fastapi import APIRouter, Response
 
-from app.budget import Allowance
 from app.errors import Code, Problem
-from app.federation.interests import readable_part
 from app.federation.transport import INSTANCE_HEADER
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
@@ -18,6 +16,8 @@ from app.http.forms import Form, answer_form, body_form
 from app.http.framework import CurrentCall, demands, respond
 from app.http.parsing import check_fields
 from app.http.render import json_reply, protobuf_reply
+from app.recon.budget import Allowance
+from app.recon.endpoint import readable_part
 from sdstore.wire import recon_pb2 as recon_wire
 
 router = APIRouter(prefix="/v1", tags=["reconciliation"])

@@ -12,7 +12,7 @@ import pytest
 
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
-from app.rangeindex import NodeIndex
+from app.recon.index import NodeIndex
 from app.settings import Settings
 from app.store.store import Store
 

@@ -19,7 +19,7 @@ from app.ingest.prepare import prepare
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
-from app.rangeindex import NodeIndex, root_of
+from app.recon.index import NodeIndex, root_of
 from app.settings import Settings
 from recon.elements import U32
 from recon.index import Postings, _segment

@@ -8,7 +8,7 @@ import pytest
 from app.entries import Outcome
 from app.ingest.door import Publication
 from app.node import INDEX_FILE, Node
-from app.rangeindex import NodeIndex
+from app.recon.index import NodeIndex
 from app.settings import Settings
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message

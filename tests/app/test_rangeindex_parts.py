@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.channelgroups import ChannelGroups
-from app.federation.interests import KnownInterests
-from app.groupsums import GroupSums
+from app.recon.endpoint import KnownInterests
+from app.recon.index import ChannelGroups, GroupSums
 from recon.errors import RemoteProtocolError
 from recon.index import RangeIndex
 from recon.limits import INTEREST_NAMES_MAX

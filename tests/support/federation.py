@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.budget import Allowance
 from app.http.auth import Caller
 from app.ingest.door import Door, Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
-from app.rangeindex import NodeIndex
+from app.recon.budget import Allowance
+from app.recon.index import NodeIndex
 from app.settings import Settings
 from app.store.store import Store
 from sdstore.sds.codec import encode

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app import recon_endpoint
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.federation.inbound import columns, read_items
+from app.recon import endpoint as recon_endpoint
 from app.store.store import Store
 from recon.elements import ALL_ORDERS
 from recon.errors import RemoteProtocolError

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app import recon_endpoint
 from app.errors import Code, Problem
 from app.federation.content import take_items
 from app.federation.memory import PeerMemory
@@ -26,6 +25,7 @@ from app.federation.report import Progress, SegmentState, SyncOutcome, SyncRepor
 from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
+from app.recon import endpoint as recon_endpoint
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry

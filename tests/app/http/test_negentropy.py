@@ -10,7 +10,7 @@ from threading import get_ident
 import numpy as np
 import pytest
 
-import app.negentropy_endpoint as endpoint
+import app.recon.negentropy as endpoint
 from app.limits import DEFAULT_LIMITS
 from recon.negentropy import Negentropy, Records
 from sdstore.sds.codec import encode

@@ -13,7 +13,7 @@ import zstandard
 
 from app.http.auth import Caller
 from app.limits import DEFAULT_LIMITS
-from app.rangeindex import VIEW_COST_MIN
+from app.recon.index import VIEW_COST_MIN
 from recon.elements import ALL_ORDERS, WHOLE, Bound, Range
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch

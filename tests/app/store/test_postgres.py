@@ -18,7 +18,7 @@ from app.entries import OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.records import Publication
 from app.limits import DEFAULT_LIMITS, Limits
-from app.rangeindex import NodeIndex
+from app.recon.index import NodeIndex
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.migrate import migrate
 from app.store.pgsession import VERSION_MIN, check_server

@@ -7,10 +7,10 @@ from collections import OrderedDict
 
 import numpy as np
 
-from app.budget import ReconBudgets
 from app.errors import Code, Problem
 from app.limits import Limits
-from app.rangeindex import VIEW_COST_MIN, NodeIndex
+from app.recon.budget import ReconBudgets
+from app.recon.index import VIEW_COST_MIN, NodeIndex
 from recon.elements import OrderWindow, order_of_lamport
 from recon.errors import RemoteProtocolError
 from recon.negentropy import FRAME_BYTES_MIN, Negentropy, Records

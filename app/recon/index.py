@@ -1,27 +1,34 @@
 """The node's range index: follows the store, answers what needs every element of a channel.
 
 The index is a cache of SQL. It reads the store's own sequence up to the watermark, so it misses
-nothing that any process of this node committed, and is brought up to date when somebody asks.
+nothing that any process of this node committed, and catches up when somebody asks. A restart reads
+it from a file, which is a cache too: its stamp names the database and the places of the arrival
+chains up to which it was read. If the history of the database up to there is another one (another
+database, an older backup put back, a copy that went its own way), the file is ignored and the index
+is read from SQL.
+
+A channel has two groups in the index: one for its entries, one for the hint claims on them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from app.channelgroups import ChannelGroups
-from app.entries import NOTHING_ARRIVED, Watermark
+from app.entries import NOTHING_ARRIVED, Token, Watermark
 from app.errors import Code, Problem
-from app.groupsums import GroupSums
-from app.indexfile import load_index, save_index
 from app.limits import Limits
 from app.store.store import Store
+from recon.checkpoint import read_checkpoint, write_checkpoint
 from recon.elements import ALL_ORDERS, U8, U64, WHOLE, Mask, OrderWindow
 from recon.hashing import idle_root
 from recon.index import RangeIndex
@@ -45,6 +52,9 @@ VIEW_COST_MIN = 10_000
 # Where elements are wanted, not their session hashes, any key does.
 _PLAIN_KEY = SessionKey(bytes(16))
 
+_ROWS_AT_ONCE = 1 << 16  # 2 MiB of IDs
+_LANES = 4  # 64-bit words of an ID
+
 
 class NodeIndex:
     """Elements of all channels, the views of running sessions, roots."""
@@ -67,13 +77,27 @@ class NodeIndex:
 
     async def start(self, path: Path) -> None:
         """Read the index saved at `path` where it still fits, and from SQL what is newer."""
-        if (saved := await load_index(path, self._store)) is not None:
-            self.elements, self._read = saved
-            self._views, self._sums = self._caches()
-            self._saved_count = len(self.elements)
-            await self._learn_channels()
+        if (checkpoint := read_checkpoint(path)) is not None:
+            read = await self._place_of(checkpoint.stamp)
+            if read is None:
+                _log.warning("%s does not fit the database: the index is read from SQL", path.name)
+            else:
+                self.elements, self._read = checkpoint.index, read
+                self._views, self._sums = self._caches()
+                self._saved_count = len(self.elements)
+                await self._learn_channels()
         await self.catch_up()
         self._sums.follow()  # now, while nobody waits: the first session would pay for all rows
+
+    async def _place_of(self, stamp: bytes) -> Watermark | None:
+        """The place up to which a saved index was read; None if the database never was there."""
+        try:
+            database, entries, claims = json.loads(stamp)
+            read = Watermark(Token(*entries), Token(*claims))
+        except (ValueError, TypeError):
+            return None
+        is_ours = database == self._store.database_id and await self._store.holds(*read)
+        return read if is_ours else None
 
     def _caches(self) -> tuple[ViewCache, GroupSums]:
         limits = self._limits
@@ -89,7 +113,10 @@ class NodeIndex:
         await self.catch_up()
         count = len(self.elements)
         if count - self._saved_count >= growth_min:
-            await save_index(path, self.elements, self._store, self._read)
+            stamp = json.dumps([self._store.database_id, *self._read]).encode()
+            # Taken here, on the thread that inserts: the stamp covers no element behind `_read`.
+            snapshot = self.elements.state.snapshot
+            await asyncio.to_thread(write_checkpoint, path, snapshot, stamp)
             self._saved_count = count
 
     async def catch_up(self) -> None:
@@ -204,3 +231,86 @@ def root_of(digests: NDArray[np.uint8]) -> bytes:
     """BLAKE3 over digests u8[n, 32] in ascending order; of none, BLAKE3 of nothing."""
     rows = np.ascontiguousarray(digests).view("V32").ravel()
     return blake3(np.sort(rows).tobytes()).digest()
+
+
+class ChannelGroups:
+    """Numbers of channels by name. Channel n has two groups: entries 2 n, hint claims 2 n + 1."""
+
+    def __init__(self, interests_max: int) -> None:
+        self.numbers: dict[str, int] = {}
+        self._ascending: list[str] = []
+        self._interests_max = interests_max
+        self._found: OrderedDict[Interest, tuple[int, frozenset[int]]] = OrderedDict()
+
+    def add(self, numbers: Mapping[str, int]) -> None:
+        """Learn of channels."""
+        self._ascending = sorted([*self._ascending, *(numbers.keys() - self.numbers.keys())])
+        self.numbers |= numbers
+
+    def of(self, interest: Interest) -> frozenset[int] | None:
+        """The groups of an interest's elements; None: all."""
+        if interest.everything:
+            return None
+        known_count, groups = self._found.pop(interest, (-1, frozenset[int]()))
+        if known_count != len(self.numbers):
+            numbers = [self.numbers[name] for name in self._matching(interest)]
+            groups = frozenset(group for n in numbers for group in (2 * n, 2 * n + 1))
+        self._found[interest] = len(self.numbers), groups
+        if len(self._found) > self._interests_max:
+            self._found.popitem(last=False)
+        return groups
+
+    def _matching(self, interest: Interest) -> Iterator[str]:
+        yield from (name for name in interest.channels if name in self.numbers)
+        for prefix in interest.prefixes:
+            place = bisect_left(self._ascending, prefix)
+            while place < len(self._ascending) and self._ascending[place].startswith(prefix):
+                yield self._ascending[place]
+                place += 1
+
+
+class GroupSums:
+    """For each group of an index the number of its elements, and the sum of their IDs."""
+
+    def __init__(self, index: RangeIndex) -> None:
+        self._index = index
+        self._seen_count = 0
+        self._counts = np.zeros(0, np.int64)
+        self._sums = np.zeros((_LANES, 0), np.uint64)
+
+    def count(self, groups: frozenset[int] | None) -> int:
+        """Elements in some groups; None: in all."""
+        self.follow()
+        return int(self._counts[self._places(groups)].sum())
+
+    def sums(self, groups: frozenset[int] | None) -> NDArray[np.uint64]:
+        """The IDs of some groups (None: of all) added up, each 64-bit word for itself: u64[4]."""
+        self.follow()
+        sums: NDArray[np.uint64] = self._sums[:, self._places(groups)].sum(axis=1)
+        return sums
+
+    def _places(self, groups: frozenset[int] | None) -> slice | NDArray[np.int64]:
+        if groups is None:
+            return slice(None)
+        places = np.fromiter(groups, np.int64, len(groups))
+        return places[places < len(self._counts)]
+
+    def follow(self) -> None:
+        """Take in the rows that came since the last call."""
+        snapshot = self._index.state.snapshot
+        while self._seen_count < snapshot.size:
+            stop = min(self._seen_count + _ROWS_AT_ONCE, snapshot.size)
+            rows = snapshot.slice(self._seen_count, stop)
+            self._make_room(int(rows.groups.max()) + 1)
+            np.add.at(self._counts, rows.groups, 1)
+            words = np.ascontiguousarray(rows.ids).view("<u8")
+            for lane in range(_LANES):
+                np.add.at(self._sums[lane], rows.groups, words[:, lane])
+            self._seen_count = stop
+
+    def _make_room(self, groups_count: int) -> None:
+        missing = groups_count - len(self._counts)
+        if missing > 0:
+            grown = missing + len(self._counts)
+            self._counts = np.pad(self._counts, (0, grown))
+            self._sums = np.pad(self._sums, ((0, 0), (0, grown)))

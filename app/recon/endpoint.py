@@ -7,20 +7,21 @@ refused with what the initiator has to send again.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
-from app.budget import Allowance, ReconBudgets
 from app.errors import Code, Problem
 from app.federation.content import Message, items_size, load_items, take_items
 from app.federation.inbound import Element
-from app.federation.interests import KnownInterests, policy_of
 from app.federation.local import LocalSide
 from app.http.auth import Caller, Scope
-from app.rangeindex import NodeIndex
+from app.limits import Limits
+from app.recon.budget import Allowance, ReconBudgets
+from app.recon.index import NodeIndex
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.fetch import read_fetch, resolve
@@ -29,13 +30,15 @@ from recon.responder import respond
 from recon.session import (
     Interest,
     SessionKey,
+    decode_interest,
     derive_session_key,
+    interest_hash,
     is_own_nonce,
     nonce_is_fresh,
     responder_nonce,
 )
 from recon.view import View
-from sdstore.sds.codec import MessageError, decode
+from sdstore.sds.codec import DECODER_VERSION, MessageError, decode
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
@@ -46,6 +49,12 @@ RESUME_BYTES = 48
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
+
+_Key = tuple[bytes, frozenset[str] | None]
+"""Hash of an interest, channels that the caller may read."""
+
+_NAME_BYTES = 64  # of memory around a name
+_INTEREST_BYTES = 512  # of memory around an interest
 
 
 class ReconEndpoint:
@@ -252,3 +261,68 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     if len(session.initiator_nonce) != NONCE_BYTES:
         raise RemoteProtocolError("malformed", f"a nonce has {NONCE_BYTES} bytes")
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
+
+
+def readable_part(interest: Interest, channels: frozenset[str] | None) -> Interest:
+    """The part of an interest that a caller may read; `channels` None: every channel."""
+    return interest if channels is None else interest.intersect(Interest.make(channels=channels))
+
+
+def policy_of(limits: Limits, interest: Interest) -> int:
+    """Changes when this node may take what it refused before: another decoder, bound or interest.
+
+    A 32-bit number that means nothing else.
+    """
+    bounds = (
+        limits.frame_bytes_max,
+        limits.message_id_bytes_max,
+        limits.channel_id_bytes_max,
+        limits.sender_id_bytes_max,
+        limits.history_entries_max,
+        limits.bloom_filter_bytes_max,
+        limits.hint_bytes_max,
+        limits.hint_claims_per_entry_max,
+    )
+    text = ",".join(map(str, (DECODER_VERSION, *bounds))).encode()
+    return int.from_bytes(blake3(text + interest.encode()).digest(length=4), "little")
+
+
+class KnownInterests:
+    """What callers asked about, as far as it is ours too and theirs to read; the oldest are forgotten.
+
+    So an interest is decoded and matched once, not with every request.
+    """
+
+    def __init__(self, ours: Interest, bytes_max: int) -> None:
+        self._ours = ours
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
+
+    def find(
+        self, session: wire.Session, channels: frozenset[str] | None
+    ) -> tuple[bytes, Interest] | None:
+        """Hash and mutual interest of a request; None where the caller has to send it in full.
+
+        `channels`: those that the caller may read, None for all. Raises `RemoteProtocolError` for
+        an interest that is not canonical.
+        """
+        name = session.interest_hash
+        if session.WhichOneof("interest") == "interest_bytes":
+            name = interest_hash(session.interest_bytes)
+            if (name, channels) not in self._known:
+                self._add((name, channels), session.interest_bytes)
+        key = name, channels
+        if key not in self._known:
+            return None
+        self._known.move_to_end(key)
+        return name, self._known[key][0]
+
+    def _add(self, key: _Key, raw: bytes) -> None:
+        mutual = readable_part(decode_interest(raw).intersect(self._ours), key[1])
+        names_count = len(mutual.channels) + len(mutual.prefixes)
+        size = len(raw) + _NAME_BYTES * names_count + _INTEREST_BYTES
+        self._known[key] = mutual, size
+        self._bytes += size
+        while self._bytes > self._bytes_max and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1][1]
