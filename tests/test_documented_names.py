@@ -1,0 +1,43 @@
+"""The documents name files, modules, functions and tests that exist."""
+
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")),
+    *(Path(name) for name in ("README.md", "CONTRIBUTING.md")),
+]
+TOP = "app|bench|migrations|pipeline|proto|recon|sdstore|tests|tools"
+MADE_LATER = ("bench/results/", "app/store/migrations/", "sdstore/wire/proto/")
+"""The bench writes the first; a wheel contains the others."""
+
+FILE = re.compile(rf"`((?:{TOP}|docs)/[\w./-]*)(?:::?([\w.]+))?`")
+NAME = re.compile(rf"`((?:{TOP})(?:\.\w+)+)(?:\(\))?`")
+FILE_NAMES = re.compile(r"\.(?:png|csv|damaged|loading)$")
+"""Endings of files that look like names of modules."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_names_what_exists(page: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for file, name in FILE.findall(text):
+        if file.startswith(MADE_LATER):
+            continue
+        path = ROOT / file
+        assert path.exists(), file
+        if name and path.suffix == ".py":
+            last = name.rpartition(".")[2]
+            defined = rf"^\s*(?:async )?(?:def|class) {last}\b|^\s*{last}\b.*="
+            assert re.search(defined, path.read_text(encoding="utf-8"), re.MULTILINE), (file, name)
+    for dotted in NAME.findall(text):
+        if not FILE_NAMES.search(dotted):
+            pkgutil.resolve_name(dotted)
+
+
+def test_the_guarantees_name_their_tests() -> None:
+    text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    assert len([file for file, name in FILE.findall(text) if name]) >= 16
