@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from app.entries import START, Entry, Token
 from app.errors import Code, Problem
-from app.ingest.records import Committed, Relayed
+from app.ingest.committer import Committed
+from app.ingest.prepare import Relayed
 from app.limits import Limits
 from app.sharing import Sharing, Turns
 from app.store.records import LeftOut, Page

@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from app.entries import NewEntry
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
+from app.store.database import ManyQuery, Row
 from app.store.frames import Ask, Codec, FrameRow, FrameUnpacker, PackedFrame
 from app.store.framewriter import FrameWriter
 from app.store.records import WriteResult
-from app.store.sql import SQLITE, ManyQuery, Row
+from app.store.sqlite import SQLITE
 from app.store.store import Store
 from app.store.writestatements import write_statements
 from bench.frame_workloads import LONG_HISTORY, filter_frames, small_frames

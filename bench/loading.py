@@ -12,12 +12,12 @@ import psycopg
 import uvloop
 from sqlalchemy.engine import make_url
 
-from app.ingest.bulkload import load_empty_store
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS as LIMITS
 from app.store.store import Store
+from pipeline.bulkload import load_empty_store
 
 BATCH = 2_000
 CALLERS = 6

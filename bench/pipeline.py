@@ -29,8 +29,7 @@ from matplotlib.figure import Figure
 from sqlalchemy import make_url
 
 from app.entries import NewEntry
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from bench.loading import Item, load_file

@@ -28,13 +28,11 @@ from sqlalchemy import Table
 
 from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.ingest.door import Door
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
-from app.store.arrays import array_of
 from app.store.migrate import migrate
-from app.store.pgsession import adapt, session_settings
+from app.store.postgres import PostgresSql, adapt, array_of, session_settings
 from app.store.schema import frames, messages
-from app.store.sql import PostgresSql
 from bench.frame_workloads import small_frames
 from bench.loading import new_database, open_door
 from bench.postgres_server import running_postgres

@@ -29,13 +29,11 @@ from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.entries import NewEntry
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS as LIMITS
 from app.store.frames import FramePacker
 from app.store.schema import frames, messages
-from app.store.sql import SQLITE
-from app.store.sqlite import WAL_PAGES, WRITER_CACHE_KIB
+from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB
 from app.store.store import Store
 from bench.frame_workloads import filter_frames, small_frames
 from bench.loading import load_file

@@ -25,14 +25,13 @@ import pyarrow.parquet as pq
 
 from app.entries import Claim, NewEntry, OutcomeKind
 from app.errors import Problem
-from app.ingest.bulkdraft import Item
-from app.ingest.bulkload import forget_load, load_empty_store
-from app.ingest.prepare import prepare, published_claim
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare, published_claim
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.sqlite import prepare_file, problem_of
 from app.store.store import Store
 from pipeline import manifest as manifests
+from pipeline.bulkdraft import Item
+from pipeline.bulkload import forget_load, load_empty_store
 from pipeline.database import Database, open_database, sqlite_path
 from pipeline.findings import Fault
 from pipeline.manifest import ClaimRange, EntryRange, Manifest

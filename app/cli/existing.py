@@ -12,7 +12,7 @@ from typing import IO
 from app.cli.delimited import BadItem
 from app.cli.exits import CliError, Exit
 from app.cli.frames import FileFormat, MessageFile
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 
 STDIO = Path("-")

@@ -18,7 +18,7 @@ from app.federation.local import LostElement
 from app.federation.report import Progress, SyncReport
 from app.federation.session import sync_with_peer
 from app.federation.transport import open_http_transport
-from app.ingest.door import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from recon.elements import U8, U64, Mask
 from recon.index import RangeIndex

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
 from app.errors import Code, Problem
-from app.ingest.jsonitem import read_json_item
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, read_json_item
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json

@@ -18,7 +18,8 @@ from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.interrupts import waiting
 from app.entries import NOTHING_ARRIVED, Outcome, Token, Watermark
 from app.errors import Code, Problem
-from app.ingest.door import Door, Publication
+from app.ingest.door import Door
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
 

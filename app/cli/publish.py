@@ -21,7 +21,7 @@ from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, print_error, print_json, progress_bar, stdout
 from app.cli.read import hint_argument
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem, PublishOutcome, WakuEnvelope

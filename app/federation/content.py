@@ -15,7 +15,7 @@ from app.entries import ClaimSource, Outcome, OutcomeKind
 from app.errors import Code, Problem
 from app.federation.inbound import Element
 from app.federation.local import ContentStore, LocalSide
-from app.ingest.door import Publication
+from app.ingest.prepare import Publication
 from app.limits import Limits
 from sdstore.sds.digest import claim_id
 from sdstore.wire.recon_pb2 import (

@@ -13,7 +13,7 @@ from recon.session import Interest, SessionKey
 from recon.view import View
 
 if TYPE_CHECKING:
-    from app.ingest.door import Publication
+    from app.ingest.prepare import Publication
 
 
 class LostElement(Protocol):

@@ -22,7 +22,7 @@ from app.http.cursors import CursorKind, Cursors
 from app.http.framework import After, CurrentCall, demands
 from app.http.render import message_json
 from app.http.sse import event, event_stream, heartbeat
-from app.ingest.records import Relayed
+from app.ingest.prepare import Relayed
 from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
 from app.store.records import LeftOut
 from sdstore.sds.jsonform import to_json

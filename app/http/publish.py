@@ -21,8 +21,7 @@ from app.http.render import (
     outcome_protobuf,
     protobuf_reply,
 )
-from app.ingest.door import Publication, WakuEnvelope
-from app.ingest.jsonitem import read_json_item
+from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
 from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import store_pb2 as wire
 

@@ -18,14 +18,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from app.entries import NewEntry
 from app.errors import Code, Problem
-from app.ingest.records import Committed
 from app.limits import Limits
 from app.store.records import MetId, Rechecked, WriteResult
 from app.store.store import Store
+
+
+class Committed(NamedTuple):
+    """An entry that is new or has new claims, after its commit."""
+
+    entry: NewEntry
+    result: WriteResult
+
 
 Listener = Callable[[list[Committed]], None]
 Written = WriteResult | Problem

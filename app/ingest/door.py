@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from app.entries import Claim, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
-from app.ingest.prepare import prepare, published_claim
-from app.ingest.records import Committed, Publication, Relayed, WakuEnvelope
+from app.ingest.prepare import Publication, Relayed, prepare, published_claim
 from app.limits import Limits
 from app.store.records import MetId
 from app.store.store import Store
 from sdstore.sds.model import Kind
-
-__all__ = ["Committed", "Door", "Publication", "Relayed", "WakuEnvelope"]
 
 RelayListener = Callable[[Relayed], None]
 Prepared = NewEntry | Relayed | Problem

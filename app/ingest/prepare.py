@@ -1,20 +1,57 @@
-"""From a publication to what is written: size, decoding, kind, limits, identity. Pure."""
+"""A publication on its way in: how it is read from JSON, checked, decoded and identified. Pure."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
 
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem, problem_of_message
-from app.ingest.records import Publication, Relayed, WakuEnvelope
+from app.hexadecimal import hint_bytes
 from app.limits import Limits
-from sdstore.sds.codec import decode
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest, frame_hash
-from sdstore.sds.model import HistoryEntry, Kind, Message, MessageError
+from sdstore.sds.jsonform import from_json
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.schemes import verifies
 from sdstore.sds.waku import waku_message_hash
 
 UTF8_BYTES_PER_CHARACTER = 4  # at most
+
+_ITEM_KEYS = frozenset({"message", "meta", "retrieval_hints", "waku"})
+_WAKU_KEYS = frozenset({"pubsub_topic", "content_topic", "meta", "timestamp_ns"})
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class WakuEnvelope:
+    """The fields of a Waku message around its payload, the frame. `timestamp_ns` is an int64."""
+
+    pubsub_topic: str
+    content_topic: str
+    meta: bytes
+    timestamp_ns: int
+
+
+class Publication(NamedTuple):
+    """A frame, the hints its publisher gives for it, and the envelope it came in."""
+
+    frame: bytes
+    hints: tuple[bytes, ...] = ()
+    envelope: WakuEnvelope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A sync or ephemeral message: passed on to live readers, not stored."""
+
+    frame: bytes
+    message: Message
+    dialect: Dialect
 
 
 def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
@@ -40,6 +77,9 @@ def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
     )
 
 
+# ---- limits of a message
+
+
 def _check_message(message: Message, limits: Limits) -> None:
     history, repairs = message.causal_history, message.repair_request
     filter_bytes = len(message.bloom_filter)
@@ -55,27 +95,23 @@ def _check_message(message: Message, limits: Limits) -> None:
 
 
 def _check_entries(entries: Sequence[HistoryEntry], limits: Limits) -> None:
-    # There may be thousands: only those that could be too long are looked at closely.
+    # A history can have thousands of entries: measure only those that could be too long.
     id_chars = limits.message_id_bytes_max // UTF8_BYTES_PER_CHARACTER
     sender_chars = limits.sender_id_bytes_max // UTF8_BYTES_PER_CHARACTER
-    hint_bytes = limits.hint_bytes_max
+    hint_bytes_max = limits.hint_bytes_max
     for entry in entries:
         if (
             len(entry.message_id) > id_chars
             or len(entry.sender_id) > sender_chars
-            or len(entry.retrieval_hint) > hint_bytes
+            or len(entry.retrieval_hint) > hint_bytes_max
         ):
-            _check_entry(entry, limits)
-
-
-def _check_entry(entry: HistoryEntry, limits: Limits) -> None:
-    _check_text(entry.message_id, limits.message_id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
-    _check_text(entry.sender_id, limits.sender_id_bytes_max, Code.SENDER_ID_TOO_LONG)
-    _check_size(len(entry.retrieval_hint), limits.hint_bytes_max, "bytes", Code.HINT_TOO_LONG)
+            _check_text(entry.message_id, limits.message_id_bytes_max, Code.MESSAGE_ID_TOO_LONG)
+            _check_text(entry.sender_id, limits.sender_id_bytes_max, Code.SENDER_ID_TOO_LONG)
+            _check_size(len(entry.retrieval_hint), hint_bytes_max, "bytes", Code.HINT_TOO_LONG)
 
 
 def _check_text(text: str, bytes_max: int, code: Code) -> None:
-    # Most texts need not be encoded to be measured.
+    # Most texts are short enough whatever their characters, and need no encoding.
     if len(text) * UTF8_BYTES_PER_CHARACTER > bytes_max:
         _check_size(len(text.encode()), bytes_max, "bytes", code)
 
@@ -83,6 +119,9 @@ def _check_text(text: str, bytes_max: int, code: Code) -> None:
 def _check_size(size: int, size_max: int, unit: str, code: Code) -> None:
     if size > size_max:
         raise Problem(code, f"{size} {unit}, at most {size_max}")
+
+
+# ---- hints
 
 
 def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
@@ -95,7 +134,14 @@ def _claims(item: Publication, limits: Limits) -> tuple[Claim, ...]:
     published = tuple([published_claim(hint, limits) for hint in item.hints])
     if item.envelope is None:
         return published
-    computed = _computed_hint(item.envelope, item.frame)
+    envelope = item.envelope
+    computed = waku_message_hash(
+        envelope.pubsub_topic,
+        item.frame,
+        envelope.content_topic,
+        envelope.meta,
+        envelope.timestamp_ns,
+    )
     return (Claim(computed, ClaimSource.COMPUTED), *published)
 
 
@@ -108,11 +154,59 @@ def published_claim(hint: bytes, limits: Limits) -> Claim:
     return Claim(hint, ClaimSource.PUBLISHER)
 
 
-def _computed_hint(envelope: WakuEnvelope, frame: bytes) -> bytes:
-    return waku_message_hash(
-        envelope.pubsub_topic,
-        frame,
-        envelope.content_topic,
-        envelope.meta,
-        envelope.timestamp_ns,
-    )
+# ---- JSON
+
+
+def read_json_item(document: bytes) -> Publication:
+    """The message of a JSON document, with its hints and its envelope; ignores `meta`.
+
+    The document is the body of a request, or a line of NDJSON. Raises `Problem` with the codes of the
+    message itself, `invalid_json_message`, `invalid_hex`, and `invalid_body` for a document that is
+    not JSON.
+    """
+    try:
+        item = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        raise Problem(Code.INVALID_BODY, f"not JSON: {error}") from None
+    _check_members(item, _ITEM_KEYS, "an item")
+    try:
+        frame = encode(from_json(item.get("message")))
+    except MessageError as error:
+        raise problem_of_message(error) from None
+    return Publication(frame, _hints(item.get("retrieval_hints")), _envelope(item.get("waku")))
+
+
+def _hints(values: Any) -> tuple[bytes, ...]:
+    if values is None:
+        return ()
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise Problem(Code.INVALID_JSON_MESSAGE, "retrieval_hints is a list of hexadecimal strings")
+    return tuple([hint_bytes(value, "a retrieval hint") for value in values])
+
+
+def _envelope(waku: Any) -> WakuEnvelope | None:
+    if waku is None:
+        return None
+    _check_members(waku, _WAKU_KEYS, "waku")
+    try:
+        envelope = WakuEnvelope(
+            str(waku["pubsub_topic"]),
+            str(waku["content_topic"]),
+            b64decode(waku.get("meta") or "", validate=True),
+            int(waku["timestamp_ns"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise Problem(
+            Code.INVALID_JSON_MESSAGE,
+            "waku has pubsub_topic, content_topic, timestamp_ns and perhaps meta in base64",
+        ) from None
+    if envelope.timestamp_ns not in _INT64:
+        raise Problem(Code.INVALID_JSON_MESSAGE, "timestamp_ns of waku is not an int64")
+    return envelope
+
+
+def _check_members(item: Any, keys: frozenset[str], what: str) -> None:
+    if not isinstance(item, dict):
+        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} is an object")
+    if unknown := item.keys() - keys:
+        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} has no member {min(unknown)[:80]!r}")

@@ -22,13 +22,12 @@ from app.entries import Entry
 from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.causalorder import causal_order
-from app.store.database import Database
+from app.store.database import Database, Row
 from app.store.entryrows import EntryRow, fitting_count
 from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.pagereads import position_bound
 from app.store.records import AncestorPage, ChannelInfo, Position
-from app.store.sql import Row
 from app.store.statements import ReadStatements
 from sdstore.sds.codec import decode
 from sdstore.sds.model import LAMPORT_MIN

@@ -19,9 +19,9 @@ from sqlalchemy import (
 )
 
 from app.limits import Limits
-from app.store.entryselects import IN_CHANNELS, constant
+from app.store.database import Arguments, Keyed, ManyQuery, Query, SqlDialect, constant
+from app.store.entryselects import IN_CHANNELS
 from app.store.schema import ByteText, channels, history_claims, messages, published_claims
-from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
 
 
 def published_by_hint(

@@ -1,16 +1,109 @@
-"""What the store needs of a database: one reading side for the event loop, one writing side.
+"""The database under the store: what its subjects ask of it, and the shapes of their statements.
 
-`app.store.sqlite` and `app.store.postgres` implement it; everything above is the same for both.
+Statements are written once in SQLAlchemy Core and compiled once for each database; hot paths run the
+compiled text on the raw driver with tuples of arguments. Four shapes differ between the databases.
+`SqlDialect` builds each of them from one description:
+
+- `query`: a statement with a handful of arguments;
+- `among`: rows whose column is one of many keys (SQLite: a fixed number of placeholders, padded;
+  PostgreSQL: one array);
+- `each`: a small look-up for each of many argument tuples, with its own LIMIT (SQLite: a loop;
+  PostgreSQL: unnested arrays joined laterally);
+- `insert`, `delete_each`, `update_each`: many rows (SQLite: executemany; PostgreSQL: unnested arrays).
+
+`Database` runs them: one reading side for the event loop, one writing side for the writer's thread.
+`app.store.sqlite` and `app.store.postgres` implement both; all other code is the same for both.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from app.store.sql import ManyQuery, Query, Row, SqlDialect
+from sqlalchemy import ColumnElement, Executable, Integer, Select, Table, literal_column
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.types import TypeEngine
+
+Row = tuple[Any, ...]
+Arguments = Mapping[str, TypeEngine[Any]]
+"""Names and types of the arguments of one key, in the order they are given in."""
+
+Keyed = Mapping[str, ColumnElement[Any]]
+"""Arguments of one key of an `each` query, by name."""
+
+
+class Query(NamedTuple):
+    """Compiled text, the names of its positional arguments in order, and those that are fixed."""
+
+    text: str
+    names: tuple[str, ...]
+    constants: Mapping[str, Any]
+
+    def arguments(self, values: Mapping[str, Any]) -> Row:
+        """The positional arguments of named values."""
+        constants = self.constants
+        return tuple([values[n] if n in values else constants[n] for n in self.names])
+
+
+class ManyQuery(NamedTuple):
+    """Text that serves many keys or rows; the driver-specific side knows how to feed it.
+
+    `constants` follow the caller's own arguments; `types` are those of the arrays that PostgreSQL
+    is given. On SQLite `shorter` are forms for fewer keys, as (keys at most, text), shortest first,
+    and `several` is an insertion of `SQLITE_ROWS_PER_INSERT` rows.
+    """
+
+    text: str
+    constants: Row = ()
+    types: tuple[TypeEngine[Any], ...] = ()
+    shorter: tuple[tuple[int, str], ...] = ()
+    several: str | None = None
+
+
+class SqlDialect(ABC):
+    """Compiles the shapes for one database."""
+
+    _dialect: Dialect
+
+    def query(self, statement: Executable) -> Query:
+        """A statement whose arguments are named `bindparam`s."""
+        compiled = statement.compile(dialect=self._dialect)  # type: ignore[attr-defined]
+        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        return Query(str(compiled), tuple(compiled.positiontup or ()), constants)
+
+    def _many(self, statement: Executable, names: Sequence[str]) -> ManyQuery:
+        text, order, constants = self.query(statement)
+        if order[: len(names)] != tuple(names):
+            raise AssertionError(f"arguments come as {order}, are given as {names}")
+        return ManyQuery(text, tuple(constants[name] for name in order[len(names) :]))
+
+    @abstractmethod
+    def among(
+        self, key: ColumnElement[Any], make: Callable[[ColumnElement[bool]], Select[Any]]
+    ) -> ManyQuery:
+        """`make(condition)` selects the rows whose `key` is among many."""
+
+    @abstractmethod
+    def each(self, arguments: Arguments, make: Callable[[Keyed], Select[Any]]) -> ManyQuery:
+        """`make(arguments)` selects the rows of one argument tuple; answers carry its number."""
+
+    @abstractmethod
+    def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
+        """Rows in the order of the table's columns."""
+
+    @abstractmethod
+    def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
+        """As `insert`; where `key` is there already, `merge(excluded)` is set instead."""
+
+    @abstractmethod
+    def delete_each(self, table: Table, *columns: str) -> ManyQuery:
+        """Rows that equal each of many tuples in these columns."""
+
+    @abstractmethod
+    def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
+        """Tuples of (changed …, key)."""
 
 
 class Transaction(Protocol):
@@ -76,3 +169,9 @@ class Database(ABC):
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
     """Consecutive slices of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def constant(value: int) -> ColumnElement[int]:
+    """A number written into the statement."""
+    # PostgreSQL takes no argument as the LIMIT of a lateral query; a literal serves both.
+    return literal_column(str(value), Integer)

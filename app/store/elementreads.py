@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from app.entries import Watermark
 from app.store.arrivals import goes_on_from, watermark_of
-from app.store.database import Database
+from app.store.database import Database, Row
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ElementColumns, LeftOut, LostElement
-from app.store.sql import Row
 from app.store.statements import ReadStatements
 from sdstore.sds.digest import order_value
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from app.entries import Entry
+from app.store.database import Row
 from app.store.records import LeftOut
-from app.store.sql import Row
 from sdstore.sds.model import Dialect
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Integer, Select, func, literal_column, select
+from sqlalchemy import ColumnElement, FromClause, Select, func, select
 
+from app.store.database import Keyed, constant
 from app.store.schema import channels, frames, messages
-from app.store.sql import Keyed
 
 # The columns of `app.store.entryrows.EntryRow`, in its order.
 _ENTRY_COLUMNS = (
@@ -51,9 +51,3 @@ def entries_with_frames(joined: FromClause = _ENTRIES) -> Select[Any]:
 def with_id(key: Keyed) -> ColumnElement[bool]:
     """Messages that bear an ID."""
     return (messages.c.id_key == key["id_key"]) & (messages.c.message_id == key["message_id"])
-
-
-def constant(value: int) -> ColumnElement[int]:
-    """A number written into the statement."""
-    # PostgreSQL takes no argument as the LIMIT of a lateral query; a literal serves both.
-    return literal_column(str(value), Integer)

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.entries import Entry
 from app.errors import Code, Problem
-from app.store.database import Database
+from app.store.database import Database, Row
 from app.store.entryrows import ENTRY_WIDTH, entry_of, fitting_count
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.records import Rechecked, Verified
-from app.store.sql import Row
 from app.store.statements import ReadStatements
 
 Recheck = Callable[[Sequence[int]], Awaitable[Rechecked]]

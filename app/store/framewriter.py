@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from app.entries import NewEntry
-from app.store.database import Transaction
+from app.store.database import Row, Transaction
 from app.store.frames import (
     Ask,
     FramePacker,
@@ -28,7 +28,6 @@ from app.store.frames import (
 )
 from app.store.records import WriteResult
 from app.store.schema import FORMER_REFERENCE
-from app.store.sql import Row
 from app.store.writestatements import CHANNEL_REFERENCES_MAX, WriteStatements
 from sdstore.sds.digest import frame_hash
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from app.entries import NOTHING_ARRIVED, Claim, NewEntry, Token, Watermark
 from app.limits import Limits
 from app.store.arrivals import ArrivalChain, goes_on_from, last_of, watermark_of
-from app.store.database import Database, Transaction, chunks
+from app.store.database import Database, Row, Transaction, chunks
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.framewriter import FrameWriter, Lost, Written, read_frames
 from app.store.keys import Keys
 from app.store.records import MetId, NewClaim, Rechecked, WriteResult
 from app.store.references import Reference, ReferenceWriter
-from app.store.sql import Row
 from app.store.writestatements import write_statements
 from sdstore.sds.digest import claim_id
 

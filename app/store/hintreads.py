@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from app.entries import Claim, ClaimSource
 from app.limits import Limits
-from app.store.database import Database
+from app.store.database import Database, ManyQuery, Row
 from app.store.entryrows import fitting_count, left_out
 from app.store.framereads import FrameReads
 from app.store.keys import Keys
 from app.store.records import HintPage, Position
-from app.store.sql import ManyQuery, Row
 from app.store.statements import ReadStatements
 
 HISTORY = int(ClaimSource.HISTORY)

@@ -304,7 +304,7 @@ def _connected(database_url: str) -> Iterator[Any]:
     try:
         import psycopg  # noqa: PLC0415 - an extra
 
-        from app.store.pgsession import parameters_of, unreachable  # noqa: PLC0415
+        from app.store.postgres import parameters_of, unreachable  # noqa: PLC0415
     except ImportError as error:
         raise missing_driver(error) from error
     try:

@@ -7,14 +7,13 @@ from itertools import accumulate
 
 from app.entries import Entry, Outline
 from app.limits import Limits
-from app.store.database import Database, chunks
+from app.store.database import Database, Row, chunks
 from app.store.entryrows import ENTRY_WIDTH, entry_row
 from app.store.framereads import FrameReads, content_lost
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.hintreads import HintReads
 from app.store.keys import Keys
 from app.store.records import Found, LookupResult
-from app.store.sql import Row
 from app.store.statements import ReadStatements
 
 LookupKey = str | bytes

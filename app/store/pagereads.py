@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from app.entries import Token
-from app.store.database import Database
+from app.store.database import Database, Row
 from app.store.entryrows import entry_row, fitting_count, left_out
 from app.store.framereads import FrameReads
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.records import ChannelInfo, Page, Position
-from app.store.sql import Row
 from app.store.statements import ReadStatements
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from app.limits import Limits
-from app.store.database import Transaction
+from app.store.database import Row, Transaction
 from app.store.keys import Keys
 from app.store.records import MetId
-from app.store.sql import Row
 from app.store.writestatements import WriteStatements
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Integer, bindparam, select
 
 from app.store.arrivals import ArrivalChain
-from app.store.database import Database
+from app.store.database import Database, Query, Row
 from app.store.keys import Keys
 from app.store.schema import channels, history_claims, messages, met_ids, published_claims
-from app.store.sql import Query, Row
 from sdstore.sds.digest import claim_id
 
 ROWS_PER_READ = 4_096

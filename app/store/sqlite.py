@@ -15,21 +15,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import BindParameter, ColumnElement, Select, Table, bindparam, delete, update
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 from app.errors import Code, Problem
-from app.store.database import Database, Transaction, chunks
-from app.store.faults import StoreBusyError, UnsupportedDatabaseError, UnusableFileError
-from app.store.migrate import is_current, migrate
-from app.store.sql import (
-    SQLITE,
-    SQLITE_KEYS_PER_QUERY,
-    SQLITE_ROWS_PER_INSERT,
+from app.store.database import (
+    Arguments,
+    Database,
+    Keyed,
     ManyQuery,
     Query,
     Row,
+    SqlDialect,
+    Transaction,
+    chunks,
 )
+from app.store.faults import StoreBusyError, UnsupportedDatabaseError, UnusableFileError
+from app.store.migrate import is_current, migrate
 
 WRITER_CACHE_KIB = 64 * 1024
 """Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
@@ -48,6 +52,15 @@ BUSY_TIMEOUT_MS = 5_000
 LOOKUPS_PER_TURN = 256
 """Look-ups between which other callers of the event loop get their turn: about a millisecond."""
 
+SQLITE_KEYS_PER_QUERY = (1, 16, 128)
+"""Placeholders of the forms of an `among` query on SQLite: preparing many for one key costs ten
+times the look-up, and beyond 128 longer lists gain nothing."""
+
+
+SQLITE_ROWS_PER_INSERT = 32
+"""Rows of one statement: the driver lets other threads run during a statement and then waits for its
+turn, which between single rows would cost more than the insertion."""
+
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 _UNAVAILABLE = {
@@ -58,6 +71,67 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CANTOPEN,
 }
+
+
+class SqliteSql(SqlDialect):
+    """Placeholders are question marks; many rows go through executemany."""
+
+    _dialect = sqlite.dialect(paramstyle="qmark")
+
+    def among(
+        self, key: ColumnElement[Any], make: Callable[[ColumnElement[bool]], Select[Any]]
+    ) -> ManyQuery:
+        forms = []
+        for most in SQLITE_KEYS_PER_QUERY:
+            keys: list[BindParameter[Any]] = [bindparam(f"key_{n}") for n in range(most)]
+            forms.append((most, self._many(make(key.in_(keys)), [each.key for each in keys])))
+        *shorter, (_, longest) = forms
+        return longest._replace(shorter=tuple((most, form.text) for most, form in shorter))
+
+    def each(self, arguments: Arguments, make: Callable[[Keyed], Select[Any]]) -> ManyQuery:
+        binds = {name: bindparam(name, type_=kind) for name, kind in arguments.items()}
+        return self._many(make(binds), list(arguments))
+
+    def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
+        names = table.columns.keys()
+        if or_ignore:
+            statement = sqlite.insert(table).values(_binds(table))
+            return self._many(statement.on_conflict_do_nothing(), names)
+        rows: list[dict[str, BindParameter[Any]]] = [
+            {name: bindparam(f"{name}_{row}") for name in names}
+            for row in range(SQLITE_ROWS_PER_INSERT)
+        ]
+        # Without ROLLBACK a statement of several rows copies each page first, to undo itself alone.
+        many_rows = sqlite.insert(table).prefix_with("OR ROLLBACK").values(rows)
+        several = self.query(many_rows).text
+        statement = sqlite.insert(table).values(_binds(table))
+        return self._many(statement, names)._replace(several=several)
+
+    def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
+        statement = sqlite.insert(table).values(_binds(table))
+        statement = statement.on_conflict_do_update(
+            index_elements=[key], set_=merge(statement.excluded)
+        )
+        return self._many(statement, table.columns.keys())
+
+    def delete_each(self, table: Table, *columns: str) -> ManyQuery:
+        wanted = [table.c[name] == bindparam(f"is_{name}") for name in columns]
+        return self._many(delete(table).where(*wanted), [f"is_{name}" for name in columns])
+
+    def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
+        # SQLAlchemy sets columns in the order of the table.
+        statement = update(table).ordered_values(
+            *[(name, bindparam(f"to_{name}")) for name in changed]
+        )
+        names = [*(f"to_{name}" for name in changed), "at"]
+        return self._many(statement.where(table.c[key] == bindparam("at")), names)
+
+
+def _binds(table: Table) -> dict[str, BindParameter[Any]]:
+    return {each.name: bindparam(each.name) for each in table.columns}
+
+
+SQLITE = SqliteSql()
 
 
 class SqliteDatabase(Database):

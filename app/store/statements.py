@@ -32,10 +32,10 @@ from app.store.claimstatements import (
     history_hints,
     published_by_hint,
 )
+from app.store.database import Arguments, Keyed, ManyQuery, Query, SqlDialect, constant
 from app.store.entryselects import (
     FRAME_COLUMNS,
     IN_CHANNELS,
-    constant,
     entries,
     entries_with_frames,
     with_id,
@@ -54,7 +54,6 @@ from app.store.schema import (
     refused_digests,
     watermark,
 )
-from app.store.sql import Arguments, Keyed, ManyQuery, Query, SqlDialect
 
 _SERVED_FIRST = (messages.c.unverified, messages.c.seq)
 _ID_ARGUMENTS: Arguments = {"id_key": BigInteger(), "message_id": ByteText}

@@ -22,7 +22,8 @@ from sqlalchemy import (
 
 from app.limits import Limits
 from app.store.claimstatements import claims_by_seq, history_hints
-from app.store.entryselects import constant, with_id
+from app.store.database import SqlDialect, constant
+from app.store.entryselects import with_id
 from app.store.schema import (
     FORMER_REFERENCE,
     ByteText,
@@ -38,7 +39,6 @@ from app.store.schema import (
     refused_digests,
     watermark,
 )
-from app.store.sql import SqlDialect
 from app.store.statements import (
     held_frames,
     highest,

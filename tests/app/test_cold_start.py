@@ -13,14 +13,13 @@ from blake3 import blake3
 
 from app.entries import NewEntry
 from app.http.application import create_app
-from app.ingest.bulkdraft import Item
-from app.ingest.bulkload import load_empty_store
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex, root_of
 from app.settings import Settings
+from pipeline.bulkdraft import Item
+from pipeline.bulkload import load_empty_store
 from recon.elements import U32
 from recon.index import Postings, _segment
 from recon.store import Snapshot

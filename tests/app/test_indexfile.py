@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.entries import Outcome
-from app.ingest.door import Publication
+from app.ingest.prepare import Publication
 from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex
 from app.settings import Settings

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from pipeline import live
 from pipeline.export import export_snapshot
 from pipeline.findings import Fault

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.csv
 import pytest
 
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from pipeline.export import export_snapshot
 from pipeline.report import tables as report_tables
 from pipeline.report.build import write_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from pipeline.database import open_database
 from pipeline.export import export_snapshot
 from pipeline.findings import Fault

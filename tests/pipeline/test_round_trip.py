@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.federation.report import SyncOutcome
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from pipeline import manifest as manifests
 from pipeline.diff import diff
 from pipeline.export import export_snapshot

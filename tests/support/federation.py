@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from app.http.auth import Caller
-from app.ingest.door import Door, Publication
+from app.ingest.door import Door
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.recon.budget import Allowance

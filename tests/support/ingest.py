@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from app.ingest.committer import GroupCommitter
+from app.ingest.committer import Committed, GroupCommitter
 from app.ingest.door import Door
-from app.ingest.records import Committed, Relayed
+from app.ingest.prepare import Relayed
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.store import Store
 

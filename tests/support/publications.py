@@ -6,7 +6,7 @@ import hashlib
 
 from hypothesis import strategies as st
 
-from app.ingest.records import Publication, WakuEnvelope
+from app.ingest.prepare import Publication, WakuEnvelope
 from sdstore.sds.codec import encode
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Dialect, HistoryEntry, Message
 

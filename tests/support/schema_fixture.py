@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from app.ingest.records import Publication, WakuEnvelope
+from app.ingest.prepare import Publication, WakuEnvelope
 from app.limits import DEFAULT_LIMITS
 from app.store.records import MetId
 from app.store.schema import SCHEMA_REVISION

@@ -8,8 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from sdstore.sds.codec import encode

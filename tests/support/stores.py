@@ -15,8 +15,7 @@ from sqlalchemy.engine import make_url
 
 from app.entries import NewEntry
 from app.errors import Problem
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication, Relayed
+from app.ingest.prepare import Publication, Relayed, prepare
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.migrate import migrate
 from app.store.records import MetId

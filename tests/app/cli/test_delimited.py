@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.cli.delimited import BadItem, DelimitedReader, delimited
 from app.cli.frames import LINE_BYTES_MAX, FileFormat, MessageFile, format_of_input
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry

@@ -245,7 +245,7 @@ def test_waiting_for_a_node_ends_when_it_is_ready_and_in_vain_with_6(node: str) 
 def test_a_package_that_is_not_installed_is_6_and_sends_nobody_to_a_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("psycopg", "app.store.postgres", "app.store.pgsession", "py4j.protocol"):
+    for name in ("psycopg", "app.store.postgres", "py4j.protocol"):
         monkeypatch.setitem(sys.modules, name, None)
     for verb in (
         ("snapshot", "verify", tmp_path),

@@ -21,7 +21,7 @@ from app.federation.inbound import named_element
 from app.federation.memory import PeerMemory
 from app.federation.report import SyncOutcome, SyncReport
 from app.federation.session import sync_with_peer
-from app.ingest.door import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from recon.session import Interest

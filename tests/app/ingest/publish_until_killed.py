@@ -6,7 +6,7 @@ import asyncio
 import sys
 from itertools import count
 
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from tests.support.ingest import Ingest, open_ingest
 from tests.support.publications import content_frame
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import Code, Problem
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.sqlite import SqliteDatabase
 from app.store.store import Store

@@ -11,8 +11,9 @@ import pytest
 
 from app.entries import OutcomeKind
 from app.errors import Code, Problem
+from app.ingest.committer import Committed
 from app.ingest.door import Door
-from app.ingest.records import Committed, Publication
+from app.ingest.prepare import Publication
 from app.limits import Limits
 from app.store.records import WriteResult
 from app.store.store import Store

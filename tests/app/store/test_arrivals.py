@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
 from app.entries import START, Claim, ClaimSource, Token, Watermark
-from app.ingest.bulkload import load_empty_store
 from app.limits import DEFAULT_LIMITS
 from app.store.arrivals import ArrivalChain
 from app.store.store import Store
+from pipeline.bulkload import load_empty_store
 from tests.app.store.test_schema_fixtures import restored
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, Stores, entry_of

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.keys import Keys
 from app.store.records import Page, Position

@@ -16,12 +16,12 @@ import pytest
 
 from app.entries import OutcomeKind
 from app.errors import Code, Problem
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.recon.index import NodeIndex
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.migrate import migrate
-from app.store.pgsession import VERSION_MIN, check_server
+from app.store.postgres import VERSION_MIN, check_server
 from app.store.store import Store
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry

@@ -23,15 +23,14 @@ from itertools import islice
 from pathlib import Path
 
 from app.entries import NewEntry, OutcomeKind, Token
-from app.ingest.bulkdraft import CPUS, Draft, Item, remove_draft, replace_store
-from app.ingest.bulkrows import MadeRows, make_rows, start_here, start_worker
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import Limits
 from app.store.groupwriter import GroupWriter
 from app.store.keys import Keys
 from app.store.records import MetId
 from app.store.sqlite import SqliteDatabase, prepare_file, writing_alone
+from pipeline.bulkdraft import CPUS, Draft, Item, remove_draft, replace_store
+from pipeline.bulkrows import MadeRows, make_rows, start_here, start_worker
 from sdstore.sds.model import Kind
 from sdstore.wire.store_pb2 import PublishItem
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from app.entries import NewEntry
 from app.errors import Problem
-from app.ingest.prepare import prepare
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication, prepare
 from app.limits import Limits
 from app.store.frames import FramePacker, StoredFrame, is_referable
 from app.store.keys import Keys

@@ -22,12 +22,12 @@ from hypothesis import given, settings
 
 from app.entries import OutcomeKind
 from app.errors import Code, Problem
-from app.ingest.bulkdraft import CPUS, Item
-from app.ingest.bulkload import Loaded, forget_load, load_empty_store
-from app.ingest.records import Publication
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import StoreBusyError
 from app.store.store import Store
+from pipeline.bulkdraft import CPUS, Item
+from pipeline.bulkload import Loaded, forget_load, load_empty_store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from tests.support.publications import CHANNELS, HINTS, MESSAGE_IDS, content_frame, groups
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 LOAD = """
 import sys
 from pathlib import Path
-from tests.app.ingest.test_bulk_load import load_many
+from tests.pipeline.test_bulk_load import load_many
 if __name__ == "__main__":
     load_many(Path(sys.argv[1]))
 """

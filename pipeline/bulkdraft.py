@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import Code, Problem
-from app.ingest.bulkrows import DIGEST_COLUMN, MadeRows
 from app.store import schema
 from app.store.arrivals import ArrivalChain
+from app.store.database import Row
 from app.store.groupwriter import PREFIX_BYTES
 from app.store.keys import Keys
-from app.store.sql import SQLITE, Row
-from app.store.sqlite import insert_many, replace_file
+from app.store.sqlite import SQLITE, insert_many, replace_file
+from pipeline.bulkrows import DIGEST_COLUMN, MadeRows
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 from sdstore.wire.store_pb2 import PublishItem
 
