@@ -31,7 +31,7 @@ from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.migrate import migrate
-from app.store.postgres import PostgresSql, adapt, array_of, session_settings
+from app.store.postgres import POSTGRES, adapt, array_of, session_settings
 from app.store.schema import frames, messages
 from bench.frame_workloads import small_frames
 from bench.loading import new_database, open_door
@@ -98,7 +98,7 @@ class Bare:
         self._from = psycopg.connect(rows_url, autocommit=True)
         adapt(self._into.adapters)
         self._into.execute(session_settings(DEFAULT_LIMITS))
-        self._inserts = [(table, PostgresSql().insert(table)) for table in (messages, frames)]
+        self._inserts = [(table, POSTGRES.insert(table)) for table in (messages, frames)]
 
     def read(self, first: int, count: int) -> list[list[list[Any]]]:
         """The columns of both tables for the messages from one number on, in batches."""

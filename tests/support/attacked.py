@@ -21,6 +21,7 @@ from bench.frame_workloads import small_frames
 from bench.loading import load_file
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Message
+from tests.support import honest_client
 from tests.support.cli import command
 
 ENTRIES = 100_000
@@ -32,6 +33,7 @@ GET_P99_S_MAX = 0.25
 PUBLISH_P99_S_MAX = 1.0
 MEMORY_MIB_MAX = 512
 START_SECONDS_MAX = 60
+HONEST_CLIENT = str(honest_client.__file__)
 KNOWN_ID = decode(next(small_frames(1)))[0].message_id
 
 
@@ -127,7 +129,7 @@ class Waits:
 def honest_waits(node: Attacked, window_s: float) -> Waits:
     """Let an honest client read and publish in `WINDOWS` windows."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.attacked", str(node.port), str(window_s)],
+        [sys.executable, HONEST_CLIENT, str(node.port), KNOWN_ID, str(window_s), str(WINDOWS)],
         capture_output=True,
         timeout=60 + WINDOWS * (window_s + 30),
         check=False,
@@ -157,54 +159,3 @@ def eventually(is_true: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-# --- the honest client ----------------------------------------------------------------------------
-def _exchange(connection: socket.socket, request: bytes) -> bytes:
-    connection.sendall(request)
-    answer = connection.recv(65_536)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    while len(body) < length:
-        body += connection.recv(65_536)
-    return answer
-
-
-def _p99(seconds: list[float]) -> float:
-    return sorted(seconds)[max(0, int(len(seconds) * 0.99) - 1)]
-
-
-def _main(port: int, window_s: float) -> None:
-    get = f"GET /v1/messages/{KNOWN_ID} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-    head = (
-        "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-protobuf\r\n"
-    )
-    gets, publishes = [], []
-    number = 0
-    for _ in range(WINDOWS):
-        get_s: list[float] = []
-        publish_s: list[float] = []
-        ends_s = time.monotonic() + window_s
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            while time.monotonic() < ends_s or len(publish_s) < 3:
-                for _ in range(5):
-                    started_s = time.monotonic()
-                    assert _exchange(connection, get).startswith(b"HTTP/1.1 200")
-                    get_s.append(time.monotonic() - started_s)
-                    time.sleep(0.002)
-                number += 1
-                message_id = f"{time.time_ns()} {number}"
-                frame = encode(Message(message_id, "honest", lamport_timestamp=1, content=b"hi"))
-                started_s = time.monotonic()
-                answer = _exchange(
-                    connection, f"{head}content-length: {len(frame)}\r\n\r\n".encode() + frame
-                )
-                assert answer.startswith(b"HTTP/1.1 201"), answer
-                publish_s.append(time.monotonic() - started_s)
-        gets.append(_p99(get_s))
-        publishes.append(_p99(publish_s))
-    sys.stdout.write(json.dumps([gets, publishes]))
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]), float(sys.argv[2]))

@@ -117,10 +117,7 @@ class PostgresStores:
             yield store
         finally:
             await store.close()
-            # Emptying a database is twenty times as fast as making one.
-            with psycopg.connect(url) as connection:
-                connection.execute(f"TRUNCATE {', '.join(_FILLED_TABLES)}")
-                connection.execute("UPDATE watermark SET seq = 0, claim_no = 0")
+            _empty(url)
             self._idle.append(url)
 
     def _create(self, template: str, options: str = "") -> str:
@@ -139,6 +136,18 @@ class PostgresStores:
 
 
 Stores = SqliteStores | PostgresStores
+
+
+def _empty(url: str) -> None:
+    """Empty a database, which is twenty times as fast as making one."""
+    with psycopg.connect(url) as connection:
+        (entry_count,) = connection.execute("SELECT seq FROM watermark").fetchone() or (0,)
+        # TRUNCATE gives every table and index a new file: it pays where rows are many.
+        if entry_count > 1_000:
+            connection.execute(f"TRUNCATE {', '.join(_FILLED_TABLES)}")
+        else:
+            connection.execute(";".join(f"DELETE FROM {table}" for table in _FILLED_TABLES))  # type: ignore[call-overload]
+        connection.execute("UPDATE watermark SET seq = 0, claim_no = 0")
 
 
 def prepared(

@@ -147,8 +147,10 @@ def test_a_flood_of_trailers_for_ten_minutes_leaves_no_memory_behind(node: Attac
 
 
 @pytest.mark.parametrize("head", TRAILED)
-def test_a_connection_is_gone_once_its_trailers_pass_the_bound(node: Attacked, head: bytes) -> None:
-    with node.connect() as connection:
+def test_a_connection_is_gone_once_its_trailers_pass_the_bound(
+    empty_node: Attacked, head: bytes
+) -> None:
+    with empty_node.connect() as connection:
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n")
         sent_bytes = 0
         with suppress(OSError):
@@ -274,34 +276,36 @@ def test_replies_that_nobody_reads_share_a_bounded_room(node: Attacked, window_s
 
 
 # --- connections ----------------------------------------------------------------------------------
-def test_an_unfinished_body_behind_an_answer_ends_with_its_connection(node: Attacked) -> None:
-    before = node.sockets_count
+def test_an_unfinished_body_behind_an_answer_ends_with_its_connection(
+    empty_node: Attacked,
+) -> None:
+    before = empty_node.sockets_count
     requests = [
         b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nx",
         b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n",
         POST.replace(b"x-protobuf", b"none") + b"content-length: 90000000\r\n\r\nx",
     ]
-    connections = [node.connect() for _ in range(90)]
+    connections = [empty_node.connect() for _ in range(90)]
     for number, connection in enumerate(connections):
         connection.sendall(requests[number % 3])
     answers = [connection.recv(65_536) for connection in connections]
     assert {answer.split(b" ")[1] for answer in answers} == {b"200", b"404", b"413"}
     assert all(b"connection: close" in answer.lower() for answer in answers)
     allowed_s = LIMITS.unread_body_linger_s + MARGIN_S
-    assert eventually(lambda: node.sockets_count <= before, allowed_s)
+    assert eventually(lambda: empty_node.sockets_count <= before, allowed_s)
     for connection in connections:
         connection.close()
 
 
-def test_one_address_leaves_connections_to_others(node: Attacked) -> None:
-    held = [node.connect() for _ in range(LIMITS.connections_per_address_max)]
+def test_one_address_leaves_connections_to_others(empty_node: Attacked) -> None:
+    held = [empty_node.connect() for _ in range(LIMITS.connections_per_address_max)]
     for connection in held:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert all(connection.recv(4_096).startswith(b"HTTP/1.1 200") for connection in held)
-    with node.connect() as one_more:
+    with empty_node.connect() as one_more:
         assert eventually(lambda: is_cut(one_more), MARGIN_S)
     # Others are another address of this machine.
-    address = ("127.0.0.1", node.port)
+    address = ("127.0.0.1", empty_node.port)
     with socket.create_connection(address, source_address=("127.0.0.9", 0)) as other:
         other.settimeout(MARGIN_S)
         other.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -377,9 +381,9 @@ def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_
         connection.close()
 
 
-def test_requests_sent_ahead_are_all_answered_in_order(node: Attacked) -> None:
+def test_requests_sent_ahead_are_all_answered_in_order(empty_node: Attacked) -> None:
     paths = ["/livez", "/nowhere", "/v1/channels/none", "/v1/info"] * 250
-    with node.connect() as connection:
+    with empty_node.connect() as connection:
         request = "".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n" for path in paths)
         connection.sendall(request.encode())
         answer = b""
@@ -420,9 +424,9 @@ def test_requests_sent_ahead_are_all_answered_in_order(node: Attacked) -> None:
     ],
 )
 def test_a_request_whose_length_could_be_read_in_two_ways_is_refused(
-    node_of_forms: Attacked, lines: bytes
+    empty_node: Attacked, lines: bytes
 ) -> None:
-    with node_of_forms.connect() as connection:
+    with empty_node.connect() as connection:
         connection.sendall(POST + lines + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
         answer = connection.recv(65_536)
         assert answer.startswith(b"HTTP/1.1 400 "), answer
@@ -430,14 +434,14 @@ def test_a_request_whose_length_could_be_read_in_two_ways_is_refused(
         assert eventually(lambda: is_cut(connection), MARGIN_S)
 
 
-def test_chunks_in_http_1_0_are_refused(node_of_forms: Attacked) -> None:
-    with node_of_forms.connect() as connection:
+def test_chunks_in_http_1_0_are_refused(empty_node: Attacked) -> None:
+    with empty_node.connect() as connection:
         head = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n")
         assert connection.recv(65_536).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.fixture(scope="module")
-def node_of_forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def empty_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     with attacked_node(tmp_path_factory.mktemp("forms")) as running:
         yield running

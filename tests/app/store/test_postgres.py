@@ -22,6 +22,7 @@ from app.recon.index import NodeIndex
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.migrate import migrate
 from app.store.postgres import VERSION_MIN, check_server
+from app.store.statements import read_statements
 from app.store.store import Store
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry
@@ -90,6 +91,15 @@ async def follow_index(store: Store, is_over: Callable[[], bool]) -> NodeIndex:
         if was_over:
             return index
         await asyncio.sleep(0)
+
+
+async def test_all_databases_of_a_process_share_their_compiled_statements(
+    postgres_stores: PostgresStores,
+) -> None:
+    async with postgres_stores.open():
+        compiled = read_statements.cache_info().misses
+        async with postgres_stores.open():
+            assert read_statements.cache_info().misses == compiled
 
 
 async def test_followers_of_two_writing_processes_miss_nothing_and_see_nothing_twice(
