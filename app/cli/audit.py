@@ -18,9 +18,9 @@ from app.store.database import chunks
 from app.store.faults import StoreError
 from app.store.framereads import MARKS_REMEMBERED_MAX
 from app.store.integrity import check_structure
-from app.store.records import ChannelInfo, Page
+from app.store.records import ChannelInfo, Position
 from app.store.store import Store
-from recon.elements import ALL_ORDERS, WHOLE
+from recon.elements import ALL_ORDERS, U8, U64, WHOLE
 from recon.session import SessionKey
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import entry_digest, frame_hash, order_value
@@ -72,37 +72,51 @@ async def audit(
 ) -> None:
     """Compare channels with the index; deep: read and hash every message too.
 
-    `tick` is called with the number of entries that were done since the last call.
+    Others may publish meanwhile. Counts are those of one snapshot, and messages that arrive after it
+    are left to the next check. `tick` is called with the number of entries that were done since the
+    last call.
     """
-    index = NodeIndex(store, DEFAULT_LIMITS)
-    await index.catch_up()
-    lost: set[int] = set()
-    async for channel in channels_of(store):
-        findings.channels += 1
-        findings.entries += channel.count
-        digests = _check_index(index, channel, findings)
-        if deep:
-            await _check_messages(store, channel, digests, findings, lost, tick)
-        else:
-            tick(channel.count)
+    async with store.snapshot() as frozen:
+        last_seq, _ = await frozen.watermark()
+        index = NodeIndex(frozen, DEFAULT_LIMITS)
+        await index.catch_up()
+        async for channel in channels_of(frozen):
+            findings.channels += 1
+            findings.entries += channel.count
+            _check_channel(index, channel, findings)
+            if not deep:
+                tick(channel.count)
+        findings.lost_count = await frozen.lost_count()
     if deep:
-        findings.lost_count = len(lost)
-        marked = {each.seq for each in await store.lost_elements(MARKS_REMEMBERED_MAX)}
-        _mark_lost(store, sorted(lost | marked), findings)
-    elif lost_count := await store.lost_count():
-        findings.lost_count = lost_count
-        messages = counted(lost_count, "message", "messages")
+        await _check_content(store, index, last_seq, findings, tick)
+    elif findings.lost_count:
+        messages = counted(findings.lost_count, "message", "messages")
         findings.add(f"the content of {messages} is lost: check --deep names them")
     if findings.lost_count:
         findings.advice.append(
             "lost content comes back with a sync with a node that has it, an import, the restore of a "
             "snapshot, or when the messages are published again"
         )
-    if deep:
-        async for fault in store.row_faults():
-            findings.add(fault)
-        for seq in await store.references_in_doubt(FINDINGS_MAX):
-            findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
+
+
+async def _check_content(
+    store: Store,
+    index: NodeIndex,
+    last_seq: int,
+    findings: Findings,
+    tick: Callable[[int], None],
+) -> None:
+    """Read every message up to `last_seq`, and every row that holds a key."""
+    lost: set[int] = set()
+    async for channel in channels_of(store):
+        await _check_messages(store, index, channel, last_seq, findings, lost, tick)
+    findings.lost_count = len(lost)
+    marked = {each.seq for each in await store.lost_elements(MARKS_REMEMBERED_MAX)}
+    _mark_lost(store, sorted(lost | marked), findings)
+    async for fault in store.row_faults():
+        findings.add(fault)
+    for seq in await store.references_in_doubt(FINDINGS_MAX):
+        findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
 
 
 def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
@@ -129,10 +143,15 @@ async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
         after = found[-1].channel_id
 
 
-def _check_index(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> bytes:
-    """The channel's root by the index; its counts and ends must be those of the table."""
+def _elements_of(index: NodeIndex, channel: ChannelInfo) -> tuple[U64, U8]:
+    """Orders u64[n] and digests u8[n, 32] of a channel by the index."""
     view = index.elements.view(_ANY_KEY, frozenset((2 * channel.channel_no,)), ALL_ORDERS)
-    orders, ids = view.elements(WHOLE)
+    return view.elements(WHOLE)
+
+
+def _check_channel(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> None:
+    """The counts and ends of a channel's row must be those of the index."""
+    orders, _ = _elements_of(index, channel)
     if len(orders) != channel.count:
         findings.add(
             f"channel {channel.channel_id!r}: {channel.count} messages by its row, "
@@ -144,58 +163,60 @@ def _check_index(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> 
             findings.add(
                 f"channel {channel.channel_id!r}: first or last Lamport timestamp is wrong"
             )
-    return root_of(ids)
 
 
 async def _check_messages(
     store: Store,
+    index: NodeIndex,
     channel: ChannelInfo,
-    root: bytes,
+    last_seq: int,
     findings: Findings,
     lost: set[int],
     tick: Callable[[int], None],
 ) -> None:
     """Read the channel's log: each entry is its frame's, in order, and all together have the root.
 
-    Sequence numbers of those that cannot be read are added to `lost`.
+    Entries above `last_seq` arrived after the index was read and are passed over. Sequence numbers of
+    those that cannot be read are added to `lost`.
     """
+    _, ids = _elements_of(index, channel)
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
-    async for page in _pages(store, channel):
-        for left_out in page.left_out:
-            lost.add(left_out.seq)
-            findings.add(f"message {left_out.digest.hex()}: its content is lost")
-        sizes = await store.frame_sizes([entry.digest for entry in page.entries])
-        for entry in page.entries:
+    after: Position | None = None
+    while True:
+        # Rows of messages do not change but to be mended, so each page may be of another moment. One
+        # snapshot for all of the reading would keep the database's log growing for as long.
+        async with store.snapshot() as frozen:
+            page = await frozen.page(
+                channel.channel_id,
+                after=after,
+                limit=ENTRIES_PER_READ,
+                bytes_max=DEFAULT_LIMITS.reply_bytes_max,
+            )
+            sizes = await frozen.frame_sizes([entry.digest for entry in page.entries])
+        entries = [entry for entry in page.entries if entry.seq <= last_seq]
+        left_out = [each for each in page.left_out if each.seq <= last_seq]
+        for gone in left_out:
+            lost.add(gone.seq)
+            findings.add(f"message {gone.digest.hex()}: its content is lost")
+        for entry in entries:
             if sizes.get(entry.digest) != len(entry.frame):
-                findings.add(f"message {entry.message_id!r}: its row tells another length")
+                findings.add(f"message {entry.message_id!r}: its row has another length")
             if fault := fault_of(entry):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
             position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)
             if last is not None and position <= last:
                 findings.add(f"channel {channel.channel_id!r}: the log is out of order")
             last = position
-            digests.append(entry.digest)
-        digests += [left_out.digest for left_out in page.left_out]
-        tick(len(page.entries) + len(page.left_out))
-    ids = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
-    if root_of(ids) != root:
-        findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
-
-
-async def _pages(store: Store, channel: ChannelInfo) -> AsyncIterator[Page]:
-    after = None
-    while True:
-        page = await store.page(
-            channel.channel_id,
-            after=after,
-            limit=ENTRIES_PER_READ,
-            bytes_max=DEFAULT_LIMITS.reply_bytes_max,
-        )
-        yield page
-        if page.next is None:
-            return
+        digests += [entry.digest for entry in entries] + [gone.digest for gone in left_out]
+        tick(len(entries) + len(left_out))
+        has_all = len(digests) >= len(ids) and not entries and not left_out
+        if page.next is None or has_all:
+            break
         after = page.next
+    read = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+    if root_of(read) != root_of(ids):
+        findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
 
 
 def fault_of(entry: Entry) -> str | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import ColumnElement, Executable, Integer, Select, Table, literal_column
@@ -145,6 +145,14 @@ class Database(ABC):
     @abstractmethod
     async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
         """One look-up of an `each` query, without the number: the hot path of reading."""
+
+    @abstractmethod
+    def snapshot(self) -> AbstractAsyncContextManager[Database]:
+        """This database as of the first read inside the block, whoever commits meanwhile.
+
+        For reading only. While it lasts, SQLite cannot shorten its log and PostgreSQL cannot clean up:
+        keep it to seconds.
+        """
 
     @abstractmethod
     async def ping(self) -> None:

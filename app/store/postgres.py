@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from copy import copy
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -225,6 +226,8 @@ class PostgresDatabase(Database):
         self._writer: psycopg.Connection[Row] | None = None
         self._probe: psycopg.AsyncConnection[Any] | None = None
         self._shared: dict[str, SharedLookups] = {}
+        # Of a snapshot: the connection that all reads are made on.
+        self._pinned: psycopg.AsyncConnection[Any] | None = None
 
     @classmethod
     async def open(cls, url: str, limits: Limits) -> PostgresDatabase:
@@ -253,6 +256,20 @@ class PostgresDatabase(Database):
             shared = SharedLookups(partial(self.each, query), self._limits)
             self._shared[query.text] = shared
         return await shared.look_up(arguments)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[PostgresDatabase]:
+        try:
+            async with self._pool.connection() as connection:
+                await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                frozen: PostgresDatabase = copy(self)
+                frozen._pinned, frozen._shared = connection, {}
+                yield frozen
+        except psycopg.Error as error:
+            problem = problem_of(error)
+            if problem is not None:
+                raise problem from error
+            raise
 
     async def ping(self) -> None:
         # On a connection of its own: a busy pool is not a database that is away.
@@ -347,15 +364,23 @@ class PostgresDatabase(Database):
             raise
 
     async def _fetch_once(self, text: str, arguments: Sequence[Any]) -> list[Row]:
+        if self._pinned is not None:
+            return await self._fetch_on(self._pinned, text, arguments)
         async with self._pool.connection() as connection:
-            cursor = connection.cursor(binary=True)
-            try:
-                await cursor.execute(text, arguments, prepare=True)
-            except psycopg.OperationalError as error:
-                if connection.closed:
-                    raise _ConnectionLostError(str(error)) from error
-                raise
-            return await cursor.fetchall()
+            return await self._fetch_on(connection, text, arguments)
+
+    @staticmethod
+    async def _fetch_on(
+        connection: psycopg.AsyncConnection[Any], text: str, arguments: Sequence[Any]
+    ) -> list[Row]:
+        cursor = connection.cursor(binary=True)
+        try:
+            await cursor.execute(text, arguments, prepare=True)
+        except psycopg.OperationalError as error:
+            if connection.closed:
+                raise _ConnectionLostError(str(error)) from error
+            raise
+        return await cursor.fetchall()
 
 
 class PostgresTransaction:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,17 @@ class SqliteDatabase(Database):
         except sqlite3.Error as error:
             _refuse(error)
             raise
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[SqliteDatabase]:
+        frozen = SqliteDatabase(f"sqlite:///{self.path}")
+        try:
+            # Nothing ends this transaction before the connection: `_reading` finds it begun.
+            frozen._reader.execute("BEGIN")
+            frozen._reads_as_of = frozen._commits
+            yield frozen
+        finally:
+            frozen.close_now()
 
     async def ping(self) -> None:
         self._read(_fetch, "SELECT 1 FROM store_meta LIMIT 1", ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal
 
 from sqlalchemy import select
@@ -84,6 +85,8 @@ class Store:
     ) -> None:
         self.database_id = database_id
         self._database = database
+        self._limits = limits
+        self._keys = keys
         statements = read_statements(database.sql, limits)
         frames = self._frames = FrameReads(database, statements)
         self._hints = HintReads(database, statements, frames, keys, limits)
@@ -118,6 +121,15 @@ class Store:
     async def close(self) -> None:
         """Let go of the database."""
         await self._database.close()
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Store]:
+        """This store as of the first read inside the block, whoever writes meanwhile.
+
+        For reading only, and for seconds: it keeps the database from cleaning up.
+        """
+        async with self._database.snapshot() as database:
+            yield Store(database, self._limits, self.database_id, self._keys)
 
     async def ping(self) -> None:
         """Return once the database has answered. Raises `Problem` STORE_UNAVAILABLE."""

@@ -18,7 +18,7 @@ from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatab
 from app.store.schema import SCHEMA_REVISION, metadata
 from app.store.store import Store
 from tests.support.publications import content_frame
-from tests.support.stores import Stores, entry_of
+from tests.support.stores import BYTES_MAX, Stores, entry_of
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +52,23 @@ async def test_a_database_keeps_its_name_and_its_entries(stores: Stores) -> None
     assert again.database_id == name
     assert await again.find("message-000001", "channel") is not None
     await again.close()
+
+
+async def test_a_snapshot_shows_nothing_that_is_committed_while_it_lasts(stores: Stores) -> None:
+    async with stores.open() as store:
+        store.write_group([entry_of(content_frame(1))])
+        async with store.snapshot() as frozen:
+            [before] = await frozen.channels(None, 9)
+            store.write_group([entry_of(content_frame(2), b"hint")])
+            assert await frozen.channels(None, 9) == [before]
+            assert await frozen.watermark() == (1, 0)
+            assert await frozen.find("message-000002", None) is None
+            assert await frozen.find("message-000001", None) is not None
+            page = await frozen.page("channel", after=None, limit=9, bytes_max=BYTES_MAX)
+            assert [entry.seq for entry in page.entries] == [1]
+            assert await store.watermark() == (2, 1)
+        async with store.snapshot() as frozen:
+            assert await frozen.watermark() == (2, 1)
 
 
 async def test_two_databases_have_two_names(tmp_path: Path) -> None:
