@@ -1,1 +1,1 @@
-"""Planted faults: each changes one line of the product in a copy, and a test must notice."""
+"""Planted faults: each replaces one behaviour of the product, and a test must notice."""

@@ -1,76 +1,83 @@
 """`python -m tests.mutants [WORD …]`: plant every fault whose name holds a WORD (default: all).
 
-Exit code 1 when a fault survives, 2 when a fault no longer fits the code.
+Each fault gets a run of pytest over its tests, which must fail. First the tests of all chosen
+faults run once without a fault, because a test that fails anyway notices nothing.
+Exit code 1 when a fault survives, 2 when a seam no longer exists, 3 when the tests fail without it.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
 import subprocess
 import sys
-import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.mutants import mvds, recon, sds, store
-from tests.mutants.fault import Fault
+from tests.mutants.fault import ENVIRONMENT, Fault
+from tests.mutants.planted import all_faults
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS: list[Fault] = [*mvds.FAULTS, *recon.FAULTS, *sds.FAULTS, *store.FAULTS]
+EVERYWHERE = Path(__file__).parent / "everywhere"
 TEST_SECONDS_MAX = 240  # a fault may also show as an endless loop
-COPIED = (
-    *("recon", "sdstore", "app", "pipeline", "migrations", "bench"),
-    *("tests", "docs/vectors", "pyproject.toml"),
-)
+_PYTEST = ("-m", "pytest", "-x", "-q", "-m", "not soak and not slow", "-p", "no:cacheprovider")
 
 
 def main() -> int:
     """Plant, test, report."""
     words = sys.argv[1:]
-    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Path(folder)
-        _copy_to(copy)
-        verdicts = [_judge(copy, fault) for fault in chosen]
-    survivors = verdicts.count("SURVIVED")
-    print(f"{len(chosen)} faults, {verdicts.count('caught')} caught, {survivors} survived")
-    return 1 if survivors else 2 if "does not fit" in verdicts else 0
+    chosen = [
+        each for each in all_faults() if not words or any(word in each.name for word in words)
+    ]
+    started = time.monotonic()
+    if failed := _first_failure(
+        None, dict.fromkeys(test for each in chosen for test in each.tests)
+    ):
+        print(f"without a fault: {failed}")
+        return 3
+    verdicts = Counter(_judge(fault) for fault in chosen)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    print(f"{len(chosen)} faults: {counts}; {(time.monotonic() - started) / 60:.0f} minutes")
+    return 1 if verdicts["SURVIVED"] else 2 if verdicts["does not fit"] else 0
 
 
-def _copy_to(folder: Path) -> None:
-    for name in COPIED:
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        elif source.exists():
-            shutil.copy(source, target)
-
-
-def _judge(folder: Path, fault: Fault) -> str:
-    path = folder / fault.path
-    text = path.read_text()
-    if text.count(fault.right) != 1:
-        verdict = "does not fit"
+def _judge(fault: Fault) -> str:
+    try:
+        fault.wrong_value()
+    except (ImportError, LookupError) as error:
+        verdict, by = "does not fit", str(error)
     else:
-        path.write_text(text.replace(fault.right, fault.wrong))
-        verdict = "SURVIVED" if _tests_pass(folder, fault) else "caught"
-        path.write_text(text)
-    print(f"{verdict:13} {fault.name}", flush=True)
+        by = _first_failure(fault, fault.tests)
+        verdict = "caught" if by else "SURVIVED"
+    print(f"{verdict:13} {fault.name}\n{'':13} {by}".rstrip(), flush=True)
     return verdict
 
 
-def _tests_pass(folder: Path, fault: Fault) -> bool:
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-m", "not soak and not slow"]
-    command += ["-p", "no:cacheprovider", *fault.tests]
+def _first_failure(fault: Fault | None, tests: Iterable[str]) -> str:
+    """The first test that fails, and why; empty if all pass."""
+    folders = [ROOT, *([EVERYWHERE] if fault else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    environment |= {ENVIRONMENT: fault.name if fault else "", "COLUMNS": "300"}
     try:
         ended = subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=TEST_SECONDS_MAX, check=False
+            [sys.executable, "-B", *_PYTEST, *tests],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TEST_SECONDS_MAX if fault else None,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
-    if ended.returncode not in {0, 1, 2}:  # 2: the fault broke a module at import
-        raise RuntimeError(ended.stdout.decode()[-2000:])
-    return ended.returncode == 0
+        return f"no end after {TEST_SECONDS_MAX} s"
+    if ended.returncode == 0:
+        return ""
+    if ended.returncode not in {1, 2}:  # 2: the fault broke a module at import
+        raise RuntimeError(ended.stdout[-2000:] + ended.stderr[-2000:])
+    found = re.search(r"^(?:FAILED|ERROR) (.*)$", ended.stdout, re.MULTILINE)
+    return found[1][:200] if found else ended.stdout[-300:]
 
 
 if __name__ == "__main__":

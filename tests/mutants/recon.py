@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.mutants.fault import Fault
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """`right` occurs exactly once in the file at `path`; `wrong` takes its place."""
+
+    name: str
+    path: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
 
 _T = "tests/recon/test_{}.py"
 _SYNC = tuple(_T.format(name) for name in ("transcript", "sync", "oracle", "worklist"))

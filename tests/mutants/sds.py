@@ -2,28 +2,159 @@
 
 from __future__ import annotations
 
-from tests.mutants.fault import Fault
+from dataclasses import replace
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, after, before, instead, returns
 
 _TESTS = tuple(f"tests/sds/test_{name}.py" for name in ("two_decoders", "digest", "codec_rules"))
 
 
-def _fault(name: str, module: str, right: str, wrong: str) -> Fault:
-    return Fault(f"sds: {name}", f"sdstore/sds/{module}.py", right, wrong, _TESTS)
+def _fault(name: str, seam: str, plant: Plant) -> Fault:
+    return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, _TESTS)
+
+
+def _prefer_field_7(decoded: Any, frame: Any) -> Any:
+    message, dialect = decoded
+    other = frame.chat_sender_id.decode()
+    return (replace(message, sender_id=other) if other else message), dialect
+
+
+def _call_it_chat_proto(decoded: Any, frame: Any) -> Any:
+    from sdstore.sds.model import Dialect
+
+    message, dialect = decoded
+    is_v2 = dialect is Dialect.V2 and not frame.sender_id
+    return message, Dialect.CHAT_PROTO if is_v2 else dialect
+
+
+def _take_0_for_none(message: Any, *_: Any) -> Any:
+    return message if message.lamport_timestamp else replace(message, lamport_timestamp=None)
+
+
+def _fields_of(element: bytes) -> Any:
+    from sdstore.wire import sds_raw_pb2
+
+    return sds_raw_pb2.EntryFields.FromString(element)
+
+
+def _let_unknown_fields_pass(element: bytes) -> bool:
+    fields = _fields_of(element)
+    return max(map(len, (fields.message_id, fields.retrieval_hint, fields.sender_id))) == 1
+
+
+def _let_repeats_pass(element: bytes) -> bool:
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    return len(UnknownFieldSet(_fields_of(element))) == 0
+
+
+def _take_field_1_for_text(parse_history: Any) -> Any:
+    def wrong(elements: Any) -> Any:
+        from sdstore.sds.history import _strict_entries
+        from sdstore.sds.model import HistoryEntry
+
+        present = [element for element in elements if element]
+        if present and _strict_entries(elements) is None:
+            try:
+                return tuple(HistoryEntry(element.decode()) for element in present), True
+            except UnicodeDecodeError:
+                pass
+        return parse_history(elements)
+
+    return wrong
+
+
+def _begin_with_any_field(lenient_entry: Any) -> Any:
+    def wrong(element: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        from sdstore.wire import sds_raw_pb2
+
+        try:
+            entry = sds_raw_pb2.Entry.FromString(element)
+        except DecodeError:
+            return None
+        # In the right sequence the tag of field 1 comes first.
+        return lenient_entry(entry.SerializeToString())
+
+    return wrong
+
+
+def _need_no_id(lenient_entry: Any) -> Any:
+    def wrong(element: bytes) -> Any:
+        from sdstore.sds.model import HistoryEntry
+
+        return HistoryEntry("") if element == b"\x0a\x00" else lenient_entry(element)
+
+    return wrong
+
+
+def _take_strings_for_repairs(_: Any) -> Any:
+    def wrong(elements: Any) -> Any:
+        from sdstore.sds.history import parse_history
+
+        return parse_history(elements)[0]
+
+    return wrong
+
+
+def _without_count(layout: bytes, message: Any) -> bytes:
+    texts = message.message_id, message.channel_id, message.sender_id
+    at = sum(4 + len(text.encode()) for text in texts) + 9
+    return layout[:at] + layout[at + 4 :]
+
+
+def _none_as_0(message: Any) -> tuple[Any]:
+    is_none = message.lamport_timestamp is None
+    return (replace(message, lamport_timestamp=0) if is_none else message,)
 
 
 FAULTS = [
-    _fault("the sender in field 7 wins", "codec", "    if not sender:\n", "    if frame.chat_sender_id:\n"),
-    _fault("a timestamp that is set to 0 is none", "codec", 'frame.lamport_timestamp if frame.HasField("lamport_timestamp") else None', "frame.lamport_timestamp or None"),
-    _fault("an empty sender in field 7 makes chat_proto", "codec", "if sender and not is_strings", "if not is_strings"),
-    _fault("an entry may have unknown fields", "history", "return repeats == 1 and len(UnknownFieldSet(fields)) == 0", "return repeats == 1"),
-    _fault("an entry may have a field twice", "history", "return repeats == 1 and", "return"),
-    _fault("the length of an entry is never looked at", "history", "if size != len(element) and not", "if False and not"),
-    _fault("plain strings may all begin with field 1", "history", "if not all(element.startswith(_TAG_MESSAGE_ID) for element in present):", "if present:"),
-    _fault("an entry of a later version begins with any field", "history", "    if not element.startswith(_TAG_MESSAGE_ID):\n        return None\n", ""),
-    _fault("an entry of a later version needs no ID", "history", "    if not entry.message_id:\n        return None\n", ""),
-    _fault("repair requests may be plain strings", "codec", "parse_entries(repairs)", "parse_history(repairs)[0]"),
-    _fault("U+0000 in a sender of a history is taken", "model", 'if "\\0" in message_id or "\\0" in entry.sender_id:', 'if "\\0" in message_id:'),
-    _fault("timestamps below int32 are taken", "model", "LAMPORT_MIN = -(2**31)", "LAMPORT_MIN = -(2**32)"),
-    _fault("the history is counted nowhere", "digest", "        _U32(len(message.causal_history)),\n", ""),
-    _fault("no timestamp is timestamp 0", "digest", "_LAMPORT(0, 0) if lamport is None", "_LAMPORT(1, 0) if lamport is None"),
-]  # fmt: skip
+    _fault("the sender in field 7 wins", "codec:_decode_spec", after(_prefer_field_7)),
+    _fault("a timestamp that is set to 0 is unset", "codec:_message", after(_take_0_for_none)),
+    _fault(
+        "an empty sender in field 7 makes chat_proto",
+        "codec:_decode_spec",
+        after(_call_it_chat_proto),
+    ),
+    _fault(
+        "an entry may have unknown fields",
+        "history:_holds_each_field_once",
+        instead(_let_unknown_fields_pass),
+    ),
+    _fault(
+        "an entry may have a field twice",
+        "history:_holds_each_field_once",
+        instead(_let_repeats_pass),
+    ),
+    _fault(
+        "an entry with an unusual length is never looked into",
+        "history:_holds_each_field_once",
+        returns(True),
+    ),
+    _fault(
+        "plain strings may all begin with field 1",
+        "history:parse_history",
+        _take_field_1_for_text,
+    ),
+    _fault(
+        "an entry of a later version begins with any field",
+        "history:_lenient_entry",
+        _begin_with_any_field,
+    ),
+    _fault("an entry of a later version needs no ID", "history:_lenient_entry", _need_no_id),
+    _fault(
+        "repair requests may be plain strings",
+        "history:parse_entries",
+        _take_strings_for_repairs,
+    ),
+    _fault(
+        "U+0000 in a sender of a history is taken",
+        "model:_check_entries",
+        before(lambda entries: ([replace(each, sender_id="") for each in entries],)),
+    ),
+    _fault("timestamps below int32 are taken", "model:LAMPORT_MIN", instead(-(2**32))),
+    _fault("the history is not counted", "digest:entry_layout", after(_without_count)),
+    _fault("no timestamp is timestamp 0", "digest:entry_layout", before(_none_as_0)),
+]

@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
-from tests.mutants.fault import Fault
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, after, before, instead
 
 _CHAIN = ("tests/app/store/test_arrivals.py",)
 
 
-def _fault(name: str, module: str, right: str, wrong: str, tests: tuple[str, ...]) -> Fault:
-    return Fault(f"store: {name}", f"app/store/{module}.py", right, wrong, tests)
+def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _CHAIN) -> Fault:
+    return Fault(f"store: {name}", f"app.store.{seam}", plant, tests)
+
+
+def _numbers(read: Any, sums_at: Any) -> bool:
+    """Whether a database has as many rows as were read, whatever their sums."""
+    return bool(read.entries.number <= sums_at[0] and read.claims.number <= sums_at[2])
+
+
+def _sums(read: Any, sums_at: Any) -> bool:
+    """Whether the sums agree, wherever the watermark is."""
+    return (read.entries.sum, read.claims.sum) == (sums_at[1], sums_at[3])
+
+
+def _begin_at_the_newest(table: str, column: str, place: str) -> Plant:
+    """Number new rows after the newest row that is there, not after the watermark."""
+
+    def change(group: Any, writer: Any, transaction: Any) -> Any:
+        from sqlalchemy import func, select
+
+        from app.store import schema
+
+        numbers = getattr(schema, table).c[column]
+        query = writer._database.sql.query(select(func.coalesce(func.max(numbers), 0)))
+        [[number]] = transaction.rows(query)
+        token = getattr(group.watermark, place)._replace(number=number)
+        group.watermark = group.watermark._replace(**{place: token})
+        return group
+
+    return after(change)
 
 
 FAULTS = [
     # The arrival chain
-    _fault("the sum of a token is not compared", "elementreads", "is_same = (entry_sum, claim_sum) == (entries.sum, claims.sum)", "is_same = True", (*_CHAIN, "tests/app/federation/test_back_in_time.py")),
-    _fault("a token above the watermark holds", "elementreads", "is_there = entries.number <= seq and claims.number <= claim_no", "is_there = True", _CHAIN),
-    _fault("numbers are given again after the newest row is gone", "writestatements", "                watermark.c.seq,\n", "                highest(messages.c.seq),\n", _CHAIN),
-    _fault("numbers of claims are given again", "writestatements", "                watermark.c.claim_no,\n", "                highest(published_claims.c.claim_no),\n", _CHAIN),
-    _fault("order does not matter", "arrivals", "        blocks[:, 0] = numbers\n", "", _CHAIN),
-    _fault("a group begins its sums anew", "groupwriter", "self._chain.sums(before.sum, seqs, digests)", "self._chain.sums(0, seqs, digests)", _CHAIN),
-]  # fmt: skip
+    _fault(
+        "the sum of a token is not compared",
+        "arrivals:goes_on_from",
+        instead(_numbers),
+        (*_CHAIN, "tests/app/federation/test_back_in_time.py"),
+    ),
+    _fault("a token above the watermark holds", "arrivals:goes_on_from", instead(_sums)),
+    _fault(
+        "numbers are given again after the newest row is gone",
+        "groupwriter:GroupWriter._begin",
+        _begin_at_the_newest("messages", "seq", "entries"),
+    ),
+    _fault(
+        "numbers of claims are given again",
+        "groupwriter:GroupWriter._begin",
+        _begin_at_the_newest("published_claims", "claim_no", "claims"),
+    ),
+    _fault(
+        "order does not matter",
+        "arrivals:ArrivalChain.sums",
+        before(lambda chain, first, numbers, ids: (chain, first, [0] * len(numbers), ids)),
+    ),
+    _fault(
+        "a group begins its sums anew",
+        "arrivals:ArrivalChain.sums",
+        before(lambda chain, _first, numbers, ids: (chain, 0, numbers, ids)),
+    ),
+]
