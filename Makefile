@@ -6,8 +6,6 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN  := $(VENV)/bin
 PY   := $(BIN)/python
-HOST ?= 127.0.0.1
-PORT ?= 8000
 ARGS ?=
 SOAK_MINUTES ?= 60
 LOCKS := server all
@@ -33,7 +31,7 @@ setup: $(VENV)/.all  ## install every extra into .venv
 
 # --- using it ----------------------------------------------------------------------------------
 run: $(VENV)/.server  ## start one node on http://127.0.0.1:8000 (HOST=… PORT=… ARGS=…)
-	@exec $(BIN)/sdstore serve --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/sdstore serve $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 demo: $(VENV)/.server  ## two nodes that diverge and heal
 	@exec $(BIN)/sdstore demo $(ARGS)

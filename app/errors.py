@@ -116,7 +116,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.OVERLOADED: (503, "The node is overloaded"),
     Code.NOT_READY: (503, "The node is not ready"),
     Code.DISK_FULL: (507, "The store has no room left"),
-    Code.STORE_UNAVAILABLE: (503, "The database cannot be reached"),
+    Code.STORE_UNAVAILABLE: (503, "The database cannot be used"),
     Code.CONTENT_LOST: (503, "The content of this message is lost here"),
     Code.INTERNAL_ERROR: (500, "An internal error"),
 }

@@ -2,7 +2,8 @@
 
 The database is asked once a second, and again by whoever wants to know while the last answer is
 old, so that a pause of this process is never taken for a fault of the database. Each change is
-logged once.
+logged once. A node that could not write because its database is damaged is not ready until it is
+restarted: whether the next write happens to touch a damaged page says nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Readiness:
         """Why the node is not ready, as far as is known now; None where it is."""
         if self.is_stopping:
             return "the node is about to stop"
+        if self._committer.damage is not None:
+            return f"{self._committer.damage.detail}; restart the node when the damage is mended"
         if self._committer.fault is not None:
             return self._committer.fault.detail
         if self._refusal is not None:

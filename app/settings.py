@@ -135,9 +135,17 @@ def load_settings(
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(_first_fault(error, provenance)) from None
+    _check_data_dir(settings, provenance["data_dir"])
     if settings.peers:
         _check_peers(settings, provenance["peers"])
     return settings, provenance
+
+
+def _check_data_dir(settings: Settings, layer: str) -> None:
+    folder = settings.data_dir
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    if existing.exists() and not existing.is_dir():
+        raise SettingsError(f"data_dir ({layer}): {str(existing)!r} is not a folder")
 
 
 def _check_peers(settings: Settings, layer: str) -> None:

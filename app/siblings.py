@@ -30,11 +30,24 @@ class WorkerState(IntEnum):
 
 
 class Board:
-    """The state of each worker and how often it was restarted; written by the supervisor alone."""
+    """The state of each worker and how often it was restarted; written by the supervisor alone.
+
+    It also says whether the workers, once they are told to stop, are to leave out the draining.
+    """
 
     def __init__(self, workers_count: int) -> None:
         self._states = _spawn.RawArray("i", workers_count)
         self._restarts = _spawn.RawArray("q", workers_count)
+        self._is_hurried = _spawn.RawValue("b", 0)
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a worker that stops ends as soon as what is in flight is done."""
+        return bool(self._is_hurried.value)
+
+    def hurry(self) -> None:
+        """Let the workers stop without draining; one that drains ends that."""
+        self._is_hurried.value = 1
 
     def set_state(self, number: int, state: WorkerState) -> None:
         """Note what a worker does."""

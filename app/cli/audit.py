@@ -33,7 +33,10 @@ _ANY_KEY = SessionKey(bytes(16))
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked at, what is wrong with it, what to do about that, and what was not looked at."""
+    """What was checked, what is wrong with it, what to do about that, and what was not checked.
+
+    `is_complete`: every channel was read, so that `channels` and `entries` count the whole store.
+    """
 
     channels: int = 0
     entries: int = 0
@@ -41,6 +44,7 @@ class Findings:
     advice: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     lost_count: int = 0
+    is_complete: bool = False
 
     def add(self, text: str) -> None:
         """Note a damage."""
@@ -92,6 +96,7 @@ async def audit(
     elif findings.lost_count:
         messages = counted(findings.lost_count, "message", "messages")
         findings.add(f"the content of {messages} is lost: check --deep names them")
+    findings.is_complete = True
     if findings.lost_count:
         findings.advice.append(
             "lost content comes back with a sync with a node that has it, an import, the restore of a "
@@ -198,7 +203,8 @@ async def _check_messages(
         left_out = [each for each in page.left_out if each.seq <= last_seq]
         for gone in left_out:
             lost.add(gone.seq)
-            findings.add(f"message {gone.digest.hex()}: its content is lost")
+            digest = gone.digest.hex()
+            findings.add(f"message {gone.message_id!r} ({digest}): its content is lost")
         for entry in entries:
             if sizes.get(entry.digest) != len(entry.frame):
                 findings.add(f"message {entry.message_id!r}: its row has another length")

@@ -14,6 +14,7 @@ from app.cli.existing import is_stdout, require_one_output
 from app.cli.exits import CliError, Exit, exit_of_sync
 from app.cli.frames import format_of_name
 from app.cli.interrupts import loading
+from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, human_bytes, print_json, stdout
 from app.errors import Code
@@ -57,8 +58,16 @@ def backfill(
             )
 
         work = backfill_file(node, channel_id, into, format_of_name(into), progress, changed)
-        report = asyncio.run(work)
+        is_new = not into.exists()
+        try:
+            report = asyncio.run(work)
+        finally:
+            if is_new and into.is_file() and not into.stat().st_size:
+                into.unlink()
     _raise_fault(report, node)
+    if not report.entries_received:
+        with node_client(node) as client:
+            client.channel(channel_id)  # fails where the node knows no such channel
     if as_json:
         print_json({"channel_id": channel_id, "file": str(into), **asdict(report)})
     elif not is_stdout(into):

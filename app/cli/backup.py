@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from app.cli.database import SQLITE_PREFIX, require_database
@@ -31,15 +31,20 @@ def back_up(database_url: str, target: Path, tell: Tell) -> int:
     source = Path(database_url.removeprefix(SQLITE_PREFIX))
     draft = target.with_name(f"{target.name}.partial")
     _require_unused(source, target, draft)
-    draft.unlink(missing_ok=True)
     try:
+        draft.unlink(missing_ok=True)
+        draft.touch()  # where this fails the path of the copy is at fault, not the store
         _copy(source, draft, tell)
         size = draft.stat().st_size
         draft.replace(target)
     except sqlite3.Error as error:
         raise _problem(error) from None
+    except OSError as error:
+        detail = f"{target} cannot be written: {error.strerror}"
+        raise CliError(Exit.LOCAL_FAULT, "io_error", detail) from None
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
     _sync_folder(target.parent)
     return size
 

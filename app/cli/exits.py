@@ -44,6 +44,8 @@ _OF_CODE: dict[str, Exit] = {
     Code.PEER_UNREACHABLE: Exit.PEER_FAULT,
     Code.PEER_MISBEHAVED: Exit.PEER_FAULT,
     Code.RECON_BUDGET_SPENT: Exit.PARTIAL,
+    Code.SYNC_BUSY: Exit.PARTIAL,
+    Code.OVERLOADED: Exit.PARTIAL,
     # The node answers, but not as a node does: what is behind --node is at fault, not the caller.
     "malformed_reply": Exit.PEER_FAULT,
     "reply_too_large": Exit.PEER_FAULT,

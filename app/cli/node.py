@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.cli.exits import CliError, Exit
+from app.errors import Code
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
@@ -29,3 +30,12 @@ def node_client(url: str) -> Iterator[StoreClient]:
                 error.code,
                 f"{url}: {error.detail}",
             ) from None
+
+
+def is_known(client: StoreClient, channel_id: str) -> bool:
+    """Whether the node has messages of a channel; True also where it does not say."""
+    try:
+        client.channel(channel_id)
+    except StoreError as error:
+        return error.code != Code.NOT_FOUND
+    return True

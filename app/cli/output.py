@@ -13,6 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+PIPE_COLUMNS = 1_000_000
+"""Width without a terminal: wider than any row, so that tables fold none."""
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -25,7 +28,10 @@ class _Console(Console):
 
 def stdout() -> Console:
     """The console of results; without a terminal it neither colours nor folds lines."""
-    return _Console(soft_wrap=True, highlight=False)
+    console = _Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    return console
 
 
 def stderr() -> Console:

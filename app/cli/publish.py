@@ -19,11 +19,12 @@ from app.cli.exits import CliError, Exit
 from app.cli.frames import FileFormat, MessageFile, format_of_input
 from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
-from app.cli.output import counted, print_error, print_json, progress_bar, stdout
+from app.cli.output import counted, print_error, print_json, print_note, progress_bar, stdout
 from app.cli.read import hint_argument
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError
 from sdstore.client.records import PublishItem, PublishOutcome, WakuEnvelope
 
 if TYPE_CHECKING:
@@ -55,10 +56,19 @@ def publish(
     hints = tuple(hint_argument(each, "--hint") for each in hint or ())
     if hints and file_format is not FileFormat.FRAME:
         raise CliError(Exit.USAGE, "invalid_parameter", "--hint goes with --format frame")
-    with node_client(node) as client, open_input(file) as stream:
-        file_format = format_of_input(stream, file, file_format)
-        items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
-        counts = _report(_outcomes(client, items, hints), items, size_of(stream), as_json)
+    counts: Counter[str] = Counter()
+    try:
+        with node_client(node) as client, open_input(file) as stream:
+            file_format = format_of_input(stream, file, file_format)
+            items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
+            _report(_outcomes(client, items, hints), items, size_of(stream), counts, as_json)
+    except KeyboardInterrupt:
+        _tell_interrupted(counts)
+        raise
+    except (CliError, StoreError):
+        if counts:
+            _tell_interrupted(counts)
+        raise
     if not as_json:
         print_counts("published", counts)
     return Exit.REFUSED if counts["refused"] else Exit.DONE
@@ -87,11 +97,22 @@ def print_refusal(document: Mapping[str, Any], console: Console) -> None:
 
 def print_counts(verb: str, counts: Counter[str]) -> None:
     """One line: how many messages were taken, and what became of all of them."""
+    stdout().print(f"{verb} {_counts_text(counts)}", markup=False)
+
+
+def _counts_text(counts: Counter[str]) -> str:
     parts = [f"{count:,} {outcome}" for outcome, count in sorted(counts.items())]
     total = counted(counts.total(), "message", "messages")
     if refused := counts["refused"]:
         total = f"{counts.total() - refused:,} of {total}"
-    stdout().print(f"{verb} {total}" + (f": {', '.join(parts)}" if parts else ""), markup=False)
+    return total + (f": {', '.join(parts)}" if parts else "")
+
+
+def _tell_interrupted(counts: Counter[str]) -> None:
+    print_note(
+        f"published {_counts_text(counts)}, perhaps more without an answer; publishing the same "
+        "again is safe: what the node has already counts as duplicate"
+    )
 
 
 def _outcomes(
@@ -123,9 +144,12 @@ def _to_send(item: Publication, hints: tuple[bytes, ...]) -> PublishItem:
 
 
 def _report(
-    outcomes: Iterator[Numbered], items: MessageFile, size: int | None, as_json: bool
-) -> Counter[str]:
-    counts: Counter[str] = Counter()
+    outcomes: Iterator[Numbered],
+    items: MessageFile,
+    size: int | None,
+    counts: Counter[str],
+    as_json: bool,
+) -> None:
     with progress_bar() as bar:
         task = bar.add_task("publishing", total=size, figures="")
         for number, outcome in outcomes:
@@ -136,7 +160,6 @@ def _report(
             elif document["outcome"] == "refused":
                 print_refusal(document, bar.console)
             bar.update(task, completed=items.position, figures=f"{counts.total():,} messages")
-    return counts
 
 
 def outcome_document(number: int, outcome: PublishOutcome | BadItem) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -122,6 +123,7 @@ def wait(
             try:
                 answer = client.get("readyz")
                 if answer.is_success:
+                    _require_node(node, answer.content)
                     break
                 refusal = f"/readyz answers {answer.status_code}"
             except httpx.HTTPError as error:
@@ -135,6 +137,17 @@ def wait(
         print_json({"url": node, "waited_s": round(waited_s, 3)})
     else:
         print_note(f"{node} is ready")
+
+
+def _require_node(url: str, answer: bytes) -> None:
+    """Raises CliError unless `answer` to /readyz is that of a node that is ready."""
+    try:
+        is_ready = json.loads(answer)["status"] == "ready"
+    except (ValueError, TypeError, KeyError):
+        is_ready = False
+    if not is_ready:
+        detail = f"{url} is not a node: its /readyz answers {answer[:60]!r}"
+        raise CliError(Exit.PEER_FAULT, "malformed_reply", detail)
 
 
 def _refuse_exposure(settings: Settings) -> None:

@@ -188,6 +188,5 @@ def _print(findings: Findings, settings: Settings) -> None:
     entries = counted(findings.entries, "message", "messages")
     channels = counted(findings.channels, "channel", "channels")
     verdict = "damaged" if findings.damages else "sound"
-    stdout().print(
-        f"{settings.shown_database_url}: {verdict}, {entries} in {channels}", markup=False
-    )
+    extent = f"{entries} in {channels}" if findings.is_complete else "not all messages were checked"
+    stdout().print(f"{settings.shown_database_url}: {verdict}, {extent}", markup=False)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.bar import figures_of, sync_progress
-from app.cli.exits import exit_of_sync
-from app.cli.node import node_client
+from app.cli.exits import CliError, Exit, exit_of_sync
+from app.cli.node import is_known, node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl
-from app.cli.output import counted, human_bytes, print_error, print_json, stdout
+from app.cli.output import counted, human_bytes, print_error, print_json, print_note, stdout
 from app.errors import Code
 from app.federation.report import SyncOutcome
 from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError
+from sdstore.client.records import Sync
 
 verbs = typer.Typer()
 
@@ -31,16 +34,61 @@ def sync(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Make a running node and a peer equal, now."""
+    """Make a running node and a peer equal, now.
+
+    The node does the work. Ctrl-C ends only this command; the same command again shows the sync
+    that is still under way. The exit code is 1 where the two nodes want no channel in common, and
+    where neither has messages of a channel that --channel names.
+    """
+    channels = channel or []
     with node_client(node) as client:
-        started = client.start_sync(peer_url, channel or [], dry_run=dry_run)
-        document = watch(client, started.id, started.document)
-    report = document["report"]
+        try:
+            started = _begun(client, peer_url, channels, dry_run=dry_run)
+            document = watch(client, started.id, started.document)
+        except KeyboardInterrupt:
+            print_note(f"{node} goes on with the sync; the same command shows it again")
+            raise
+        report = document["report"]
+        unknown = _unknown_channels(client, channels, report)
     if as_json:
-        print_json(document)
+        print_json({**document, "unknown_channels": unknown})
     else:
         print_report(report, peer_url)
+    for each in unknown:
+        print_error(f"not_found: neither {node} nor {peer_url} has messages of channel {each!r}")
+    if unknown or _shares_nothing(report):
+        return Exit.NO
     return exit_of_sync(report["outcome"])
+
+
+def _begun(client: StoreClient, peer_url: str, channels: Sequence[str], *, dry_run: bool) -> Sync:
+    """A new session with the peer, or the same one where it is under way already."""
+    try:
+        return client.start_sync(peer_url, channels, dry_run=dry_run)
+    except StoreError as error:
+        if error.code != Code.SYNC_BUSY or "sync_id" not in error.problem:
+            raise
+        running = client.sync(str(error.problem["sync_id"]))
+    asked = (set(channels), dry_run)
+    if (set(running.document["channels"]), running.document["dry_run"]) != asked:
+        detail = f"another sync with {peer_url} is under way; try again when it has ended"
+        raise CliError(Exit.PARTIAL, Code.SYNC_BUSY, detail)
+    print_note(f"a sync with {peer_url} is under way already; this is its progress")
+    return running
+
+
+def _unknown_channels(
+    client: StoreClient, channels: Sequence[str], report: dict[str, Any]
+) -> list[str]:
+    """Channels that neither side has messages of: after a sync a node knows those of both."""
+    if report["outcome"] != SyncOutcome.IN_SYNC or _shares_nothing(report):
+        return []
+    return [each for each in dict.fromkeys(channels) if not is_known(client, each)]
+
+
+def _shares_nothing(report: dict[str, Any]) -> bool:
+    """Whether the session ended before its first request, because no channel is wanted by both."""
+    return report["outcome"] == SyncOutcome.IN_SYNC and not report["requests"]
 
 
 def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
@@ -66,6 +114,9 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
     console = stdout()
     outcome = SyncOutcome(report["outcome"])
     headline = _HEADLINES.get(report["code"], _HEADLINES[outcome]).format(peer=peer_url)
+    if _shares_nothing(report):
+        console.print(f"not synced with {peer_url}: {report['detail']}", style="bold", markup=False)
+        return
     if report["set_aside_count"] and outcome is SyncOutcome.IN_SYNC:
         headline += f", but for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)

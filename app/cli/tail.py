@@ -12,7 +12,7 @@ import httpx
 import typer
 from rich.text import Text
 
-from app.cli.node import node_client
+from app.cli.node import is_known, node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import print_json, print_note, printable, stdout
 from app.cli.show import content_preview, message_document
@@ -60,7 +60,7 @@ def tail(
             for document in _newest(client, channel_id, last):
                 seen.add(document["meta"]["digest"])
                 show(document)
-            if not seen and not _is_known(client, channel_id):
+            if not seen and not is_known(client, channel_id):
                 print_note(f"no message of channel {printable(channel_id)} is here yet; waiting")
             _show_events(events, follower, seen, show)
         while True:
@@ -138,14 +138,6 @@ def _show_events(
         seen.discard(digest)
 
 
-def _is_known(client: StoreClient, channel_id: str) -> bool:
-    try:
-        client.channel(channel_id)
-    except StoreError as error:
-        return error.code != "not_found"
-    return True
-
-
 def _newest(client: StoreClient, channel_id: str, count: int) -> list[dict[str, Any]]:
     if not count:
         return []
@@ -167,6 +159,7 @@ def _print(document: dict[str, Any]) -> None:
     message, meta = document["message"], document["meta"]
     line = Text()
     line.append(f"{message.get('lamport_timestamp', '–'):>14} ", style="dim")
+    line.append(f"{printable(message['message_id'])} ")
     line.append(printable(message.get("sender_id", "") or "–"), style="bold cyan")
     line.append(f" {printable(content_preview(message))}")
     if kind := meta.get("kind"):

@@ -169,7 +169,7 @@ class Workers:
     def __init__(
         self, settings: Settings, listener: socket.socket, own_listeners: Sequence[socket.socket]
     ) -> None:
-        board = Board(len(own_listeners))
+        self._board = board = Board(len(own_listeners))
         paths = tuple(each.getsockname() for each in own_listeners)
         self._workers = [
             Worker(settings, listener, Siblings(number, own, paths, board))
@@ -229,6 +229,8 @@ class Workers:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # It may come while a worker is half started: `run` tells the workers.
         self._stopped_by.append(number)
+        if number == signal.SIGINT or len(self._stopped_by) > 1:
+            self._board.hurry()
         if len(self._stopped_by) == 1:
             self._waking.send_bytes(b"!")
 

@@ -159,9 +159,15 @@ class Peer:
         return self.document() | {"last_report": asdict(report) if report else None}
 
     def learn(self, report: SyncReport) -> None:
-        """Take note of how a sync ended; a change of the state is logged once."""
+        """Take note of how a sync ended; a change of the state is logged once.
+
+        A fault of this node, such as an outage of its database, does not change the peer's state.
+        """
         self.totals.add(report)
         self.code, self.reason = report.code, report.detail
+        if report.outcome is SyncOutcome.LOCAL_FAULT:
+            self.reason = f"the fault is this node's, not the peer's: {report.detail}"
+            return
         state = _state_of(report)
         if state is self.state:
             return
@@ -383,12 +389,12 @@ class Peers:
             await asyncio.sleep(pause_s)
 
     async def _sync_once(self, peer: Peer) -> bool | None:
-        """Whether the sync was good; None where it did not happen."""
+        """Whether the sync was good; None where it says nothing about the peer."""
         try:
             report = await self._start(peer, (), False).finished()
         except Problem:  # another sync with this peer runs, or too many do: the next turn comes
             return None
-        return report.in_sync
+        return None if report.outcome is SyncOutcome.LOCAL_FAULT else report.in_sync
 
     def _pause_s(self, failures: int) -> float:
         interval_s = self._settings.sync_interval_s

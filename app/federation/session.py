@@ -57,6 +57,7 @@ PASS_PAUSE_S = 0.2  # before the third: what was stored is seen by every worker 
 LOST_FETCHED_MAX = 256  # entries with lost content that a pass asks for: about one batch
 LOST_PAGES_MAX = 8  # of lost entries read to find those; the others wait for their time
 PROGRESS_INTERVAL_S = 0.1
+NOTHING_SHARED = "nothing was compared: the two nodes want no channel in common"
 
 _PARTIAL = {Code.OVERLOADED, Code.SYNC_BUSY, Code.RECON_BUDGET_SPENT}
 _PEER_FAULT = {Code.PEER_MISBEHAVED, Code.PEER_UNREACHABLE}
@@ -87,7 +88,8 @@ async def sync_with_peer(
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
     outcome, code, detail = await _judged(session, local.limits.sync_seconds_max)
-    session.show_progress(is_last=True, is_equal=outcome is SyncOutcome.IN_SYNC)
+    is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
+    session.show_progress(is_last=True, is_equal=is_equal)
     return SyncReport(
         outcome=outcome,
         code=code,
@@ -128,7 +130,7 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
     if session.unserved_count:
         detail = f"the peer offered {session.unserved_count} elements that it did not serve"
         return SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED, detail
-    return SyncOutcome.IN_SYNC, "", ""
+    return SyncOutcome.IN_SYNC, "", NOTHING_SHARED if session.shares_nothing else ""
 
 
 def _outcome_of(code: Code) -> SyncOutcome:
@@ -155,6 +157,7 @@ class _Session:
         self.missing_here = 0
         self.missing_there = 0
         self.found_count = 0
+        self.shares_nothing = False
         self.elements_count = 0
         self.unserved_count = 0
         self.mended_count = 0
@@ -177,6 +180,7 @@ class _Session:
         mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self.aside = self._memory.set_aside(mutual)
         await self.aside.forget_mended(self._local.store)
+        self.shares_nothing = mutual.is_empty
         if mutual.is_empty or (self.sends and await self._is_idle(mutual)):
             return
         for _ in range(RESTARTS_MAX):

@@ -112,8 +112,12 @@ class Syncs:
         Raises Problem: SYNC_BUSY while one with this peer runs, OVERLOADED while all that can be
         remembered still run.
         """
-        if any(s.peer_url == peer_url and not s.is_finished for s in self._syncs.values()):
-            raise Problem(Code.SYNC_BUSY, f"a sync with {peer_url} is under way")
+        for each in self._syncs.values():
+            if each.peer_url == peer_url and not each.is_finished:
+                detail = (
+                    f"a sync with {peer_url} is under way: GET /v1/syncs/{each.sync_id} shows it"
+                )
+                raise Problem(Code.SYNC_BUSY, detail, extra={"sync_id": each.sync_id})
         self._forget_oldest()
         sync = Sync(
             sync_id=secrets.token_hex(8),

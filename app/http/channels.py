@@ -68,12 +68,19 @@ async def list_channels(
     return respond(json_reply(document, 200, headers))
 
 
+_BELOW_A_CHANNEL = ("messages", "gaps", "live")
+"""Last segments of routes below a channel: without `channel_id` their paths look like channels."""
+
+
 @router.get("/channels/{channel_id:segment}", openapi_extra=demands(Scope.READ))
 async def get_channel(call: CurrentCall, channel_id: str) -> Response:
     """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
     channel = await call.node.store.channel(channel_id)
     if channel is None:
-        raise Problem(Code.NOT_FOUND, "no such channel is known: no message of it is here")
+        detail = f"no message of channel {channel_id!r} is here"
+        if channel_id in _BELOW_A_CHANNEL:
+            detail += f"; to read the {channel_id} of a channel, add ?channel_id="
+        raise Problem(Code.NOT_FOUND, detail)
     # More may have come since: count and root belong together.
     count, root = await call.node.index.root(channel_id, channel.count)
     channel = replace(channel, count=count)

@@ -62,13 +62,18 @@ class NodeServer(uvicorn.Server):
         await self._drain()
         await super().shutdown(sockets)
 
+    @property
+    def _is_hurried(self) -> bool:
+        siblings = self._node.siblings
+        return siblings is not None and siblings.board.is_hurried
+
     async def _drain(self) -> None:
         """Go on answering for a while; a second signal ends it."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + self._drain_s
         signals_count = self._signals_count
         left_s = self._drain_s
-        while left_s > 0 and self._signals_count == signals_count:
+        while left_s > 0 and self._signals_count == signals_count and not self._is_hurried:
             # A handler of signals cannot set an event of a loop that sleeps.
             await asyncio.sleep(min(_TICK_S, left_s))
             left_s = ends_s - loop.time()

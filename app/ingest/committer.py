@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.limits import Limits
+from app.store.integrity import is_damage
 from app.store.records import MetId, Rechecked, WriteResult
 from app.store.store import Store
 
@@ -84,13 +85,15 @@ class _Job:
 class GroupCommitter:
     """The only way into the store's writing side. Belongs to the event loop that starts it.
 
-    `fault` is why the last group could not be written; None after one that was.
+    `fault` is why the last group could not be written; None after one that was. `damage` is the first
+    fault that came of a damaged database: later groups may happen to touch other pages, so it stays.
     """
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self.counters = Counters()
         self.listeners: list[Listener] = []
         self.fault: Problem | None = None
+        self.damage: Problem | None = None
         self._store = store
         self._limits = limits
         self._waiting: deque[_Job] = deque()
@@ -223,7 +226,7 @@ class GroupCommitter:
                 self.fault = None
                 self._told.clear()
             except Problem as problem:
-                self.fault = problem
+                self._note_fault(problem)
             except Exception as error:  # noqa: BLE001 - such as absent tables, until they are restored
                 self.fault = Problem(
                     Code.STORE_UNAVAILABLE, "the database does not hold a store at this moment"
@@ -231,6 +234,11 @@ class GroupCommitter:
                 if type(error) not in self._told:
                     self._told.add(type(error))
                     _log.warning("the database cannot be written", exc_info=error)
+
+    def _note_fault(self, fault: Problem) -> None:
+        self.fault = fault
+        if self.damage is None and is_damage(fault):
+            self.damage = fault
 
     def _fits(self, items: int, size: int, job: _Job) -> bool:
         limits = self._limits
@@ -246,7 +254,7 @@ class GroupCommitter:
             if isinstance(error, Problem) and error.code in _SHARED_FAULTS:
                 if self.fault is None:
                     _log.warning("a group could not be written: %s", " ".join(str(error).split()))
-                self.fault = error
+                self._note_fault(error)
                 return [error] * len(group)
             _log.warning("a group failed, retrying row by row", exc_info=error)
             return [self._write_rows(job) for job in group]

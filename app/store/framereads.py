@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.store.database import Database, Row
-from app.store.entryrows import ENTRY_WIDTH, entry_of, fitting_count
-from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.entryrows import ENTRY_WIDTH, entry_of, entry_row, fitting_count
+from app.store.frames import DAMAGES_TOLD_MAX, FrameUnpacker, PackedFrame
 from app.store.records import Rechecked, Verified
 from app.store.statements import ReadStatements
 
@@ -82,12 +82,13 @@ class FrameReads:
             [_packed(row, columns.get(row[0]) or row[ENTRY_WIDTH:] or _MISSING) for row in rows],
         )
         if len(frames) < len(rows) or self.lost:
-            await self._settle([row[0] for row in rows], frames)
+            await self._settle(rows, frames)
         return frames
 
-    async def _settle(self, seqs: Sequence[int], frames: Mapping[int, bytes]) -> None:
+    async def _settle(self, rows: Sequence[Row], frames: Mapping[int, bytes]) -> None:
         """Have marks brought up to date where they are not what was just read."""
-        doubted = [seq for seq in dict.fromkeys(seqs) if (seq in frames) == (seq in self.lost)]
+        read = {row[0]: row for row in rows}
+        doubted = [seq for seq in read if (seq in frames) == (seq in self.lost)]
         if not doubted or self.recheck is None:
             return
         try:
@@ -96,6 +97,16 @@ class FrameReads:
             # Nothing is known of it then; whoever reads it next asks again.
             _log.warning("frames that cannot be read were not marked: %s", problem)
             return
+        for seq in sorted(found.lost - self.lost)[: max(DAMAGES_TOLD_MAX - len(self.lost), 0)]:
+            row = entry_row(read[seq])
+            _log.error(
+                "the content of message %r of channel %r is lost: no copy of frame %d can be read "
+                "(digest %s)",
+                row.message_id,
+                row.channel_id,
+                seq,
+                row.digest.hex(),
+            )
         self.lost -= found.whole
         if len(self.lost) < MARKS_REMEMBERED_MAX:
             self.lost |= found.lost

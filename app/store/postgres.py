@@ -634,6 +634,11 @@ def problem_of(error: BaseException) -> Problem | None:
     """The refusal that a fault of the database is; None where the data are at fault."""
     if isinstance(error, errors.DiskFull):
         return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
+    if isinstance(error, (errors.DataCorrupted, errors.IndexCorrupted)):
+        return Problem(
+            Code.STORE_UNAVAILABLE,
+            f"the database is damaged ({error}); `sdstore check --deep` names the damage and what to do",
+        )
     if isinstance(error, _UNAVAILABLE):
         return Problem(Code.STORE_UNAVAILABLE, f"the database cannot be used: {error}")
     return None

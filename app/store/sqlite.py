@@ -67,10 +67,9 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CANTOPEN,
 }
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteSql(SqlDialect):
@@ -291,6 +290,12 @@ def problem_of(error: BaseException) -> Problem | None:
     if not isinstance(error, sqlite3.Error):
         return None
     code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in _DAMAGED:
+        return Problem(
+            Code.STORE_UNAVAILABLE,
+            f"the database file is damaged ({error}); `sdstore check --deep` names the damage and "
+            "what to do",
+        )
     if code in _UNREADABLE or code & 0xFF in _UNAVAILABLE:
         return Problem(Code.STORE_UNAVAILABLE, f"the database refuses: {error}")
     if code & 0xFF in _FULL:

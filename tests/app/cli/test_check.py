@@ -136,6 +136,7 @@ def test_a_deep_check_names_a_damaged_index_and_a_reindex_mends_it(
     result = check(damaged)
     assert (result.code, "Traceback" in result.err) == (1, False)
     assert f"index {index}: " in result.err
+    assert result.out.endswith(": damaged, not all messages were checked\n")
     assert f"sdstore reindex --database sqlite:///{damaged}" in result.err
     report = check(damaged, "--json").json
     assert (report["sound"], report["advice"] != []) == (False, True)

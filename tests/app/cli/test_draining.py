@@ -24,12 +24,14 @@ DRAIN_S = 4.0
 
 
 @contextmanager
-def serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(
+    *arguments: object, drain_s: float = DRAIN_S
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A node as a process, and its URL."""
     with subprocess.Popen(
         command("serve", "--port", 0, "--json", "--log-level", "error", *arguments),
         stdout=subprocess.PIPE,
-        env=os.environ | {"SDSTORE_DRAIN_S": str(DRAIN_S)},
+        env=os.environ | {"SDSTORE_DRAIN_S": str(drain_s)},
     ) as process:
         assert process.stdout is not None
         try:
@@ -110,3 +112,16 @@ def test_workers_drain_too(postgres_stores: PostgresStores, tmp_path: Path) -> N
         assert codes == {503}
         assert published(url, 2).status_code == 201
         assert process.wait(30) == 0
+
+
+def test_ctrl_c_for_the_supervisor_alone_ends_workers_without_draining(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    flags = ("--data-dir", tmp_path, "--database", postgres_stores.new_url(), "--workers", 2)
+    for signals in ([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]):
+        with serving(*flags, drain_s=300) as (process, url):
+            assert published(url, 1).is_success
+            for each in signals:
+                process.send_signal(each)
+                time.sleep(0.5)
+            assert process.wait(30) == 130

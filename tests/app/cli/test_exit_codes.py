@@ -242,6 +242,39 @@ def test_waiting_for_a_node_ends_when_it_is_ready_and_in_vain_with_6(node: str) 
         assert url in result.err
 
 
+def test_waiting_for_what_is_no_node_is_5_at_once() -> None:
+    for body in (b"<html>hello</html>", b'"ready"', b"[]", b'{"status": "ok"}'):
+        with http_server(200, body) as other:
+            result = cli("wait", "--node", other, "--timeout", 60)
+        assert (result.code, error_code(result)) == (5, "malformed_reply")
+        assert f"{other} is not a node" in result.err
+
+
+def test_a_backfill_of_a_channel_that_the_node_does_not_know_is_1_and_leaves_no_file(
+    node: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.ldp"
+    result = cli("backfill", "typo", "--into", file, "--node", node)
+    assert (result.code, error_code(result), file.exists()) == (1, "not_found", False)
+    assert "'typo'" in result.err
+    file.touch()
+    assert cli("backfill", "typo", "--into", file, "--node", node).code == 1
+    assert file.exists()
+    file.unlink()
+    dead = f"http://127.0.0.1:{free_port()}"
+    result = cli("backfill", "typo", "--into", file, "--node", dead)
+    assert (result.code, file.exists()) == (6, False)
+
+
+def test_a_file_in_the_place_of_the_data_folder_is_2_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below"):
+        result = cli("serve", "--port", 0, "--data-dir", folder)
+        assert (result.code, error_code(result)) == (2, "invalid_setting")
+        assert f"data_dir (flag): '{file}' is not a folder" in result.err
+
+
 def test_a_package_that_is_not_installed_is_6_and_sends_nobody_to_a_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

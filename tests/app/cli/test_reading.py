@@ -11,13 +11,14 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.cli.delimited import delimited
 from app.demo.nodes import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
-from tests.support.cli import cli, command, http_server
+from tests.support.cli import cli, command, http_server, process
 from tests.support.federation import message
 
 
@@ -92,7 +93,7 @@ def test_tail_without_following_ends(node: str) -> None:
     result = cli("tail", "tail/b", "--no-follow", "--json", "--node", node)
     assert [message_id(line) for line in result.lines] == [f"m{n}" for n in range(20, 30)]
     lines = cli("tail", "tail/b", "--no-follow", "-n", "1", "--node", node).out.splitlines()
-    assert lines == [f"{29:>14} – content 29"]
+    assert lines == [f"{29:>14} m29 – content 29"]
 
 
 def test_control_characters_of_a_message_do_not_reach_the_terminal(node: str) -> None:
@@ -119,7 +120,7 @@ def test_a_channel_that_nobody_knows_is_told_from_one_without_gaps(node: str) ->
     for verb in (("gaps", "typo"), ("gaps", "typo", "--json"), ("tail", "typo", "--no-follow")):
         unknown = cli(*verb, "--node", node)
         assert (unknown.code, "not_found" in unknown.err, unknown.out) == (1, True, "")
-        assert "no such channel" in unknown.err
+        assert "no message of channel" in unknown.err
 
 
 def test_tail_of_a_channel_that_nobody_knows_says_so_and_waits(node: str) -> None:
@@ -188,3 +189,26 @@ def test_tail_names_what_is_left_out_and_passes_over_events_it_does_not_know() -
         process.kill()
     assert printed[0] == "the node has lost the content of message 'm0'\n"
     assert json.loads(printed[1]) == shown
+
+
+def test_tail_shows_the_id_of_each_message(node: str) -> None:
+    publish(node, message(3, "tail/ids"))
+    shown = cli("tail", "tail/ids", "--no-follow", "--node", node).out
+    assert shown.split() == ["3", "m3", "–", "content", "3"]
+
+
+def test_the_query_form_of_a_page_without_its_channel_says_what_is_missing(node: str) -> None:
+    for name in ("messages", "live"):
+        refused = httpx.get(f"{node}/v1/channels/{name}", trust_env=False)
+        assert (refused.status_code, "?channel_id=" in refused.json()["detail"]) == (404, True)
+
+
+def test_a_table_in_a_pipe_has_one_line_for_each_row_however_long(node: str) -> None:
+    url = f"https://store.example/{'long/' * 40}"
+    assert cli("peers", "add", url, "--node", node).code == 0
+    try:
+        listed = process("peers", "list", "--node", node, COLUMNS="80").out
+    finally:
+        cli("peers", "remove", url, "--node", node)
+    row = next(line for line in listed.splitlines() if url.rstrip("/") in line)
+    assert len(row.split()) == 5

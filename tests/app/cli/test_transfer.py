@@ -353,3 +353,14 @@ def test_backfill_into_frames_can_be_imported(tmp_path: Path) -> None:
 def publish(node: str, numbers: range, channel: str = "c") -> None:
     frames = b"".join(delimited(encode(message(number, channel))) for number in numbers)
     assert cli("publish", "-", "--node", node, stdin=frames).code == 0
+
+
+def test_a_backup_to_a_place_that_cannot_be_written_is_no_fault_of_the_store(
+    tmp_path: Path, file: Path
+) -> None:
+    assert cli("import", file, "--data-dir", tmp_path / "data").code == 0
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "nowhere" / "x.db", tmp_path / "file" / "x.db"):
+        result = cli("backup", target, "--data-dir", tmp_path / "data")
+        assert (result.code, result.err.split(": ")[1]) == (6, "io_error")
+        assert f"{target} cannot be written: " in result.err

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.errors import Code, Problem
+from app.recon.index import NodeIndex
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
 
@@ -276,3 +278,28 @@ def test_metrics_tell_of_each_peer_what_its_syncs_came_to(
     assert {dict(labels)["peer"] for _, labels in after} == {b.url, dead, "other"}
     a.http.delete(f"/v1/peers/{peer['id']}")
     assert b.url not in {dict(labels)["peer"] for _, labels in samples(a, "sdstore_peer_")}
+
+
+def test_a_fault_of_this_node_is_not_blamed_on_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        running_node(tmp_path / "a", sync_interval_s=3_600) as a,
+        running_node(tmp_path / "b") as b,
+    ):
+        peer = a.http.post("/v1/peers", json={"url": b.url}).json()
+        assert state_of(a, b.url)["state"] == "healthy"
+
+        async def away(*_: object) -> None:
+            raise Problem(Code.STORE_UNAVAILABLE, "the database cannot be used")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(NodeIndex, "catch_up", away)
+            fill(b, range(3))
+            sync = finished(a, a.http.post(f"/v1/peers/{peer['id']}/sync").json())
+        shown = a.http.get(f"/v1/peers/{peer['id']}").json()
+    report = sync["report"]
+    assert (report["outcome"], report["code"]) == ("local_fault", "store_unavailable")
+    assert (shown["state"], shown["failures"]) == ("healthy", 0)
+    assert shown["reason"].startswith("the fault is this node's, not the peer's: ")
+    assert not [r for r in caplog.records if f"{b.url} is failing" in r.getMessage()]

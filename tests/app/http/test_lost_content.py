@@ -106,7 +106,11 @@ def seq_of(node: RunningNode, entry: NewEntry) -> int:
 @pytest.mark.parametrize("harm", [flip, cut, delete])
 @pytest.mark.parametrize("batch", [False, True])
 def test_lost_content_is_a_503_and_publishing_it_again_stores_it(
-    stores: Stores, tmp_path: Path, harm: Callable[[Connection, str, int], None], batch: bool
+    stores: Stores,
+    tmp_path: Path,
+    harm: Callable[[Connection, str, int], None],
+    batch: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     url, entries = stores.new_url(), small()
     bad = entries[BAD]
@@ -114,7 +118,10 @@ def test_lost_content_is_a_503_and_publishing_it_again_stores_it(
         assert publish_batch(node, entries) == ["stored"] * COUNT
         harm_frame(url, seq_of(node, bad), harm)
     with node_over(tmp_path, url) as node:
+        caplog.clear()
         assert get(node, bad) == (503, "content_lost")
+        named = f"message {bad.message.message_id!r} of channel {CHANNEL!r} is lost"
+        assert sum(named in each.getMessage() for each in caplog.records) == 1
         assert node.http.get(f"/v1/entries/{bad.digest.hex()}").json()["code"] == "content_lost"
         assert node.http.get("/readyz").status_code == 200
         assert gauge(node, "content_lost") == 1
