@@ -124,7 +124,7 @@ def _show_events(
         document = json.loads(event.data)
         if event.name == "gap":
             follower.cursor = document["cursor"]
-            print_note("too slow: catching up")
+            print_note("messages were missed: catching up")
             return
         if event.name == "left_out":
             print_note(f"the node has lost the content of message {document['message_id']!r}")

@@ -11,12 +11,15 @@ import pytest
 from blake3 import blake3
 
 from app.node import INDEX_FILE
+from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire.store_pb2 import PublishBatch, PublishItem
 from tests.app.http.test_live import events_of, live
 from tests.support.cli import cli
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores, taken_back
 
 DATABASE = "sdstore.db"
 CHANNEL = "c"
@@ -209,3 +212,63 @@ def test_walks_that_hold_numbers_of_rows_are_refused_as_well(tmp_path: Path) -> 
         publish_chain(node, range(20, 26))
         assert [code_of(each) for each in walks(node, "m7", *late)] == [ROLLED_BACK] * 2
         assert [each.status_code for each in walks(node, "m7", *early)] == [200, 200]
+
+
+def test_a_live_reader_gets_a_gap_when_the_database_goes_back_and_newer_cursors_are_refused(
+    stores: Stores, tmp_path: Path
+) -> None:
+    url = stores.new_url()
+    with running_node(tmp_path, database_url=url) as node, StoreClient(node.url) as client:
+        publish(node, range(5))
+        early = feed(node, limit="3").json()["next"]
+        with live(node) as events, client.live() as stream:
+            with taken_back(url):
+                publish(node, range(5, 8))
+                assert [next(events).message_id for _ in range(3)] == names(range(5, 8))
+                assert [next(stream).message.message_id for _ in range(3)] == names(range(5, 8))
+            publish(node, range(20, 22))
+            gap = next(each for each in events if each.name != "comment")
+            assert (gap.name, gap.event_id) == ("gap", None)
+            late = gap.data["cursor"]
+            for path in ("/v1/feed", "/v1/live"):
+                assert code_of(feed(node, late, path)) == ROLLED_BACK
+            # The client does not go on as if it had missed nothing.
+            with pytest.raises(StoreError) as refused:
+                next(stream)
+            assert (refused.value.status, refused.value.code) == ROLLED_BACK
+            publish(node, range(30, 31))
+            last = next(each for each in events if each.name == "message")
+        kept = [*names(range(5)), "m20", "m21", "m30"]
+        assert last.message_id in kept
+        assert followed(node) == kept
+        assert followed(node, early) == kept[3:]
+        assert followed(node, str(last.event_id)) == kept[kept.index(last.message_id) + 1 :]
+
+
+def test_a_page_of_gaps_goes_on_in_the_list_as_it_is_after_the_database_went_back(
+    stores: Stores, tmp_path: Path
+) -> None:
+    url = stores.new_url()
+    path = f"/v1/channels/{CHANNEL}/gaps"
+
+    def publish_naming(node: RunningNode, number: int, missing: list[str]) -> None:
+        history = tuple(map(HistoryEntry, missing))
+        message = Message(f"m{number}", CHANNEL, "", number, history, content=b"x")
+        assert node.publish(message).status_code == 201
+
+    def gaps(answer: httpx.Response) -> list[str]:
+        assert answer.status_code == 200, answer.text
+        return [each["message_id"] for each in answer.json()["gaps"]]
+
+    with running_node(tmp_path, database_url=url) as node:
+        publish_naming(node, 1, ["a", "c", "e", "g"])
+        with taken_back(url):
+            publish_naming(node, 2, ["b", "f"])
+            first = feed(node, path=path, limit="3")
+            late = feed(node).json()["next"]
+        assert gaps(first) == ["a", "b", "c"]
+        assert code_of(feed(node, late)) == ROLLED_BACK
+        assert gaps(feed(node, first.json()["next"], path)) == ["e", "g"]
+        publish_naming(node, 3, ["b", "h"])
+        assert gaps(feed(node, first.json()["next"], path)) == ["e", "g", "h"]
+        assert gaps(feed(node, path=path)) == ["a", "b", "c", "e", "g", "h"]
