@@ -21,8 +21,7 @@ from app.cli.exits import CliError, Exit
 from app.cli.logs import start_logging
 from app.errors import Problem
 from app.http.application import create_app, create_sibling_app
-from app.http.server import NodeServer
-from app.http.side import SideServer, serving, waiting_server
+from app.http.server import NodeServer, SideServer, serving, waiting_server
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings

@@ -1,44 +1,39 @@
-"""Ancestors: what comes causally before some messages."""
+"""Ancestors: the messages that causally precede some messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.errors import Code, Problem
 from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
-from app.http.cursors import CursorKind, Cursors
-from app.http.forms import Form, answer_form, body_form
-from app.http.framework import After, CurrentCall, demands, respond
+from app.http.forms import Form, TwoFormBody
 from app.http.messages import find_readable
-from app.http.pages import fitted, next_link
-from app.http.parsing import read_json, read_protobuf
-from app.http.render import json_reply, message_json, message_protobuf, protobuf_reply
+from app.http.openapi import OBJECT, Replies, reply, two_form_body
+from app.http.pages import After, CursorKind, Cursors, fitted, next_link
+from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
+from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
+from app.sharing import Turns
 from app.store.records import AncestorPage
 from sdstore.wire import store_pb2 as wire
 
-router = APIRouter(prefix="/v1", tags=["messages"])
+routes = Routes("messages")
 
 _LIMIT_DEFAULT = DEFAULT_LIMITS.page_items_default
 _URL_TOKEN_CHARACTERS_MAX = 4_000
 REQUEST_FIELDS = 3
-"""Of an `AncestorsRequest`, beside heads and known IDs."""
+"""Fields of an `AncestorsRequest` beside heads and known IDs."""
 
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Part of the closure, in causal order",
-        "content": {"application/json": {}, "application/x-protobuf": {}},
-    }
-}
+_REPLIES: Replies = {200: reply("Part of the closure, in causal order", OBJECT, wire.AncestorsPage)}
 
 
 class AncestorsBody(BaseModel):
-    """The JSON form of a request."""
+    """The JSON form of a request for ancestors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -61,63 +56,56 @@ class _Wanted(NamedTuple):
     after: str | None
 
 
-_BODY = TypeAdapter(AncestorsBody)
+ANCESTORS_BODY = TwoFormBody(
+    AncestorsBody,
+    wire.AncestorsRequest,
+    lambda limits: limits.ancestors_heads_max + limits.lookup_keys_max + REQUEST_FIELDS,
+)
 
 
-@router.get(
-    "/messages/{message_id:segment}/ancestors",
-    openapi_extra=demands(Scope.READ, takes_turns=True),
-    responses=_ANSWERS,
+@routes.add(
+    "GET /v1/messages/{message_id}/ancestors",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies=_REPLIES,
 )
 async def ancestors_of_one(
     call: CurrentCall,
-    request: Request,
     message_id: str,
     channel_id: Annotated[str | None, Query(description="else that of the message served")] = None,
     limit: Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.ancestors_max)] = _LIMIT_DEFAULT,
     after: After = None,
-) -> Response:
+) -> Reply:
     """Everything before one message, the latest first; in each page every message after its causes."""
     found = await find_readable(call, message_id, channel_id)
     wanted = _Wanted(found.entry.channel_id, [message_id], [], limit, after)
 
     async def read(bytes_max: int) -> Reply:
         page, token = await _page(call, wanted, bytes_max)
-        return _answer(call, page, token, next_link(request, token if _fits_url(token) else None))
+        return _reply(call, page, token, next_link(call, token if _fits_url(token) else None))
 
-    return respond(await fitted(call, read))
+    return await fitted(call, read)
 
 
-@router.post(
-    "/messages/ancestors",
-    openapi_extra={
-        **demands(Scope.READ, takes_turns=True),
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": AncestorsBody.model_json_schema()},
-                "application/x-protobuf": {
-                    "schema": {
-                        "type": "string",
-                        "format": "binary",
-                        "description": "AncestorsRequest",
-                    }
-                },
-            },
-        },
-    },
-    responses=_ANSWERS,
+@routes.add(
+    "POST /v1/messages/ancestors",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    body=two_form_body(ANCESTORS_BODY),
+    replies=_REPLIES,
 )
-async def ancestors(call: CurrentCall) -> Response:
-    """Everything before the heads, not passing through `known`; what of it is missing here."""
+async def ancestors(call: CurrentCall) -> Reply:
+    """Everything before the heads, not passing through `known`, and the IDs that are missing here."""
     wanted = await _wanted(call)
     call.caller.require(Scope.READ, wanted.channel_id)
 
     async def read(bytes_max: int) -> Reply:
         page, token = await _page(call, wanted, bytes_max)
-        return _answer(call, page, token, [])
+        return _reply(call, page, token, [])
 
-    return respond(await fitted(call, read))
+    return await fitted(call, read)
 
 
 def _fits_url(token: str | None) -> bool:
@@ -127,12 +115,7 @@ def _fits_url(token: str | None) -> bool:
 
 async def _wanted(call: Call) -> _Wanted:
     limits = call.node.limits
-    request: AncestorsBody | wire.AncestorsRequest
-    if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        fields_max = limits.ancestors_heads_max + limits.lookup_keys_max + REQUEST_FIELDS
-        request = await read_protobuf(wire.AncestorsRequest, call.body, fields_max)
-    else:
-        request = read_json(_BODY, call.body)
+    request = await ANCESTORS_BODY.read(call)
     if len(request.heads) > limits.ancestors_heads_max:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.ancestors_heads_max} heads")
     if len(request.known) > limits.lookup_keys_max:
@@ -161,8 +144,8 @@ async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPa
     return page, await cursors.write_walk(CursorKind.ANCESTORS, store, page.next)
 
 
-def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Reply:
-    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+def _reply(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Reply:
+    if call.form is Form.PROTOBUF:
         message = wire.AncestorsPage(
             messages=map(message_protobuf, page.entries),
             missing=page.missing,
@@ -170,7 +153,7 @@ def _answer(call: Call, page: AncestorPage, token: str | None, headers: Headers)
             left_out=page.left_out,
             met_as_sync=page.met_as_sync,
         )
-        return protobuf_reply(message.SerializeToString(), 200, headers)
+        return protobuf_reply(message, 200, headers)
     messages = list(map(message_json, page.entries))
     document = {
         "messages": messages,

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import zstandard
 
 from app.errors import Code, Problem
+from app.http.call import Receive
 from app.limits import Limits
 from app.sharing import Holding, Share
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # The rest of a refused body is not read; the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
 _ZSTD_EMPTY_BYTES_MAX = 7

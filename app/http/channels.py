@@ -7,24 +7,35 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query
 
 from app.entries import START
 from app.errors import Code, Problem
 from app.http.auth import Scope
-from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
-from app.http.forms import Form, answer_form
-from app.http.framework import After, CurrentCall, PageLimit, demands, respond
-from app.http.pages import frame_bytes_max, next_link, page_reply, read_described
-from app.http.render import json_reply, protobuf_reply
+from app.http.call import Reply
+from app.http.forms import Form
+from app.http.openapi import OBJECT, reply
+from app.http.pages import (
+    After,
+    CursorKind,
+    Cursors,
+    Lamport,
+    PageLimit,
+    frame_bytes_max,
+    next_link,
+    page_reply,
+    read_described,
+)
+from app.http.replies import json_reply, protobuf_reply
+from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
+from app.sharing import Turns
 from app.store.records import ChannelInfo, Gap, Position
 from sdstore.wire import store_pb2 as wire
 
-router = APIRouter(prefix="/v1", tags=["channels"])
+routes = Routes("channels")
 
 GapLimit = Annotated[int, Query(ge=1, le=DEFAULT_LIMITS.gaps_max)]
-Lamport = Annotated[int | None, Query(ge=INT64_MIN, le=INT64_MAX)]
 
 
 class Order(StrEnum):
@@ -41,14 +52,19 @@ class Direction(StrEnum):
     DESC = "desc"
 
 
-@router.get("/channels", openapi_extra=demands(Scope.READ, takes_turns=True))
+@routes.add(
+    "GET /v1/channels",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies={200: reply("A page of channels", OBJECT, wire.ChannelPage)},
+)
 async def list_channels(
     call: CurrentCall,
-    request: Request,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
     prefix: Annotated[str | None, Query(description="only channels that begin so")] = None,
-) -> Response:
+) -> Reply:
     """Channels by name, as UTF-8 bytes."""
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.CHANNELS, after)
@@ -60,20 +76,25 @@ async def list_channels(
     token = (
         cursors.write(CursorKind.CHANNELS, found[-1].channel_id) if len(found) == limit else None
     )
-    headers = next_link(request, token)
-    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+    headers = next_link(call, token)
+    if call.form is Form.PROTOBUF:
         page = wire.ChannelPage(channels=map(_channel_protobuf, found), next=token or "")
-        return respond(protobuf_reply(page.SerializeToString(), 200, headers))
+        return protobuf_reply(page, 200, headers)
     document = {"channels": list(map(_channel_json, found)), "next": token}
-    return respond(json_reply(document, 200, headers))
+    return json_reply(document, 200, headers)
 
 
 _BELOW_A_CHANNEL = ("messages", "gaps", "live")
 """Last segments of routes below a channel: without `channel_id` their paths look like channels."""
 
 
-@router.get("/channels/{channel_id:segment}", openapi_extra=demands(Scope.READ))
-async def get_channel(call: CurrentCall, channel_id: str) -> Response:
+@routes.add(
+    "GET /v1/channels/{channel_id}",
+    Scope.READ,
+    is_hot=True,
+    replies={200: reply("The channel", OBJECT, wire.Channel)},
+)
+async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
     """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
     channel = await call.node.store.channel(channel_id)
     if channel is None:
@@ -84,19 +105,22 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Response:
     # More may have come since: count and root belong together.
     count, root = await call.node.index.root(channel_id, channel.count)
     channel = replace(channel, count=count)
-    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+    if call.form is Form.PROTOBUF:
         message = _channel_protobuf(channel)
         message.root = root
-        return respond(protobuf_reply(message.SerializeToString()))
-    return respond(json_reply({**_channel_json(channel), "root": root.hex()}))
+        return protobuf_reply(message)
+    return json_reply({**_channel_json(channel), "root": root.hex()})
 
 
-@router.get(
-    "/channels/{channel_id:segment}/messages", openapi_extra=demands(Scope.READ, takes_turns=True)
+@routes.add(
+    "GET /v1/channels/{channel_id}/messages",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies={200: reply("A page of messages", OBJECT, wire.MessagePage)},
 )
 async def list_messages(
     call: CurrentCall,
-    request: Request,
     channel_id: str,
     after: After = None,
     before: Annotated[str | None, Query(description="a `next` to stop at")] = None,
@@ -105,7 +129,7 @@ async def list_messages(
     direction: Direction = Direction.ASC,
     from_lamport: Lamport = None,
     to_lamport: Lamport = None,
-) -> Response:
+) -> Reply:
     """A page of the channel; `after` and `before` count in the direction of reading."""
     cursors = Cursors(call.node.store.database_id)
     kind = CursorKind(order.value)
@@ -128,26 +152,29 @@ async def list_messages(
     )
     page, described = await read_described(call, limit, lambda limit: read(limit=limit))
     token = None if page.next is None else cursors.write(kind, *page.next)
-    return respond(page_reply(call, request, page, described, token))
+    return page_reply(call, page, described, token)
 
 
-@router.get(
-    "/channels/{channel_id:segment}/gaps", openapi_extra=demands(Scope.READ, takes_turns=True)
+@routes.add(
+    "GET /v1/channels/{channel_id}/gaps",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies={200: reply("A page of gaps", OBJECT, wire.GapPage)},
 )
 async def list_gaps(
     call: CurrentCall,
-    request: Request,
     channel_id: str,
     after: After = None,
     limit: GapLimit = DEFAULT_LIMITS.page_items_default,
-) -> Response:
+) -> Reply:
     """Message IDs that the channel's histories name and the store lacks, with their hints."""
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.GAPS, after)
     page = await call.node.store.gaps(channel_id, position, limit)
     token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
-    headers = next_link(request, token)
-    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+    headers = next_link(call, token)
+    if call.form is Form.PROTOBUF:
         gaps = [
             wire.Gap(
                 message_id=gap.message_id,
@@ -157,18 +184,23 @@ async def list_gaps(
             for gap in page.gaps
         ]
         message = wire.GapPage(gaps=gaps, next=token or "")
-        return respond(protobuf_reply(message.SerializeToString(), 200, headers))
+        return protobuf_reply(message, 200, headers)
     document = {"gaps": list(map(_gap_json, page.gaps)), "next": token}
-    return respond(json_reply(document, 200, headers))
+    return json_reply(document, 200, headers)
 
 
-@router.get("/feed", openapi_extra=demands(Scope.READ, takes_turns=True))
+@routes.add(
+    "GET /v1/feed",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies={200: reply("A page of messages", OBJECT, wire.MessagePage)},
+)
 async def feed(
     call: CurrentCall,
-    request: Request,
     after: After = None,
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
-) -> Response:
+) -> Reply:
     """Every channel in arrival order, up to the watermark; follow `next` and miss nothing."""
     cursors = Cursors(call.node.store.database_id)
     place = await cursors.read_arrival(call.node.store, after) or START
@@ -178,7 +210,7 @@ async def feed(
     )
     # A follower always gets a place to go on from, also at the end.
     token = cursors.write(CursorKind.ARRIVAL, *(page.last or place))
-    return respond(page_reply(call, request, page, described, token))
+    return page_reply(call, page, described, token)
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

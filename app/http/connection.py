@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from app.errors import Code, Problem
 from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply, length_of
-from app.http.problems import internal_error, problem_reply
+from app.http.replies import internal_error, problem_reply
 from app.limits import Limits
 from app.sharing import Holding, Sharing
 

@@ -1,24 +1,24 @@
-"""Peers and sessions: what an operator sees and does. Thin: the work is in `app.federation`."""
+"""Peers and sessions, for operators. The work is done in `app.federation`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from app.federation.syncs import Sync, SyncEvent
 from app.http.auth import Scope
-from app.http.framework import CurrentCall, demands
-from app.http.sse import event, event_stream
+from app.http.call import Reply, StreamedReply
+from app.http.openapi import EVENTS, OBJECT, reply
+from app.http.replies import event, event_stream, json_reply
+from app.http.routing import CurrentCall, Routes
 
-router = APIRouter(prefix="/v1", tags=["federation"])
+routes = Routes("federation")
 
 
 def _text(value: str) -> str:
-    """Text that is UTF-8 on the wire; JSON can write half a surrogate pair, which is none."""
+    """Text that UTF-8 can encode; JSON can contain half a surrogate pair, which it cannot."""
     value.encode()
     return value
 
@@ -49,41 +49,47 @@ class SyncUrlBody(SyncBody):
     peer_url: str = Field(max_length=2_048)
 
 
-@router.get("/peers", openapi_extra=demands(Scope.ADMIN))
-async def list_peers(call: CurrentCall) -> dict[str, Any]:
+@routes.add("GET /v1/peers", Scope.ADMIN)
+async def list_peers(call: CurrentCall) -> Reply:
     """All peers."""
-    return {"peers": [peer.document() for peer in call.node.peers.all()]}
+    return json_reply({"peers": [peer.document() for peer in call.node.peers.all()]})
 
 
-@router.post("/peers", status_code=201, openapi_extra=demands(Scope.ADMIN))
-async def add_peer(call: CurrentCall, body: PeerBody) -> JSONResponse:
-    """Add a peer; 200 where it is one already."""
+@routes.add(
+    "POST /v1/peers",
+    Scope.ADMIN,
+    replies={201: reply("Added", OBJECT), 200: reply("A peer already", OBJECT)},
+)
+async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
+    """Add a peer; 200 if it is one already."""
     known = {peer.peer_id for peer in call.node.peers.all()}
     peer = await call.node.peers.add(body.url)
     status = 200 if peer.peer_id in known else 201
-    return JSONResponse(peer.document(), status, {"location": f"/v1/peers/{peer.peer_id}"})
+    location = f"/v1/peers/{peer.peer_id}".encode()
+    return json_reply(peer.document(), status, [(b"location", location)])
 
 
-@router.get("/peers/{peer_id:segment}", openapi_extra=demands(Scope.ADMIN))
-async def get_peer(call: CurrentCall, peer_id: str) -> dict[str, Any]:
+@routes.add("GET /v1/peers/{peer_id}", Scope.ADMIN)
+async def get_peer(call: CurrentCall, peer_id: str) -> Reply:
     """One peer."""
-    return call.node.peers.get(peer_id).document()
+    return json_reply(call.node.peers.get(peer_id).document())
 
 
-@router.delete("/peers/{peer_id:segment}", status_code=204, openapi_extra=demands(Scope.ADMIN))
-async def remove_peer(call: CurrentCall, peer_id: str) -> None:
-    """Forget a peer; what came from it stays."""
+@routes.add("DELETE /v1/peers/{peer_id}", Scope.ADMIN, replies={204: reply("Removed")})
+async def remove_peer(call: CurrentCall, peer_id: str) -> Reply:
+    """Forget a peer; messages that it sent stay."""
     await call.node.peers.remove(peer_id)
+    return Reply(204, [])
 
 
-@router.get("/peers/{peer_id:segment}/status", openapi_extra=demands(Scope.ADMIN))
-async def peer_status(call: CurrentCall, peer_id: str) -> dict[str, Any]:
+@routes.add("GET /v1/peers/{peer_id}/status", Scope.ADMIN)
+async def peer_status(call: CurrentCall, peer_id: str) -> Reply:
     """Health of a peer and the record of divergence from it."""
-    return call.node.peers.get(peer_id).status()
+    return json_reply(call.node.peers.get(peer_id).status())
 
 
-@router.post("/peers/{peer_id:segment}/sync", status_code=202, openapi_extra=demands(Scope.ADMIN))
-async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = None) -> JSONResponse:
+@routes.add("POST /v1/peers/{peer_id}/sync", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
+async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = None) -> Reply:
     """Start a session with a peer now."""
     wanted = body or SyncBody()
     sync = await call.node.peers.sync_peer(
@@ -92,14 +98,14 @@ async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = Non
     return _started(sync)
 
 
-@router.get("/syncs", openapi_extra=demands(Scope.ADMIN))
-async def list_syncs(call: CurrentCall) -> dict[str, Any]:
+@routes.add("GET /v1/syncs", Scope.ADMIN)
+async def list_syncs(call: CurrentCall) -> Reply:
     """Sessions, newest first."""
-    return {"syncs": [sync.document() for sync in call.node.syncs.recent()]}
+    return json_reply({"syncs": [sync.document() for sync in call.node.syncs.recent()]})
 
 
-@router.post("/syncs", status_code=202, openapi_extra=demands(Scope.ADMIN))
-async def sync_url(call: CurrentCall, body: SyncUrlBody) -> JSONResponse:
+@routes.add("POST /v1/syncs", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
+async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
     """Start a session with a store that is not a configured peer."""
     sync = await call.node.peers.sync_url(
         body.peer_url, channels=tuple(body.channels), dry_run=body.dry_run
@@ -107,17 +113,17 @@ async def sync_url(call: CurrentCall, body: SyncUrlBody) -> JSONResponse:
     return _started(sync)
 
 
-@router.get("/syncs/{sync_id:segment}", openapi_extra=demands(Scope.ADMIN))
-async def get_sync(call: CurrentCall, sync_id: str) -> dict[str, Any]:
+@routes.add("GET /v1/syncs/{sync_id}", Scope.ADMIN)
+async def get_sync(call: CurrentCall, sync_id: str) -> Reply:
     """One session: percent in sync, segments of the range bar, report."""
-    return call.node.syncs.get(sync_id).document()
+    return json_reply(call.node.syncs.get(sync_id).document())
 
 
-@router.get("/syncs/{sync_id:segment}/events", openapi_extra=demands(Scope.ADMIN))
-async def sync_events(call: CurrentCall, sync_id: str) -> Response:
+@routes.add("GET /v1/syncs/{sync_id}/events", Scope.ADMIN, replies=EVENTS)
+async def sync_events(call: CurrentCall, sync_id: str) -> StreamedReply:
     """The session's state, now and after every change, as server-sent events."""
     call.node.syncs.get(sync_id)
-    return event_stream(call, _sync_events(call.node.syncs.events(sync_id)))
+    return event_stream(_sync_events(call.node.syncs.events(sync_id)))
 
 
 async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Sequence[bytes], None]:
@@ -125,6 +131,6 @@ async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Seque
         yield [event(each.name, each.document, str(each.number))]
 
 
-def _started(sync: Sync) -> JSONResponse:
-    location = {"location": f"/v1/syncs/{sync.sync_id}"}
-    return JSONResponse(sync.document(), 202, location)
+def _started(sync: Sync) -> Reply:
+    location = f"/v1/syncs/{sync.sync_id}".encode()
+    return json_reply(sync.document(), 202, [(b"location", location)])

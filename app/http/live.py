@@ -12,52 +12,47 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
-from fastapi.responses import StreamingResponse
+from fastapi import Header
 
 from app.entries import Entry
 from app.http.auth import Scope
-from app.http.call import Call
-from app.http.cursors import CursorKind, Cursors
-from app.http.framework import After, CurrentCall, demands
-from app.http.render import message_json
-from app.http.sse import event, event_stream, heartbeat
+from app.http.call import Call, StreamedReply
+from app.http.openapi import EVENTS
+from app.http.pages import After, CursorKind, Cursors
+from app.http.replies import event, event_stream, heartbeat, message_json
+from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Relayed
 from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
 from app.store.records import LeftOut
 from sdstore.sds.jsonform import to_json
 
-router = APIRouter(prefix="/v1", tags=["live"])
+routes = Routes("live")
 
 LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
 
 
-@router.get("/live", openapi_extra=demands(Scope.READ), response_class=StreamingResponse)
+@routes.add("GET /v1/live", Scope.READ, replies=EVENTS)
 async def live(
     call: CurrentCall, after: After = None, last_event_id: LastEventId = None
-) -> Response:
+) -> StreamedReply:
     """New messages of every channel as they come, and before them those after a cursor."""
     return await _stream(call, call.caller.covers, last_event_id or after)
 
 
-@router.get(
-    "/channels/{channel_id:segment}/live",
-    openapi_extra=demands(Scope.READ),
-    response_class=StreamingResponse,
-)
+@routes.add("GET /v1/channels/{channel_id}/live", Scope.READ, replies=EVENTS)
 async def channel_live(
     call: CurrentCall, channel_id: str, after: After = None, last_event_id: LastEventId = None
-) -> Response:
+) -> StreamedReply:
     """New messages of a channel as they come, and before them those after a cursor."""
     return await _stream(call, channel_id.__eq__, last_event_id or after)
 
 
-async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> Response:
+async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamedReply:
     cursors = Cursors(call.node.store.database_id)
     after = await cursors.read_arrival(call.node.store, cursor)
     await call.node.live.admit()
     events = call.node.live.events(wanted, after, call.address)
-    return event_stream(call, _parts(events, cursors))
+    return event_stream(_parts(events, cursors))
 
 
 async def _parts(
@@ -76,7 +71,7 @@ def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
         case Heartbeat(last):
             return heartbeat(cursors.write(CursorKind.ARRIVAL, *last))
         case Gap(after):
-            # Without an ID: who reconnects now is shown what it missed.
+            # No ID: a reader that reconnects now gets what it missed.
             cursor = cursors.write(CursorKind.ARRIVAL, *after)
             return event("gap", {"cursor": cursor})
         case LiveMessage():

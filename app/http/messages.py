@@ -1,35 +1,53 @@
-"""Reading messages: by ID, by digest, and many at once."""
+"""Reading messages: by ID, by digest, by hint, and many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from io import BytesIO
+from itertools import accumulate
 from typing import Annotated, Any
 
 import orjson
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
+from fastapi import Query
+from google.protobuf.proto import serialize_length_prefixed
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.hexadecimal import hex_bytes, hint_bytes
 from app.http.auth import Scope
-from app.http.call import Call, Headers, Reply
-from app.http.forms import Form, answer_form, body_form
-from app.http.pages import fitted
-from app.http.parsing import read_json, read_protobuf
-from app.http.render import (
+from app.http.call import Call, Headers, Reply, StreamedReply
+from app.http.forms import Form, TwoFormBody
+from app.http.openapi import BINARY, HEX_PATTERN, MESSAGE, OBJECT, reply, two_form_body
+from app.http.pages import After, CursorKind, Cursors, PageLimit, fitted, page_reply, read_described
+from app.http.replies import (
     JSON_HEADERS,
     NO_CACHE,
+    VARY,
     json_reply,
     message_json,
     message_protobuf,
     protobuf_reply,
     published_hints,
 )
-from app.store.records import Found, LookupResult
+from app.http.routing import CurrentCall, Routes
+from app.limits import DEFAULT_LIMITS
+from app.sharing import Turns
+from app.store.records import ContentState, Found, LookupResult
 from sdstore.wire import store_pb2 as wire
 
+routes = Routes("messages")
+
 IMMUTABLE = (b"cache-control", b"max-age=31536000, immutable")
+ENTRIES_PER_PART = 64
+PART_BYTES = 1 << 20
+"""Bytes of frames in one part of a stream of entries, unless one frame alone has more."""
+
+LOOKUP_FIELDS = 2
+"""Fields of a look-up beside its keys."""
+
+Render = Callable[[bytes, Entry | ContentState | None], bytes]
 
 
 class LookupBody(BaseModel):
@@ -46,34 +64,59 @@ class LookupBody(BaseModel):
     presence_only: bool = False
 
 
-LOOKUP_FIELDS = 2
-"""Of a look-up, beside its keys."""
+class EntriesBody(BaseModel):
+    """The JSON form of a request for entries."""
 
-_LOOKUP_BODY = TypeAdapter(LookupBody)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    digests: Annotated[list[str], FailFast()] = Field(
+        max_length=DEFAULT_LIMITS.entries_max, description="in hexadecimal"
+    )
 
 
-async def get_message(call: Call) -> Reply:
-    """`GET /v1/messages/{message_id}`: the variant this store serves under the ID."""
-    form = answer_form(call.headers.get(b"accept"))
-    digest = call.text("digest")
+LOOKUP_BODY = TwoFormBody(
+    LookupBody, wire.LookupRequest, lambda limits: limits.lookup_keys_max + LOOKUP_FIELDS
+)
+ENTRIES_BODY = TwoFormBody(EntriesBody, wire.EntriesRequest, lambda limits: limits.entries_max)
+
+
+@routes.add(
+    "GET /v1/messages/{message_id}",
+    Scope.READ,
+    is_hot=True,
+    replies={
+        200: reply("The variant served, or the one asked for", MESSAGE, "the frame"),
+        304: reply("If-None-Match names it"),
+    },
+)
+async def get_message(
+    call: CurrentCall,
+    message_id: str,
+    channel_id: Annotated[str | None, Query(description="only in this channel")] = None,
+    digest: Annotated[
+        str | None, Query(description="this variant", json_schema_extra=HEX_PATTERN)
+    ] = None,
+) -> Reply:
+    """A message by its ID: the variant that this store serves, or the one with a digest."""
+    form = call.form
     try:
-        found = await find_readable(call, call.params["message_id"], call.channel_id)
+        found = await find_readable(call, message_id, channel_id)
     except Problem as problem:
-        # That of another variant, which was asked for by its digest, may be whole.
+        # The content of the variant with that digest may be whole.
         if problem.code is not Code.CONTENT_LOST or digest is None:
             raise
-        return await _get_variant(call, form, digest, None)
+        return await _get_variant(call, message_id, channel_id, digest, None)
     if digest is not None:
-        return await _get_variant(call, form, digest, found.variants)
+        return await _get_variant(call, message_id, channel_id, digest, found.variants)
     if form is Form.PROTOBUF:
         return _frame_reply(call, found.entry, found.variants_count, NO_CACHE)
     return await _entry_json_reply(call, found.entry, found.variants)
 
 
 async def find_readable(call: Call, message_id: str, channel_id: str | None) -> Found:
-    """What is served under an ID, of the channels that the caller may read; `not_found`.
+    """The variant served under an ID, of the channels that the caller may read; `not_found`.
 
-    A `channel_id` that was given is one of them: the shell has seen to it.
+    The gateway has checked that the caller may read `channel_id`.
     """
     store, channels = call.node.store, call.caller.channels
     if channel_id is None and channels is not None:
@@ -85,52 +128,16 @@ async def find_readable(call: Call, message_id: str, channel_id: str | None) -> 
     return found
 
 
-async def get_entry(call: Call) -> Reply:
-    """`GET /v1/entries/{digest}`: the one entry that bears the digest, cacheable for ever."""
-    form = answer_form(call.headers.get(b"accept"))
-    entry = await _by_digest(call, call.params["digest"])
-    if form is Form.PROTOBUF:
-        return _frame_reply(call, entry, None, IMMUTABLE)
-    # Variants and hints may still come, so they are not part of what is cached for ever.
-    return _tagged(call, message_json(entry), IMMUTABLE)
-
-
-async def lookup(call: Call) -> Reply:
-    """`POST /v1/messages/lookup`: which of these IDs and hints are here, and what they lead to."""
-    form = answer_form(call.headers.get(b"accept"))
-    wanted = await _wanted(call)
-    limits = call.node.limits
-    if len(wanted.message_ids) + len(wanted.retrieval_hints) > limits.lookup_keys_max:
-        raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} IDs and hints")
-    if any("\0" in text for text in (*wanted.message_ids, wanted.channel_id)):
-        raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
-    if wanted.HasField("channel_id"):
-        call.caller.require(Scope.READ, wanted.channel_id)
-    elif call.caller.channels is not None:
-        raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
-
-    async def read(bytes_max: int) -> Reply:
-        result = await call.node.store.lookup(
-            wanted.message_ids,
-            wanted.retrieval_hints,
-            wanted.channel_id if wanted.HasField("channel_id") else None,
-            presence_only=wanted.presence_only,
-            bytes_max=bytes_max,
-        )
-        if form is Form.PROTOBUF:
-            return protobuf_reply(_lookup_protobuf(result).SerializeToString())
-        return json_reply(_lookup_json(result))
-
-    return await fitted(call, read)
-
-
 async def _get_variant(
-    call: Call, form: Form, digest: str, variants: Sequence[bytes] | None
+    call: Call,
+    message_id: str,
+    channel_id: str | None,
+    digest: str,
+    variants: Sequence[bytes] | None,
 ) -> Reply:
-    """The variant with a digest; `variants` None where the content of the first one is lost."""
+    """The variant with a digest; `variants` is None if the content of the first one is lost."""
     entry = await _by_digest(call, digest)
-    channel_id = call.channel_id
-    if entry.message_id != call.params["message_id"] or channel_id not in (None, entry.channel_id):
+    if entry.message_id != message_id or channel_id not in (None, entry.channel_id):
         raise _not_found()
     if variants is None:
         found = await call.node.store.lookup(
@@ -142,9 +149,25 @@ async def _get_variant(
         )
         whole = [digest for _, digest in found.found if isinstance(digest, bytes)]
         variants = [*(digest for _, digest in found.left_out), *whole]
-    if form is Form.PROTOBUF:
+    if call.form is Form.PROTOBUF:
         return _frame_reply(call, entry, len(variants), NO_CACHE)
     return await _entry_json_reply(call, entry, variants)
+
+
+@routes.add(
+    "GET /v1/entries/{digest}",
+    Scope.READ,
+    is_hot=True,
+    replies={200: reply("The entry", MESSAGE, "the frame"), 304: reply("If-None-Match names it")},
+)
+async def get_entry(call: CurrentCall, digest: str) -> Reply:
+    """A message by its digest, cacheable for ever."""
+    form = call.form
+    entry = await _by_digest(call, digest)
+    if form is Form.PROTOBUF:
+        return _frame_reply(call, entry, None, IMMUTABLE)
+    # Variants and hints may still come, so they are not part of an immutable reply.
+    return _tagged(call, message_json(entry), IMMUTABLE)
 
 
 async def _by_digest(call: Call, digest_hex: str) -> Entry:
@@ -202,6 +225,84 @@ def _is_current(call: Call, etag: bytes) -> bool:
     return known is not None and (known.strip() == b"*" or etag in known)
 
 
+@routes.add(
+    "GET /v1/hints/{hint}",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    replies={200: reply("A page of matches", OBJECT, wire.MessagePage)},
+)
+async def get_hint(
+    call: CurrentCall,
+    hint: str,
+    after: After = None,
+    limit: PageLimit = DEFAULT_LIMITS.page_items_default,
+    channel_id: str | None = None,
+) -> Reply:
+    """The entries that the hint, in hexadecimal, may mean: computed claims first, then publishers',
+    then histories'. (Inside a message in JSON hints are base64.)"""
+    store = call.node.store
+    cursors = Cursors(store.database_id)
+    position = await cursors.read_walk(CursorKind.HINT, store, after)
+    wanted = hint_bytes(hint, "the hint")
+    page, described = await read_described(
+        call, limit, lambda limit: store.hint(wanted, channel_id, limit, position)
+    )
+    token = None
+    if page.next is not None:
+        token = await cursors.write_walk(CursorKind.HINT, store, page.next)
+    return page_reply(call, page, described, token)
+
+
+@routes.add(
+    "POST /v1/messages/lookup",
+    Scope.READ,
+    is_hot=True,
+    takes_turns=Turns.READS,
+    body=two_form_body(LOOKUP_BODY),
+    replies={200: reply("Found and missing", OBJECT, wire.LookupReply)},
+)
+async def lookup(call: CurrentCall) -> Reply:
+    """Which of these IDs and hints are stored, and the messages they lead to."""
+    form = call.form
+    wanted = await _wanted_keys(call)
+    limits = call.node.limits
+    if len(wanted.message_ids) + len(wanted.retrieval_hints) > limits.lookup_keys_max:
+        raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} IDs and hints")
+    if any("\0" in text for text in (*wanted.message_ids, wanted.channel_id)):
+        raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
+    if wanted.HasField("channel_id"):
+        call.caller.require(Scope.READ, wanted.channel_id)
+    elif call.caller.channels is not None:
+        raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
+
+    async def read(bytes_max: int) -> Reply:
+        result = await call.node.store.lookup(
+            wanted.message_ids,
+            wanted.retrieval_hints,
+            wanted.channel_id if wanted.HasField("channel_id") else None,
+            presence_only=wanted.presence_only,
+            bytes_max=bytes_max,
+        )
+        if form is Form.PROTOBUF:
+            return protobuf_reply(_lookup_protobuf(result))
+        return json_reply(_lookup_json(result))
+
+    return await fitted(call, read)
+
+
+async def _wanted_keys(call: Call) -> wire.LookupRequest:
+    body = await LOOKUP_BODY.read(call)
+    if isinstance(body, wire.LookupRequest):
+        return body
+    return wire.LookupRequest(
+        message_ids=body.message_ids,
+        retrieval_hints=[hint_bytes(hint, "a retrieval hint") for hint in body.retrieval_hints],
+        channel_id=body.channel_id,
+        presence_only=body.presence_only,
+    )
+
+
 def _lookup_json(result: LookupResult) -> dict[str, Any]:
     return {
         "found": [_match_json(key, match) for key, match in result.found],
@@ -244,17 +345,89 @@ def _key_protobuf(key: str | bytes) -> wire.LookupKey:
     return wire.LookupKey(retrieval_hint=key)
 
 
-async def _wanted(call: Call) -> wire.LookupRequest:
-    if body_form(call.headers.get(b"content-type"), Form.JSON, Form.PROTOBUF) is Form.PROTOBUF:
-        fields_max = call.node.limits.lookup_keys_max + LOOKUP_FIELDS
-        return await read_protobuf(wire.LookupRequest, call.body, fields_max)
-    body = read_json(_LOOKUP_BODY, call.body)
-    return wire.LookupRequest(
-        message_ids=body.message_ids,
-        retrieval_hints=[hint_bytes(hint, "a retrieval hint") for hint in body.retrieval_hints],
-        channel_id=body.channel_id,
-        presence_only=body.presence_only,
-    )
+@routes.add(
+    "POST /v1/entries",
+    Scope.READ,
+    is_hot=True,
+    body=two_form_body(ENTRIES_BODY),
+    replies={
+        200: reply(
+            "One line, or one length-delimited EntryItem, per digest",
+            others={
+                Form.NDJSON: {"type": "string"},
+                Form.PROTOBUF: {**BINARY, "description": "EntryItem, length-delimited"},
+            },
+        )
+    },
+)
+async def stream_entries(call: CurrentCall) -> StreamedReply:
+    """One line, or length-delimited `EntryItem`, per digest and in order: the entry, `missing` or `lost`."""
+    render, form = _json_line, Form.NDJSON
+    if call.form is Form.PROTOBUF:
+        render, form = _delimited, Form.PROTOBUF
+    body = await ENTRIES_BODY.read(call)
+    if isinstance(body, EntriesBody):
+        digests = [hex_bytes(digest, "a digest") for digest in body.digests]
+    else:
+        digests = list(body.digests)
+    if len(digests) > call.node.limits.entries_max:
+        raise Problem(Code.TOO_MANY_ITEMS, f"up to {call.node.limits.entries_max} digests")
+    return StreamedReply([(b"content-type", form.value), VARY], _parts(call, digests, render))
+
+
+async def _parts(
+    call: Call, digests: Sequence[bytes], render: Render
+) -> AsyncGenerator[Sequence[bytes], None]:
+    sharing = call.node.sharing
+    done = 0
+    while done < len(digests):
+        # Asked for again only when the part before has been read: nothing is held meanwhile.
+        with (
+            await sharing.replies.take(call.address, PART_BYTES),
+            await sharing.turns[Turns.READS].take(call.address, 1),
+        ):
+            part = await _next_part(call, digests[done : done + ENTRIES_PER_PART])
+            done += len(part)
+            rendered = [render(digest, found) for digest, found in part]
+            del part
+        yield rendered
+
+
+async def _next_part(
+    call: Call, digests: Sequence[bytes]
+) -> list[tuple[bytes, Entry | ContentState | None]]:
+    """What is known of the first of these digests, as many as a part can hold."""
+    sizes = await call.node.store.frame_sizes(digests)
+    sums = accumulate(sizes.get(digest, 0) for digest in digests)
+    asked = digests[: max(1, sum(1 for bytes_count in sums if bytes_count <= PART_BYTES))]
+    entries = await call.node.store.by_digest(asked)
+    found: dict[bytes, Entry | ContentState] = {
+        e.digest: e for e in entries if call.caller.covers(e.channel_id)
+    }
+    if len(entries) < len(asked):
+        for left_out in await call.node.store.left_out(asked):
+            if call.caller.covers(left_out.channel_id):
+                found.setdefault(left_out.digest, ContentState.LOST)
+    return [(digest, found.get(digest)) for digest in asked]
+
+
+def _json_line(digest: bytes, found: Entry | ContentState | None) -> bytes:
+    if isinstance(found, Entry):
+        document = message_json(found)
+    else:
+        document = {"missing" if found is None else found.value: digest.hex()}
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _delimited(digest: bytes, found: Entry | ContentState | None) -> bytes:
+    item = wire.EntryItem(missing=digest)
+    if isinstance(found, Entry):
+        item = wire.EntryItem(entry=message_protobuf(found))
+    elif found is ContentState.LOST:
+        item = wire.EntryItem(lost=digest)
+    output = BytesIO()
+    serialize_length_prefixed(item, output)
+    return output.getvalue()
 
 
 def _not_found() -> Problem:

@@ -1,40 +1,112 @@
-"""The OpenAPI document: what FastAPI says, the thin routes, query forms and problems added."""
+"""The OpenAPI document: words for bodies and replies, and what FastAPI does not know of a route.
+
+FastAPI describes each route from its declaration (`app.http.routing`). Added here: the query form of
+a path with an ID, and problem documents as the only errors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from google.protobuf.message import Message
+from starlette.routing import BaseRoute
 
-from app.http.framework import SCOPE_KEY
-from app.http.operations import OPERATIONS, PROBLEM_SCHEMA
-from app.http.routes import QUERY_FORM_PARAMETERS, Route
+from app.http.forms import Form, TwoFormBody
 
 Document = dict[str, Any]
+Replies = Mapping[int | str, Document]
+
+QUERY_FORM_PARAMETERS = ("message_id", "channel_id")
+"""Path parameters that a caller may pass in the query instead."""
+
+TEXT: Document = {"type": "string"}
+OBJECT: Document = {"type": "object"}
+BINARY: Document = {"type": "string", "format": "binary"}
+HEX_PATTERN = {"pattern": "^([0-9a-fA-F]{2})*$"}
+
+_PROBLEM: Document = {
+    "type": "object",
+    "title": "Problem",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": TEXT,
+        "title": TEXT,
+        "status": {"type": "integer"},
+        "detail": TEXT,
+        "code": {"type": "string", "description": "stable; docs/errors.md lists them"},
+    },
+}
+_MESSAGE_JSON = (
+    "proto3 JSON of sds.Message: bytes are base64 (content, bloom filter, the retrieval hints of a "
+    "history); hints and hashes outside of it are hexadecimal"
+)
+MESSAGE: Document = {
+    "type": "object",
+    "required": ["message"],
+    "properties": {
+        "message": {"type": "object", "description": _MESSAGE_JSON},
+        "meta": {"type": "object", "description": "ignored where a message is published"},
+    },
+}
+OUTCOME: Document = {
+    "type": "object",
+    "required": ["message_id", "channel_id", "digest", "outcome"],
+    "properties": {
+        "message_id": {"type": ["string", "null"]},
+        "channel_id": {"type": ["string", "null"]},
+        "digest": {"type": ["string", "null"]},
+        "outcome": {"enum": ["stored", "duplicate", "relayed", "refused"]},
+        "problem": _PROBLEM,
+    },
+}
 
 
-def describe(app: FastAPI, thin_routes: Iterable[Route]) -> None:
-    """Make `app.openapi()` describe every route of the node."""
-    routes = list(thin_routes)
+def content(
+    json: Document | None = None,
+    protobuf: type[Message] | str | None = None,
+    others: dict[Form, Document] | None = None,
+) -> Document:
+    """The `content` of a body or a reply: a schema by media type."""
+    schemas = {} if json is None else {Form.JSON: json}
+    if protobuf is not None:
+        name = protobuf if isinstance(protobuf, str) else protobuf.DESCRIPTOR.name
+        schemas[Form.PROTOBUF] = {**BINARY, "description": name}
+    schemas |= others or {}
+    return {form.value.decode(): {"schema": schema} for form, schema in schemas.items()}
 
-    def openapi() -> Document:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app, routes)
-        return app.openapi_schema
 
-    # The way FastAPI documents for extending its document.
-    app.openapi = openapi  # type: ignore[method-assign]
+def reply(
+    description: str,
+    json: Document | None = None,
+    protobuf: type[Message] | str | None = None,
+    others: dict[Form, Document] | None = None,
+) -> Document:
+    """One reply of a route, by its form; without any, a reply without a described body."""
+    described = content(json, protobuf, others)
+    return {"description": description} | ({"content": described} if described else {})
 
 
-def _document(app: FastAPI, thin_routes: list[Route]) -> Document:
-    document: Document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+EVENTS: Replies = {200: reply("Server-sent events", others={Form.EVENTS: TEXT})}
+
+
+def body(described: Document) -> Document:
+    """A required body with such content."""
+    return {"required": True, "content": described}
+
+
+def two_form_body(two: TwoFormBody[Any, Any]) -> Document:
+    """A required body that has two forms."""
+    return body(content(two.json.model_json_schema(), two.protobuf))
+
+
+def describe(app: FastAPI, routes: Sequence[BaseRoute]) -> Document:
+    """The document of all routes, also of those that FastAPI does not serve."""
+    document: Document = get_openapi(title=app.title, version=app.version, routes=routes)
     paths: Document = document["paths"]
-    for route in thin_routes:
-        operation = _thin_operation(route)
-        paths.setdefault(route.template, {})[route.method.lower()] = operation
     for template in list(paths):
         for method, operation in list(paths[template].items()):
             _refuse_with_problems(operation)
@@ -43,20 +115,8 @@ def _document(app: FastAPI, thin_routes: list[Route]) -> Document:
     schemas: Document = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Problem"] = PROBLEM_SCHEMA
+    schemas["Problem"] = _PROBLEM
     return document
-
-
-def _thin_operation(route: Route) -> Document:
-    operation: Document = deepcopy(OPERATIONS[route.method, route.template])
-    names = [part[1:-1] for part in route.template.split("/") if part.startswith("{")]
-    operation["parameters"] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
-    ] + operation.get("parameters", [])
-    operation["operationId"] = f"{route.method} {route.template}"
-    operation[SCOPE_KEY] = route.scope.value
-    return operation
 
 
 def _refuse_with_problems(operation: Document) -> None:

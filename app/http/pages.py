@@ -1,36 +1,195 @@
-"""Pages of messages: rendered in both forms, with the way to the next one."""
+"""Pages of messages: the cursor to go on from, the bound in bytes, both forms of the reply.
+
+A cursor is an opaque token: base64url over JSON `[kind, database, *position]`. It is no secret and
+grants nothing. It is read strictly, so that a token of another kind, database or maker is an error
+and never a wrong place to go on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
-from urllib.parse import quote
+from enum import StrEnum
+from typing import Annotated, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
 
 import orjson
-from fastapi import Request
+from fastapi import Query
 
-from app.entries import Entry
-from app.http.call import Call, Headers, Reply
-from app.http.forms import Form, answer_form
-from app.http.render import JSON_HEADERS, message_json, message_protobuf, protobuf_reply
-from app.http.shell import ASKED_KEY
+from app.entries import START, Entry, Token
+from app.errors import Code, Problem
+from app.http.call import Call, Headers, Reply, raw_path
+from app.http.forms import Form
+from app.http.replies import JSON_HEADERS, message_json, message_protobuf, protobuf_reply
+from app.limits import DEFAULT_LIMITS
 from app.store.metareads import Meta
-from app.store.records import HintPage, Page
+from app.store.records import HintPage, Page, Position
+from app.store.store import Store
 from sdstore.wire import store_pb2 as wire
 
-RENDERED_PER_TURN = 100
-"""Messages written as JSON before other callers of the event loop get their turn: a millisecond."""
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+TOKEN_CHARACTERS_MAX = 9_000
+"""The longest token but one: a message ID of 1 KiB of control characters, escaped, in base64."""
 
-# RFC 3986: names, addresses, ports. Nothing else goes into a header of ours.
+ANCESTORS_TOKEN_CHARACTERS_MAX = 200_000
+"""The longest of all: twice 4,096 differences of sequence numbers up to 2^63."""
+
+RENDERED_PER_TURN = 100
+"""Messages written as JSON (a millisecond) before other callers of the event loop get their turn."""
+
+# RFC 3986: names, addresses, ports. No other characters get into a header of ours.
 _AUTHORITY = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
-_PATH_CHARACTERS = "/%:@!$&'()*+,;="  # and unreserved ones: what stands there already is kept
+_PATH_CHARACTERS = "/%:@!$&'()*+,;="  # and unreserved ones: all that a path contains stays as it is
 _Page = TypeVar("_Page", Page, HintPage)
+
+PageLimit = Annotated[
+    int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max, description="items of one page at most")
+]
+After = Annotated[str | None, Query(description="the `next` of the page before this one")]
+Lamport = Annotated[int | None, Query(ge=INT64_MIN, le=INT64_MAX)]
+
+
+class CursorKind(StrEnum):
+    """The kind of a position; its value is part of the token."""
+
+    LOG = "log"
+    ARRIVAL = "arrival"
+    CHANNELS = "channels"
+    HINT = "hint"
+    GAPS = "gaps"
+    ANCESTORS = "ancestors"
+
+
+_Check = Callable[[object], bool]
+_IS_DIGEST = re.compile("[0-9a-f]{64}").fullmatch
+
+
+def _number(value: object) -> bool:
+    # A bool is an int too.
+    return type(value) is int and INT64_MIN <= value <= INT64_MAX
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _digest(value: object) -> bool:
+    return isinstance(value, str) and _IS_DIGEST(value) is not None
+
+
+# Number and sum of the arrival chains of entries and of claims, when the token was made.
+_WATERMARK = (_number,) * 4
+
+_SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
+    # Lamport timestamp, message ID, digest in hex
+    CursorKind.LOG: (_number, _text, _digest),
+    # sequence number, sum of the arrival chain there
+    CursorKind.ARRIVAL: (_number, _number),
+    # channel ID
+    CursorKind.CHANNELS: (_text,),
+    # rank, number within the rank, sequence number; the watermark
+    CursorKind.HINT: (_number, _number, _number, *_WATERMARK),
+    # message ID
+    CursorKind.GAPS: (_text,),
+    # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late;
+    # the watermark
+    CursorKind.ANCESTORS: (_number, _text, _digest, _text, _text, *_WATERMARK),
+}
+
+
+class Cursors:
+    """Reads and writes the cursors of one database."""
+
+    def __init__(self, database_id: str) -> None:
+        self._database = database_id
+
+    def write(self, kind: CursorKind, *position: int | str) -> str:
+        """The token of a position."""
+        raw = orjson.dumps([kind, self._database, *position])
+        return urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+    def read(self, kind: CursorKind, token: str | None) -> Position | None:
+        """The position of a token; None for no token. `invalid_cursor`, `foreign_cursor`."""
+        if token is None:
+            return None
+        is_walk = kind is CursorKind.ANCESTORS
+        most = ANCESTORS_TOKEN_CHARACTERS_MAX if is_walk else TOKEN_CHARACTERS_MAX
+        found_kind, database, *position = self._fields(token[:most])
+        if found_kind != kind or not _fits(position, _SHAPES[kind]):
+            raise Problem(Code.INVALID_CURSOR, f"this is not a {kind} cursor")
+        if database != self._database:
+            raise Problem(Code.FOREIGN_CURSOR, "start again without a cursor")
+        return tuple(position)
+
+    async def read_arrival(self, store: Store, token: str | None) -> Token | None:
+        """The place of an ARRIVAL token; None for no token.
+
+        Raises `cursor_rolled_back` if the database's history up to it is not the one it was made from.
+        """
+        position = self.read(CursorKind.ARRIVAL, token)
+        if position is None:
+            return None
+        place = Token(int(position[0]), int(position[1]))
+        await _require_history(store, place)
+        return place
+
+    async def write_walk(self, kind: CursorKind, store: Store, position: Position) -> str:
+        """The token of a position that contains row numbers: it names the history that numbered them."""
+        entries, claims = await store.arrived()
+        return self.write(kind, *position, *entries, *claims)
+
+    async def read_walk(self, kind: CursorKind, store: Store, token: str | None) -> Position | None:
+        """The position of a token of `write_walk`; None for no token. Errors as in `read_arrival`."""
+        fields = self.read(kind, token)
+        if fields is None:
+            return None
+        position, numbers = fields[: -len(_WATERMARK)], map(int, fields[-len(_WATERMARK) :])
+        seq, entry_sum, claim_no, claim_sum = numbers
+        await _require_history(store, Token(seq, entry_sum), Token(claim_no, claim_sum))
+        return position
+
+    def _fields(self, token: str) -> list[int | str]:
+        try:
+            raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
+            fields = orjson.loads(raw)
+        except (ValueError, Base64Error):
+            fields = None
+        # Only flat lists are written again: JSON that can be read may be too deep to be written.
+        if (
+            not isinstance(fields, list)
+            or len(fields) < 2
+            or not all(isinstance(field, int | str) for field in fields)
+            or self._rewritten(fields) != token
+        ):
+            raise Problem(Code.INVALID_CURSOR, "this token was not made by a store")
+        return fields
+
+    @staticmethod
+    def _rewritten(fields: list[int | str]) -> str:
+        return urlsafe_b64encode(orjson.dumps(fields)).rstrip(b"=").decode()
+
+
+def _fits(position: list[int | str], shape: tuple[_Check, ...]) -> bool:
+    return len(position) == len(shape) and all(
+        fits(value) for fits, value in zip(shape, position, strict=True)
+    )
+
+
+async def _require_history(store: Store, entries: Token, claims: Token = START) -> None:
+    if not await store.holds(entries, claims):
+        raise Problem(
+            Code.CURSOR_ROLLED_BACK,
+            "this database went back to an older copy, or is another copy, and its history up to "
+            "this cursor is not the one that was read: start again without a cursor, or with one "
+            "from before that copy was made",
+        )
 
 
 class Shown(NamedTuple):
-    """An entry of a page, what goes with it, and its JSON where that is the form of the answer."""
+    """An entry of a page, its variants and hints, and its JSON if that is the form of the reply."""
 
     entry: Entry
     meta: Meta
@@ -38,26 +197,24 @@ class Shown(NamedTuple):
 
 
 def frame_bytes_max(call: Call) -> int:
-    """How many bytes of frames a reply can hold in the form it will have."""
+    """The bytes of frames that fit into a reply of the form that the caller accepts."""
     bytes_max = call.node.limits.reply_bytes_max
-    # Base64 takes four bytes for three, and what is said beside the frame has to fit as well.
-    return (
-        bytes_max * 5 // 8 if answer_form(call.headers.get(b"accept")) is Form.JSON else bytes_max
-    )
+    # Base64 takes four bytes for three, and the other members of a message have to fit as well.
+    return bytes_max * 5 // 8 if call.form is Form.JSON else bytes_max
 
 
 async def read_described(
     call: Call, limit: int, read: Callable[[int], Awaitable[_Page]]
 ) -> tuple[_Page, list[Shown]]:
-    """A page that `read` gives for a limit, and what the caller may see of it.
+    """The page that `read` returns for a limit, and the part of it that the caller may see.
 
-    A reply is bounded in bytes as it leaves, so entries with many hints and variants, or text that
-    is long in JSON, make the page shorter.
+    The bound in bytes is that of the finished reply, so entries with many hints and variants, or text
+    that is long in JSON, make the page shorter.
     """
     page = await read(limit)
     entries = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
     metas = await call.node.store.meta_of(entries)
-    is_json = answer_form(call.headers.get(b"accept")) is Form.JSON
+    is_json = call.form is Form.JSON
     room = call.node.limits.reply_bytes_max
     shown: list[Shown] = []
     for entry, meta in zip(entries, metas, strict=True):
@@ -77,28 +234,27 @@ async def read_described(
 
 def page_reply(
     call: Call,
-    request: Request,
     page: Page | HintPage,
     shown: Sequence[Shown],
     next_token: str | None,
 ) -> Reply:
-    """The `shown` entries of a page; `next_token` None where nothing follows."""
-    headers = next_link(request, next_token)
+    """The `shown` entries of a page; `next_token` is None if nothing follows."""
+    headers = next_link(call, next_token)
     left_out = [each.digest for each in page.left_out if call.caller.covers(each.channel_id)]
-    if answer_form(call.headers.get(b"accept")) is Form.PROTOBUF:
+    if call.form is Form.PROTOBUF:
         message = wire.MessagePage(
             messages=[message_protobuf(e, meta.variants, meta.hints) for e, meta, _ in shown],
             next=next_token or "",
             left_out=left_out,
         )
-        return protobuf_reply(message.SerializeToString(), 200, headers)
+        return protobuf_reply(message, 200, headers)
     messages = b",".join(document for _, _, document in shown)
     rest = orjson.dumps({"next": next_token, "left_out": [digest.hex() for digest in left_out]})
     return Reply(200, [*JSON_HEADERS, *headers], b'{"messages":[%s],%s' % (messages, rest[1:]))
 
 
 async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
-    """The reply that `read` makes of up to so many bytes of frames; of fewer where it is too long."""
+    """The reply that `read` makes of so many bytes of frames, or of fewer if it is too long."""
     most = call.node.limits.reply_bytes_max
     bytes_max = frame_bytes_max(call)
     reply = await read(bytes_max)
@@ -110,29 +266,26 @@ async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
     return reply
 
 
-def next_link(request: Request, next_token: str | None) -> Headers:
+def next_link(call: Call, next_token: str | None) -> Headers:
     """`Link: rel="next"`: this request again, behind its last item, as an absolute URL.
 
-    It keeps the form that was asked in (a proxy may rewrite IDs in paths, which the query form is for),
-    and the authority, by which the caller reaches this node.
+    It keeps the form of the request (a proxy may rewrite IDs in paths, hence the query form) and the
+    authority by which the caller reaches this node.
     """
     if next_token is None:
         return []
-    query = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
-    pairs = "&".join(
-        f"{quote(name, safe='')}={quote(value, safe='')}"
-        for name, value in [*query, ("after", next_token)]
-    )
-    path = quote(request.scope[ASKED_KEY], safe=_PATH_CHARACTERS)
-    url = f"{request.scope['scheme']}://{_authority(request)}{path}?{pairs}"
+    query = {name: value for name, value in call.query.items() if name != "after"}
+    pairs = urlencode({**query, "after": next_token}, quote_via=quote, safe="")
+    path = quote(raw_path(call.asgi), safe=_PATH_CHARACTERS)
+    url = f"{call.asgi['scheme']}://{_authority(call)}{path}?{pairs}"
     return [(b"link", f'<{url}>; rel="next"'.encode())]
 
 
-def _authority(request: Request) -> str:
-    """Host and port as the caller wrote them; those of the listening socket where it wrote none."""
-    host = request.headers.get("host", "")
+def _authority(call: Call) -> str:
+    """Host and port as the caller wrote them, else those of the listening socket."""
+    host = call.headers.get(b"host", b"").decode("latin-1")
     if _AUTHORITY.fullmatch(host):
         return host
-    name, port = request.scope.get("server") or ("localhost", None)
+    name, port = call.asgi.get("server") or ("localhost", None)
     name = f"[{name}]" if ":" in name else name
     return name if port is None else f"{name}:{port}"

@@ -1,93 +1,132 @@
-"""Publishing: one message or a batch, as frames or as JSON, all through the one door."""
+"""Publishing: one message or a batch, as frames or as JSON, through the one door."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Header
 
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem, problem_of_message
 from app.hexadecimal import hint_bytes
 from app.http.auth import Caller, Scope
 from app.http.call import Call, Reply
-from app.http.forms import Form, answer_form, body_form
-from app.http.parsing import read_protobuf
-from app.http.render import (
-    json_reply,
-    outcome_json,
-    outcome_protobuf,
-    protobuf_reply,
-)
+from app.http.forms import Form, body_form, read_protobuf
+from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, TEXT, body, content, reply
+from app.http.replies import json_reply, protobuf_reply
+from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
+from app.sharing import Turns
 from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import store_pb2 as wire
 
+routes = Routes("messages")
+
 BLANK_LINES_FACTOR = 2
-"""Line ends for each item of an NDJSON batch: blank lines between them are let pass."""
+"""Line ends per item of an NDJSON batch: blank lines between items are allowed."""
 
 STEP_S = 0.002
-"""How long a batch is worked on before other callers of the event loop get their turn."""
+"""Work on a batch before other callers of the event loop get their turn."""
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 _STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELAYED: 202}
 
 
-async def publish_one(call: Call) -> Reply:
-    """`POST /v1/messages`: one frame, or one message as JSON."""
-    form = answer_form(call.headers.get(b"accept"))
+@routes.add(
+    "POST /v1/messages",
+    Scope.PUBLISH,
+    is_hot=True,
+    body=body(content(MESSAGE, "the frame")),
+    replies={
+        201: reply("Stored", OUTCOME, wire.PublishOutcome),
+        200: reply("Already there", OUTCOME, wire.PublishOutcome),
+        202: reply("Relayed, not stored (sync, ephemeral)", OUTCOME, wire.PublishOutcome),
+    },
+)
+async def publish_one(
+    call: CurrentCall,
+    retrieval_hint: Annotated[
+        str | None,
+        Header(
+            alias="Retrieval-Hint",
+            description="in hexadecimal (not in base64, as inside a message), repeatable",
+            json_schema_extra=HEX_PATTERN,
+        ),
+    ] = None,
+) -> Reply:
+    """Publish one message: the frame, or the message as JSON."""
+    form = call.form
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
-    outcome = await call.node.door.publish(_one_publication(call))
+    outcome = await call.node.door.publish(_one_publication(call, retrieval_hint))
     status = _STATUS[outcome.kind]
     headers = (
         [(b"location", b"/v1/entries/" + outcome.digest.hex().encode())] if outcome.digest else []
     )
     if form is Form.PROTOBUF:
-        return protobuf_reply(outcome_protobuf(outcome).SerializeToString(), status, headers)
-    return json_reply(outcome_json(outcome), status, headers)
+        return protobuf_reply(_outcome_protobuf(outcome), status, headers)
+    return json_reply(_outcome_json(outcome), status, headers)
 
 
-async def publish_batch(call: Call) -> Reply:
-    """`POST /v1/messages/batch`: one outcome per item, in order; a bad one spoils no other."""
-    form = answer_form(call.headers.get(b"accept"))
+@routes.add(
+    "POST /v1/messages/batch",
+    Scope.PUBLISH,
+    is_hot=True,
+    takes_turns=Turns.BATCHES,
+    body_bytes_max=lambda limits: limits.body_bytes_max,
+    body=body(
+        content(None, wire.PublishBatch, {Form.NDJSON: {**TEXT, "description": "a message a line"}})
+    ),
+    replies={
+        200: reply(
+            "Outcomes",
+            {
+                "type": "object",
+                "required": ["outcomes"],
+                "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
+            },
+            wire.PublishOutcomes,
+        )
+    },
+)
+async def publish_batch(call: CurrentCall) -> Reply:
+    """Publish many messages; one outcome each, in order. A refused item does not affect the others."""
+    form = call.form
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.NDJSON) is Form.NDJSON:
         items = await _ndjson_items(call)
     else:
         items = await _protobuf_items(call)
     outcomes = await _through_the_door(call, items)
     if form is Form.PROTOBUF:
-        answer = wire.PublishOutcomes(outcomes=await _in_steps(outcome_protobuf, outcomes))
-        return protobuf_reply(answer.SerializeToString())
-    return json_reply({"outcomes": await _in_steps(outcome_json, outcomes)})
+        return protobuf_reply(
+            wire.PublishOutcomes(outcomes=await _in_steps(_outcome_protobuf, outcomes))
+        )
+    return json_reply({"outcomes": await _in_steps(_outcome_json, outcomes)})
 
 
 async def _through_the_door(
     call: Call, items: list[Publication | Problem]
 ) -> list[Outcome | Problem]:
     publications = [item for item in items if isinstance(item, Publication)]
-    # Its turn ends when all that is left is to wait for the disk.
+    # The turn ends when the batch only waits for the disk.
     release = None if call.turn is None else call.turn.release
     outcomes = iter(await call.node.door.publish_many(publications, on_prepared=release))
     return [item if isinstance(item, Problem) else next(outcomes) for item in items]
 
 
-def _one_publication(call: Call) -> Publication:
-    hints = tuple(_header_hints(call))
+def _one_publication(call: Call, retrieval_hint: str | None) -> Publication:
+    # Several lines of the header are one list (RFC 9110 section 5.2).
+    given = () if retrieval_hint is None else retrieval_hint.split(",")
+    hints = tuple(hint_bytes(hint.strip(), "Retrieval-Hint") for hint in given)
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.JSON) is Form.PROTOBUF:
         return _covered(call.caller, Publication(call.body, hints))
     item = read_json_item(call.body)
     return _covered(call.caller, item._replace(hints=hints + item.hints))
-
-
-def _header_hints(call: Call) -> Iterator[bytes]:
-    for name, value in call.raw_headers:
-        if name == b"retrieval-hint":
-            for hint in value.decode("latin-1").split(","):
-                yield hint_bytes(hint.strip(), "Retrieval-Hint")
 
 
 async def _protobuf_items(call: Call) -> list[Publication | Problem]:
@@ -107,7 +146,7 @@ async def _ndjson_items(call: Call) -> list[Publication | Problem]:
 
 
 def _line_publication(bytes_max: int, line: bytes) -> Publication:
-    # What is parsed at once is bounded; as the body of a request of its own it would be, too.
+    # A line is bounded like the body of a request of its own.
     if len(line) > bytes_max:
         raise Problem(Code.BODY_TOO_LARGE, f"a line of {len(line)} bytes; up to {bytes_max}")
     return read_json_item(line)
@@ -163,3 +202,36 @@ def _covered(caller: Caller, publication: Publication) -> Publication:
             raise problem_of_message(error) from None
         caller.require(Scope.PUBLISH, message.channel_id)
     return publication
+
+
+def _outcome_json(outcome: Outcome | Problem) -> dict[str, Any]:
+    """The outcome of one publication; that of a refused one contains the problem document."""
+    if isinstance(outcome, Problem):
+        return {
+            "message_id": None,
+            "channel_id": None,
+            "digest": None,
+            "outcome": "refused",
+            "problem": outcome.document(),
+        }
+    return {
+        "message_id": outcome.message_id,
+        "channel_id": outcome.channel_id,
+        "digest": None if outcome.digest is None else outcome.digest.hex(),
+        "outcome": outcome.kind.value,
+    }
+
+
+def _outcome_protobuf(outcome: Outcome | Problem) -> wire.PublishOutcome:
+    """The outcome of one publication in protobuf."""
+    if isinstance(outcome, Problem):
+        problem = wire.Problem(
+            code=outcome.code, status=outcome.status, title=outcome.title, detail=outcome.detail
+        )
+        return wire.PublishOutcome(outcome="refused", problem=problem)
+    return wire.PublishOutcome(
+        outcome=outcome.kind.value,
+        message_id=outcome.message_id,
+        channel_id=outcome.channel_id,
+        digest=outcome.digest,
+    )

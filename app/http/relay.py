@@ -22,8 +22,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from app.errors import Code, Problem
 from app.http.auth import Caller
-from app.http.body import Receive
-from app.http.shell import App, Scope, Send
+from app.http.call import App, AsgiScope, Receive, Send
 from app.node import Node
 from app.siblings import Siblings, WorkerState
 
@@ -48,7 +47,7 @@ class SiblingAuthorizer:
 def handing_on(siblings: Siblings, framework: App) -> App:
     """The framework of a worker other than the first."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(HELD_BY_FIRST):
             await _hand_on(siblings, scope, receive, send)
         else:
@@ -57,7 +56,7 @@ def handing_on(siblings: Siblings, framework: App) -> App:
     return app
 
 
-async def _hand_on(siblings: Siblings, scope: Scope, receive: Receive, send: Send) -> None:
+async def _hand_on(siblings: Siblings, scope: AsgiScope, receive: Receive, send: Send) -> None:
     if siblings.board.states()[0] is not WorkerState.SERVING:
         raise _first_is_away()
     body = (await receive()).get("body", b"")
@@ -74,7 +73,7 @@ async def _hand_on(siblings: Siblings, scope: Scope, receive: Receive, send: Sen
         await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
-async def _pass_back(siblings: Siblings, scope: Scope, body: bytes, send: Send) -> None:
+async def _pass_back(siblings: Siblings, scope: AsgiScope, body: bytes, send: Send) -> None:
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
     has_begun = False

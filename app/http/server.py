@@ -1,9 +1,13 @@
-"""The HTTP server of a node: uvicorn, told how, and stopped in order.
+"""The HTTP servers of a process, on uvicorn: the node's own, and side servers without signals.
 
-On SIGTERM the node says at once that it is not ready, and goes on answering for as long as the
-settings say, so that a load balancer has time to notice. Live readers are given their cursor and an
-end, requests are answered with `Connection: close`. Then the listener closes, and what is still
-worked on is finished. Ctrl-C leaves the waiting out.
+On SIGTERM the node reports at once that it is not ready, and goes on answering for `drain_s` seconds,
+so that a load balancer has time to notice. Live readers get their cursor and the end of the stream;
+replies carry `Connection: close`. Then the listener closes, and requests in flight are finished.
+Ctrl-C skips the wait.
+
+A side server ends with the block that needs it. One answers while a worker waits for its database and
+has no node yet, so that load balancers, operators and clients learn the reason. Another one answers
+the other workers of the service (`app.http.relay`).
 """
 
 from __future__ import annotations
@@ -11,16 +15,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
+from typing import Any
 
+import orjson
 import uvicorn
 
+from app.errors import Code, Problem
+from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
 from app.http.connection import bounded_protocol
-from app.http.shell import App
+from app.http.replies import problem_reply
+from app.limits import Limits
 from app.node import Node
 
 SHUTDOWN_TIMEOUT_S = 10
-"""Then slow bodies and slow readers are cut."""
+"""After it slow bodies and slow readers are cut."""
+
+SIDE_SHUTDOWN_TIMEOUT_S = 2
+RETRY_AFTER_S = 1
 
 _TICK_S = 0.05
 
@@ -77,3 +91,61 @@ class NodeServer(uvicorn.Server):
             # A handler of signals cannot set an event of a loop that sleeps.
             await asyncio.sleep(min(_TICK_S, left_s))
             left_s = ends_s - loop.time()
+
+
+class SideServer(uvicorn.Server):
+    """Serves an application until `should_exit`. Leaves signals to the node's own server."""
+
+    def __init__(self, app: App, http: Any = "httptools") -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=SIDE_SHUTDOWN_TIMEOUT_S,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See `uvicorn.Server`."""
+        yield
+
+
+@asynccontextmanager
+async def serving(server: SideServer, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve while the block runs; the listener stays open for the next server."""
+    running = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running
+
+
+def waiting_server(reason: str, limits: Limits) -> SideServer:
+    """A server that answers every request with the reason why there is no node behind it."""
+
+    async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
+        reply = _waiting_reply(scope["path"], reason)
+        # The connection ends with the answer: the next one may find the node open.
+        headers = [*reply.headers, *length_of(reply), (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": reply.body})
+
+    return SideServer(answer, bounded_protocol(limits))
+
+
+def _waiting_reply(path: str, reason: str) -> Reply:
+    if path == "/livez":
+        body = orjson.dumps({"status": "alive"})
+        return Reply(200, [(b"content-type", b"application/json")], body)
+    code = Code.NOT_READY if path == "/readyz" else Code.STORE_UNAVAILABLE
+    return problem_reply(Problem(code, reason, headers={"Retry-After": str(RETRY_AFTER_S)}))

@@ -21,7 +21,7 @@ from app.errors import Code, Problem
 from app.federation.memory import PeerMemory
 from app.federation.report import SyncOutcome
 from app.federation.session import sync_with_peer
-from app.http.cursors import CursorKind, Cursors
+from app.http.pages import CursorKind, Cursors
 from app.node import INDEX_FILE, Node
 from app.settings import Settings
 from pipeline.database import Database, open_database

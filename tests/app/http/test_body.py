@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.body import Bodies, Body, ClientGoneError, Receive
+from app.http.body import Bodies, Body, ClientGoneError
+from app.http.call import Receive
 from app.limits import DEFAULT_LIMITS, Limits
 from app.sharing import Sharing
 

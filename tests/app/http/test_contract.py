@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from app.http.application import openapi_document, routes
+from app.http.application import ROUTES, openapi_document
 from app.http.auth import Scope
-from app.limits import DEFAULT_LIMITS
 
 FIXED = {
     "POST /v1/messages",
@@ -44,17 +43,17 @@ OPEN = {"/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
 
 
 def test_every_fixed_route_is_there() -> None:
-    table = {f"{route.method} {route.template}" for route in routes(DEFAULT_LIMITS)}
+    table = {f"{route.method} {route.template}" for route in ROUTES}
     assert table >= FIXED
 
 
 def test_only_health_and_documents_are_open_to_everybody() -> None:
-    assert {r.template for r in routes(DEFAULT_LIMITS) if r.scope is Scope.OPEN} == OPEN
+    assert {r.template for r in ROUTES if r.scope is Scope.OPEN} == OPEN
 
 
 def test_every_route_is_documented_with_its_scope_and_its_query_form() -> None:
     paths = openapi_document()["paths"]
-    for route in routes(DEFAULT_LIMITS):
+    for route in ROUTES:
         operation = paths[route.template][route.method.lower()]
         assert operation["x-sdstore-scope"] == route.scope
         assert "application/problem+json" in operation["responses"]["default"]["content"]

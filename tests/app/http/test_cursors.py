@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.http.cursors import INT64_MAX, INT64_MIN, CursorKind, Cursors
+from app.http.pages import INT64_MAX, INT64_MIN, CursorKind, Cursors
 
 OURS = Cursors("database-one")
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=100)

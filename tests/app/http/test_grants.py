@@ -15,10 +15,9 @@ from urllib.parse import quote
 
 import pytest
 
-from app.http.application import routes
+from app.http.application import ROUTES
 from app.http.auth import EVERY_SCOPE, Caller, Scope
-from app.http.routes import Route
-from app.limits import DEFAULT_LIMITS
+from app.http.routing import Route
 from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch
@@ -199,7 +198,6 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     "GET /openapi.json": [Attempt("/openapi.json")],
     "GET /docs": [Attempt("/docs")],
 }
-ROUTES = routes(DEFAULT_LIMITS)
 
 
 def name_of(route: Route) -> str:

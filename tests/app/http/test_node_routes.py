@@ -122,7 +122,7 @@ def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
     def broken(*_args: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("app.http.info._document", broken)
+    monkeypatch.setattr("app.http.about._document", broken)
     monkeypatch.setattr("app.http.messages._not_found", broken)
     for path in ("/v1/info", "/v1/messages/absent"):
         answer = node.http.get(path)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from app.errors import Code, Problem
 from app.http.auth import Scope
-from app.http.metrics import HttpMetrics
-from app.http.routes import Route, RouteTable
+from app.http.call import Reply
+from app.http.routing import CurrentCall, Routes, RouteTable
 
 TEMPLATES = [
     ("GET", "/v1/messages/{message_id}"),
@@ -23,10 +23,15 @@ TEMPLATES = [
     ("GET", "/v1/channels/{channel_id}/messages"),
     ("GET", "/livez"),
 ]
-TABLE = RouteTable(
-    [Route(method=method, template=template, scope=Scope.READ) for method, template in TEMPLATES],
-    HttpMetrics(),
-)
+ROUTES = Routes("test")
+for _method, _template in TEMPLATES:
+
+    @ROUTES.add(f"{_method} {_template}", Scope.READ)
+    async def answer(call: CurrentCall) -> Reply:
+        raise NotImplementedError
+
+
+TABLE = RouteTable(ROUTES.declared)
 ANY_ID = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 
 

@@ -1,0 +1,137 @@
+"""The node about itself: health, metrics, identity and limits, and this interface as a document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Request
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from app.errors import Code, Problem
+from app.http.auth import Scope
+from app.http.call import Reply
+from app.http.forms import Form
+from app.http.openapi import TEXT, Document, reply
+from app.http.relay import SIBLING, all_metrics
+from app.http.replies import json_reply
+from app.http.routing import CurrentCall, Routes
+from app.node import Node
+from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
+from sdstore.sds.codec import DECODER_VERSION
+from sdstore.sds.digest import ENTRY_CONTEXT
+
+routes = Routes("node")
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h3 code { font-size: 1.05rem; } dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
+dd { margin: 0; } section { border-top: 1px solid #8886; } :root { color-scheme: light dark; }
+"""
+
+
+@routes.add("GET /livez", Scope.OPEN)
+async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
+    """The process answers."""
+    return json_reply({"status": "alive"})
+
+
+@routes.add("GET /readyz", Scope.OPEN)
+async def readyz(call: CurrentCall) -> Reply:
+    """The node takes and serves messages; `not_ready` with the reason otherwise."""
+    reason = await call.node.readiness.check()
+    if reason is not None:
+        raise Problem(Code.NOT_READY, reason)
+    if call.node.siblings is None:
+        return json_reply({"status": "ready"})
+    states = enumerate(call.node.siblings.board.states())
+    workers = {str(number): state.name.lower() for number, state in states}
+    return json_reply({"status": "ready", "workers": workers})
+
+
+@routes.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
+async def metrics(call: CurrentCall) -> Reply:
+    """Prometheus metrics, prefix `sdstore_`, of all workers."""
+    if call.node.readiness.reason is None:  # a database that is away would hold up the scrape
+        await call.node.verification.count_lost()
+    siblings = call.node.siblings
+    if siblings is None or call.caller is SIBLING:
+        text = generate_latest(call.node.metrics)
+    else:
+        text = await all_metrics(call.node, siblings)
+    return Reply(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], text)
+
+
+@routes.add("GET /v1/info", Scope.READ)
+async def info(call: CurrentCall) -> Reply:
+    """Version, node ID, limits, protocols, digest and session parameters."""
+    return json_reply(await _document(call.node))
+
+
+async def _document(node: Node) -> dict[str, Any]:
+    return {
+        "version": version("sdstore"),
+        "node_id": node.node_id,
+        "protocols": {"recon": [PROTOCOL_VERSION], "negentropy": [1]},
+        "digest": {"hash": "blake3", "context": ENTRY_CONTEXT, "decoder_version": DECODER_VERSION},
+        "session": {
+            "nonce_lifetime_s": node.limits.session_nonce_lifetime_s,
+            "short_id_bytes": SHORT_ID_BYTES,
+            "summary_hash_bytes": SUMMARY_HASH_BYTES,
+        },
+        "content": await node.verification.document(),
+        "limits": asdict(node.limits),
+    }
+
+
+@routes.add("GET /openapi.json", Scope.OPEN)
+async def openapi(call: CurrentCall, request: Request) -> Reply:  # noqa: ARG001
+    """This interface as an OpenAPI document."""
+    return json_reply(request.app.openapi())
+
+
+@routes.add("GET /docs", Scope.OPEN, replies={200: reply("A page", others={Form.HTML: TEXT})})
+async def docs(call: CurrentCall, request: Request) -> Reply:  # noqa: ARG001
+    """This interface as a page to read."""
+    page = _docs_page(request.app.openapi())
+    return Reply(200, [(b"content-type", b"text/html; charset=utf-8")], page.encode())
+
+
+def _docs_page(document: Document) -> str:
+    """Every operation with its parameters, bodies and answers."""
+    title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}"
+    operations = "".join(
+        _operation(method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f'<h1>{title}</h1><p>For programs: <a href="/openapi.json">openapi.json</a>. '
+        f"Errors are problem documents (RFC 9457) with a stable <code>code</code>.</p>{operations}"
+    )
+
+
+def _operation(method: str, path: str, operation: Document) -> str:
+    about = operation.get("description") or operation.get("summary", "")
+    parameters = [
+        (f"{p['name']} ({p['in']})", p.get("description", ""))
+        for p in operation.get("parameters", [])
+    ]
+    body = operation.get("requestBody", {}).get("content", {})
+    answers = [(status, a.get("description", "")) for status, a in operation["responses"].items()]
+    return (
+        f"<section><h3><code>{method.upper()} {escape(path)}</code></h3><p>{escape(about)}</p>"
+        f"{_list('Parameters', parameters)}{_list('Body', [(kind, '') for kind in body])}"
+        f"{_list('Answers', answers)}</section>"
+    )
+
+
+def _list(title: str, rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    items = "".join(f"<dt><code>{escape(a)}</code><dd>{escape(b)}" for a, b in rows)
+    return f"<h4>{title}</h4><dl>{items}</dl>"
