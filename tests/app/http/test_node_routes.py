@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.http.application import ROUTES
+from app.http.routing import Route
 from app.limits import DEFAULT_LIMITS
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
@@ -41,6 +43,31 @@ def test_the_node_id_outlives_a_restart(tmp_path: Path) -> None:
         with running_node(tmp_path) as node:
             found.add(node.http.get("/v1/info").json()["node_id"])
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
+def test_no_route_ignores_a_query_parameter_that_it_does_not_have(
+    node: RunningNode, route: Route
+) -> None:
+    path = re.sub(r"\{\w+\}", "x", route.template)
+    # In the path form the ID is in the path, and a second one in the query would be ignored.
+    for name in ("limt", route.query_parameter or "Limit"):
+        answer = node.http.request(route.method, path, params={name: "5"})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter"), name
+        assert repr(name) in answer.json()["detail"]
+
+
+def test_a_parameter_that_is_not_valid_is_named_on_every_kind_of_route(node: RunningNode) -> None:
+    for path, name in (
+        ("/v1/feed?limit=0", "limit"),
+        ("/v1/channels/c/messages?order=newest", "order"),
+        ("/v1/channels/c/messages?from_lamport=many", "from_lamport"),
+    ):
+        problem = node.http.get(path).json()
+        assert problem["code"] == "invalid_parameter"
+        assert problem["detail"].startswith(f"{name}: Input should be ")
+    answer = node.http.post("/v1/negentropy", headers={"content-type": "application/octet-stream"})
+    assert answer.json()["detail"] == "channel_id: Field required"
 
 
 def test_metrics_count_requests_by_template_and_never_by_what_callers_send(
