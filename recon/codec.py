@@ -318,6 +318,11 @@ class Asks:
     counts: I64  # i64[k], of summaries; 0 for lists
     hashes: U8  # u8[k, 6], of summaries; 0 for lists
 
+    def first(self, count: int) -> Asks:
+        """A prefix."""
+        some = slice(count)
+        return Asks(self.ranges.take(some), self.listed[some], self.counts[some], self.hashes[some])
+
 
 def pack_asks(asks: Asks, parts: int, list_max: int, phase: int) -> Ranges:
     """The message of a request's ranges."""

@@ -1,7 +1,11 @@
-"""What the initiator still has to fetch: needs turned into bounded fetch messages.
+"""Both sides of a fetch: the initiator's queue of needs, and the elements that a responder brings.
 
-Short ids mean something only inside (view, range), so a fetch names both, and what arrives is
-checked by recomputing: an element counts only if its range and short id were asked for.
+A short id means something only inside (view, range), so a fetch names ranges and short ids. The
+initiator checks what arrives by computing it again: it takes an element only if the element lies in
+a range that was asked for and, where short ids were given, bears one of them.
+
+The responder can find a short id only by looking at every element of its range. So what one request
+can make it look at is bounded, and an answer that was cut says where to go on.
 """
 
 from __future__ import annotations
@@ -27,25 +31,20 @@ from recon.codec import (
 from recon.elements import END, I64, U8, U64, Bound, Mask, Range, RangeColumns, heads_of
 from recon.errors import RemoteProtocolError
 from recon.events import Need
-from recon.hashing import RANGE_SHIFT, contains, names_of, names_of_short_ids
+from recon.hashing import contains, names_in_ranges, names_of, names_of_short_ids
 from recon.limits import DEFAULT_LIMITS, SHORT_ID_BYTES, Limits
 from recon.store import element_sequence
-from recon.view import Places, View, short_ids
+from recon.view import Places, View
 from sdstore.wire.recon_pb2 import Fetch
-
-# The responder's side of a fetch: which elements were named, and how many of them one answer brings.
-#
-# A short id can only be found by looking at every element of its range, so what one request makes us
-# look at is bounded; an answer that was cut says where to go on.
-
 
 Batch = list[Need]
 _RESUME_BYTES = 16
 _NOWHERE = -1
+_CLOSE = 16  # a cut within 1/16 of what may be looked at is close enough
 
 
 class FetchQueue:
-    """Needs waiting to be fetched, about in order. One batch per request; requests may overlap."""
+    """Needs that wait to be fetched, about in order. One batch per request; requests may overlap."""
 
     def __init__(self, view: View, limits: Limits = DEFAULT_LIMITS) -> None:
         self._view = view
@@ -74,7 +73,7 @@ class FetchQueue:
         return self._without_overlaps(sorted(taken, key=lambda need: need.range))
 
     def _without_overlaps(self, needs: list[Need]) -> Batch:
-        """Ranges of one message do not overlap; what does goes back to the front."""
+        """Ranges of one message do not overlap; the others go back to the front."""
         batch: Batch = []
         for need in needs:
             if batch and need.range.lower < batch[-1].range.upper:
@@ -92,11 +91,12 @@ class FetchQueue:
         """Which of the arrived elements, as they came, were asked for in `batch`: bool[n].
 
         `resume`: where an answer that was cut goes on. Raises `RemoteProtocolError` unless each
-        element comes once, ascending, and below that: else a fetch could be served for ever.
+        element comes once, ascending, and below that bound. Otherwise a peer could serve a fetch
+        for ever.
         """
         keys = list(zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True))
         if any(after < before for before, after in pairwise(keys)):
-            raise RemoteProtocolError("malformed", "the elements of an answer ascend")
+            raise RemoteProtocolError("malformed", "the elements of an answer must ascend")
         if len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids):
             raise RemoteProtocolError("malformed", "an element came twice in one answer")
         if resume is not None and keys and keys[-1] > _bound_of(resume):
@@ -104,18 +104,14 @@ class FetchQueue:
         return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
 
     def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
-        """Strike off what an answer to `batch` brought, in any order; queue what it did not reach.
-
-        An answer that only moves its bound could do so for ever, so few of a session may bring
-        nothing.
-        """
+        """Strike off what an answer to `batch` brought, in any order; queue what it did not reach."""
         left, is_barren = self._left(batch, orders, ids)
         bound = END
         if resume is not None:
             bound = _bound_of(resume)
-            self._barren_left -= is_barren
-            if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:
-                raise RemoteProtocolError("no_progress", "truncated responses must bring something")
+            self._count_barren(is_barren=is_barren)
+            if not batch or bound <= batch[0].range.lower:
+                raise RemoteProtocolError("no_progress", "the resume bound of a fetch must advance")
         for need in reversed(left):
             upper = need.range.upper
             if resume is not None and (bound < upper or upper == END):
@@ -127,14 +123,18 @@ class FetchQueue:
                 self._owed_names |= set(names_of_short_ids(need.short_ids).tolist())
 
     def put_back(self, batch: Batch) -> None:
-        """Queue again what was answered by nothing but how it has to be asked for."""
-        self._barren_left -= 1
-        if self._barren_left < 0:
-            raise RemoteProtocolError("no_progress", "truncated responses must bring something")
+        """Queue a batch again whose answer said only how it must be asked for."""
+        self._count_barren(is_barren=True)
         self._waiting.extendleft(reversed(batch))
 
+    def _count_barren(self, *, is_barren: bool) -> None:
+        """An answer that only moves its bound could do so for ever: few of a session bring nothing."""
+        self._barren_left -= is_barren
+        if self._barren_left < 0:
+            raise RemoteProtocolError("no_progress", "too many cut answers brought nothing")
+
     def _left(self, batch: Batch, orders: U64, ids: U8) -> tuple[Batch, bool]:
-        """What of a batch was not brought, and whether nothing was."""
+        """The part of a batch that was not brought, and whether nothing was."""
         brought: defaultdict[int, set[int]] = defaultdict(set)
         for at, name in self._places(batch, orders, ids):
             brought[at].add(name)
@@ -143,20 +143,23 @@ class FetchQueue:
         return [need for need in left if need is not None], not any(brought.values())
 
     def _places(self, batch: Batch, orders: U64, ids: U8) -> Iterator[tuple[int, int]]:
-        """Of each element: which need of the batch asks for it, and its name there."""
+        """For each element: the place in the batch of the need that asks for it, and its name there."""
         if not len(orders):
             return
-        names = names_of_short_ids(short_ids(self._view, orders, ids)).tolist()
+        names = names_of_short_ids(self._view.short_ids(orders, ids)).tolist()
         keys = zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True)
         lowers = [need.range.lower for need in batch]
         wanted = [_names(need) for need in batch]
         for key, name in zip(keys, names, strict=True):
             at = bisect_right(lowers, key) - 1
-            if at >= 0:
-                upper, some = batch[at].range.upper, wanted[at]
-                inside = key < upper or upper == END
-                at = at if inside and (some is None or name in some) else _NOWHERE
+            if at >= 0 and not _is_wanted(batch[at].range.upper, wanted[at], key, name):
+                at = _NOWHERE
             yield at, name
+
+
+def _is_wanted(upper: Bound, names: frozenset[int] | None, key: tuple[int, int], name: int) -> bool:
+    """Whether a need asks for an element: it is below `upper` and bears one of the names, if any."""
+    return (key < upper or upper == END) and (names is None or name in names)
 
 
 def pack_fetch(batch: Batch) -> Fetch:
@@ -173,6 +176,7 @@ def pack_fetch(batch: Batch) -> Fetch:
 
 
 def _cut(need: Need, room: int) -> tuple[Need, Need | None]:
+    """A need of at most `room` short ids, and the rest of it."""
     names = need.short_ids
     if names is None or len(names) <= room:
         return need, None
@@ -189,7 +193,7 @@ def _names(need: Need) -> frozenset[int] | None:
 
 
 def _without(need: Need, brought: set[int]) -> Need | None:
-    """What is left of a need; of a whole range always something, if only what may be new there."""
+    """The rest of a need; a whole range always has one, because new elements may lie there."""
     if need.short_ids is None:
         return replace(need, count=max(need.count - len(brought), 0))
     if not brought:
@@ -201,11 +205,13 @@ def _without(need: Need, brought: set[int]) -> Need | None:
 
 def _bound_of(resume: bytes) -> Bound:
     if len(resume) != _RESUME_BYTES:
-        raise RemoteProtocolError("malformed", f"a resume bound has {_RESUME_BYTES} bytes")
+        raise RemoteProtocolError(
+            "malformed", f"a resume bound of {len(resume)} bytes; it has {_RESUME_BYTES}"
+        )
     return Bound(int.from_bytes(resume[:8], "big"), int.from_bytes(resume[8:], "big"))
 
 
-_CLOSE = 16  # a cut within 1/16 of what may be looked at is close enough
+# ---- the responder's side
 
 
 class Wanted(NamedTuple):
@@ -225,14 +231,16 @@ class Found(NamedTuple):
 
 
 def read_fetch(fetch: Fetch, limits: Limits = DEFAULT_LIMITS) -> Wanted:
-    """What a request wants to fetch. Raises `RemoteProtocolError`."""
+    """The ranges and short ids of a request. Raises `RemoteProtocolError`."""
     ranges = unpack_ranges(fetch.runs, fetch.bounds, limits.ranges_max)
     raw = column(fetch.counts)
     counts, taken = unpack_counts(raw, len(ranges))
     finished(raw, taken)
     total = int(counts.sum())
     if total > limits.fetch_ids_max:
-        raise RemoteProtocolError("malformed", f"{total} short ids in one fetch")
+        raise RemoteProtocolError(
+            "malformed", f"{total} short ids in one fetch; at most {limits.fetch_ids_max}"
+        )
     return Wanted(ranges, counts, table(fetch.short_ids, SHORT_ID_BYTES, total))
 
 
@@ -248,7 +256,7 @@ def resolve(view: View, wanted: Wanted, limits: Limits = DEFAULT_LIMITS) -> Foun
 
 
 def _within_limits(view: View, wanted: Wanted, limits: Limits) -> tuple[Places, Bound | None]:
-    """Where the ranges lie that may be looked at, and where to go on if those are not all."""
+    """The places of the ranges to look at, and where to go on if those are not all."""
     where = view.locate(wanted.ranges.take(slice(limits.ranges_answered_max)))
     counts = view.counts(where)
     # All elements of a whole range are brought, which costs more than looking at them.
@@ -269,7 +277,8 @@ def _within_limits(view: View, wanted: Wanted, limits: Limits) -> tuple[Places, 
 def _bound_after(view: View, span: Range, where: Places, count: int) -> Bound:
     """A bound below which a range has at most `count` elements, and nearly so many; at least one.
 
-    The range has more of them, in several runs: the bound is searched in all at once.
+    The range has more of them, in several runs. The search halves the widest stretch of any run, and
+    counts in all runs.
     """
     lows, highs = ([int(place[0]) for place in places] for places in (where.starts, where.stops))
     best = least = None
@@ -298,9 +307,9 @@ def _bound_after(view: View, span: Range, where: Places, count: int) -> Bound:
 
 
 def _asked_for(wanted: Wanted, owner: I64, lanes: U64) -> Mask:
-    """Which elements bear one of the short ids of their range, or lie in one that is wanted whole."""
-    ranges = np.arange(len(wanted.ranges), dtype=np.uint64) << RANGE_SHIFT
-    names = np.repeat(ranges, wanted.counts) | names_of_short_ids(wanted.short_ids)
-    asked = contains(np.sort(names), ranges[owner] | names_of(lanes))
+    """Which elements bear a short id that was asked for in their range, or lie in a whole range."""
+    named = np.arange(len(wanted.ranges)).repeat(wanted.counts)
+    names = names_in_ranges(named, names_of_short_ids(wanted.short_ids))
+    asked = contains(np.sort(names), names_in_ranges(owner, names_of(lanes)))
     asked |= wanted.counts[owner] == 0
     return asked

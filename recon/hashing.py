@@ -35,6 +35,7 @@ _MIX_HIGH = np.uint64(0xC2B2AE3D27D4EB4F)
 _MIX_COUNT = np.uint64(0x165667B19E3779F9)
 _WORD = (1 << 64) - 1
 _HALF = np.uint64(32)
+_NAME_BITS = np.uint64(8 * SHORT_ID_BYTES)
 _NAME_MASK = np.uint64(2 ** (8 * SHORT_ID_BYTES) - 1)
 
 
@@ -148,7 +149,14 @@ class Total:
     sum: bytes
 
 
-RANGE_SHIFT = np.uint64(8 * SHORT_ID_BYTES)  # range number above, short id below
+def names_in_ranges(ranges: I64, names: U64) -> U64:
+    """Names that hold among many ranges, u64[n]: the range's number above the short id's 48 bits."""
+    return (ranges.astype(np.uint64) << _NAME_BITS) | names
+
+
+def ranges_of_names(names: U64) -> I64:
+    """The numbers of the ranges in such names, i64[n]."""
+    return (names >> _NAME_BITS).astype(np.int64)
 
 
 def contains(sorted_names: U64, wanted: U64) -> Mask:

@@ -1,7 +1,9 @@
-"""What an answer teaches the initiator: settled ranges, events, and what to ask next.
+"""The initiator reads an answer: ranges that are settled, events, and what to ask next.
 
-The seed's table, row by row: equal: in sync. They hold nothing: all of ours there is sent. We hold
-nothing: the whole range is fetched. Both and different: ask on, as `plan` advises.
+Parts of splits are decided by the responder's table (`responder.decide`). Lists of short ids are
+compared with our own elements, all ranges of an answer at once: a short id has a meaning inside its
+range only, so range number and short id together make one 64-bit name, and sorted columns of names
+are compared.
 """
 
 from __future__ import annotations
@@ -16,19 +18,210 @@ from recon.cuts import choose_cuts, cuts_of_each, summarise_parts, take_cuts
 from recon.elements import F64, I64, U8, U32, U64, Mask, RangeColumns
 from recon.errors import RemoteProtocolError
 from recon.events import Event, Have, InSync, Need, NotThere, RangeState, Stretch
-from recon.hashing import RANGE_SHIFT, contains, names_of, names_of_short_ids, short_ids_of_names
-from recon.limits import ASIDE_ROW_FIRST, LIST_COUNT_MAX, SHORT_ID_BYTES
+from recon.hashing import (
+    contains,
+    names_in_ranges,
+    names_of,
+    names_of_short_ids,
+    ranges_of_names,
+    short_ids_of_names,
+)
+from recon.limits import ASIDE_ROW_FIRST, LIST_COUNT_MAX
+from recon.responder import decide
 from recon.view import Places, View
 from recon.worklist import SMALL_COUNT, Plan, Work, choose, differences, join_lists, join_ranges
 from sdstore.wire.recon_pb2 import Answers
 
-# Lists of short ids against our own elements, all ranges of an answer at once.
-#
-# A short id means something inside its range only, so range number and short id together make one
-# 64-bit name; sorted columns of names are compared, a stretch of ranges at a time.
-
 CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache
-_SHORT_ID_MASK = np.uint64((1 << (8 * SHORT_ID_BYTES)) - 1)
+_WHOLE_COUNT = 1 << 14  # elements of a need without names: some are fetched side by side
+_WHOLE_NEEDS = 1 << 10  # about so many at most of ranges that touch, whatever counts are claimed
+
+
+class Asked(NamedTuple):
+    """A request in flight: its ranges, and what it asked for beside them."""
+
+    work: Work
+    parts: int  # of the splits that were wanted
+    phase: int  # of their cuts
+    told_interest: bool = False  # it carried the interest in full
+    wants_total: bool = False
+
+
+@dataclass(slots=True)
+class Learned:
+    """The outcome of one answer."""
+
+    work: Work  # to ask about next
+    settled: list[Stretch] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    peer_parts: int = 0  # parts of the splits to ask the responder for next; 0: as before
+    list_cap: int = 0  # the longest list to ask for; a refused list lowers it
+
+
+class Learning:
+    """Reads one answer to what was asked."""
+
+    def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
+        self._view = view
+        self._work = asked.work
+        self._parts = asked.parts
+        self._phase = asked.phase
+        self._depth_max = depth_max
+        self._out = Learned(Work.none(), list_cap=list_cap)
+
+    def from_answers(self, answers: Answers, phase: int) -> Learned:
+        """Settle what the answers settle, and put the rest on the work list.
+
+        `phase` shifts the cuts of ranges that are cut here before they are asked about again.
+        Raises `RemoteProtocolError` if the answers contradict the request or one another.
+        """
+        work = self._work
+        reply, tiles = unpack_tiles(answers, work.ranges, self._parts, self._phase)
+        answered = len(reply.kinds)
+        self._check_kinds(reply, work.take(slice(answered)))
+        is_empty = reply.counts == 0
+        # In sync.
+        equal = (reply.kinds == EQUAL).nonzero()[0]
+        self._settle(work.ranges.take(equal), work.counts[equal], RangeState.IN_SYNC)
+        # Only they hold some: fetch the whole range.
+        whole = ((reply.kinds == COUNT) & ~is_empty).nonzero()[0]
+        self._need_whole(work.ranges.take(whole), reply.counts[whole])
+        # A list, perhaps an empty one: send and fetch what one side alone names.
+        lists = ((reply.kinds == LIST) | ((reply.kinds == COUNT) & is_empty)).nonzero()[0]
+        self._compare_lists(work.ranges.take(lists), reply.counts[lists], reply.short_ids)
+        # Summaries of parts: the same table for each part.
+        parents = (reply.kinds == SPLIT).nonzero()[0]
+        again = self._compare_parts(parents, reply, tiles, phase)
+        # Not answered: ask again.
+        self._out.work = Work.concatenate([work.take(slice(answered, None)), again])
+        return self._out
+
+    @staticmethod
+    def _check_kinds(reply: Reply, asked: Work) -> None:
+        """A list is answered by a list or a split, and COUNT needs an initiator that holds none."""
+        compares = (reply.kinds == EQUAL) | (reply.kinds == COUNT)
+        if (asked.listed & compares).any():
+            raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
+        # What we took in since we asked is known to the peer or will be found next time.
+        if asked.counts[(reply.kinds == COUNT) & (reply.counts > 0)].any():
+            raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
+
+    def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
+        if len(counts):
+            self._out.settled.append(Stretch(ranges, counts, state))
+            if state is RangeState.IN_SYNC:
+                self._out.events.append(InSync(ranges, int(counts.sum())))
+
+    def _have(self, rows: U32) -> None:
+        """The peer lacks these. Those that only this session's view holds are not offered."""
+        is_aside = rows >= ASIDE_ROW_FIRST
+        if is_aside.any():
+            self._out.events.append(NotThere(*self._view.columns_of(rows[is_aside])))
+            rows = rows[~is_aside]
+        if len(rows):
+            self._out.events.append(Have(*self._view.columns_of(rows)))
+
+    def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
+        """Ranges of which we hold nothing: fetched without naming their elements."""
+        if not len(ranges):
+            return
+        cap = max(_WHOLE_COUNT, int(counts.sum()) // _WHOLE_NEEDS)
+        ranges, counts = join_ranges(ranges, counts, cap)
+        pairs = zip(ranges, counts.tolist(), strict=True)
+        self._out.events += [Need(span, None, count) for span, count in pairs]
+        self._settle(ranges, counts, RangeState.DONT_HAVE)
+
+    def _compare_lists(self, ranges: RangeColumns, counts: I64, short_ids: U8) -> None:
+        if not len(ranges):
+            return
+        found = match_lists(self._view, self._view.locate(ranges), counts, short_ids)
+        self._have(found.have_rows)
+        owners, firsts = np.unique(found.need_owner, return_index=True)
+        stops = np.append(firsts, len(found.need_owner))[1:].tolist()
+        pieces = zip(ranges.take(owners), firsts.tolist(), stops, strict=True)
+        self._out.events += [
+            Need(span, found.need_short_ids[first:stop], stop - first)
+            for span, first, stop in pieces
+        ]
+        lacking = np.zeros(len(ranges), bool)
+        lacking[owners] = True
+        sizes = np.maximum(counts, found.counts)
+        self._settle(ranges.take(lacking), sizes[lacking], RangeState.DONT_HAVE)
+        self._settle(ranges.take(found.equal), sizes[found.equal], RangeState.IN_SYNC)
+        # Nothing to fetch in the rest: what we send makes it equal, or a short id was listed twice.
+        rest = ~(lacking | found.equal)
+        if rest.any():
+            self._out.settled.append(Stretch(ranges.take(rest), sizes[rest], RangeState.IN_SYNC))
+
+    def _compare_parts(self, parents: I64, reply: Reply, tiles: Tiles, phase: int) -> Work:
+        """Settle the parts of splits by the table; returns what to ask about those that stay open."""
+        if not len(parents):
+            return Work.none()
+        depths = self._work.depths[parents] + 1
+        if int(depths.max()) > self._depth_max:
+            raise RemoteProtocolError("depth", f"more than {self._depth_max} splits deep")
+        self._lower_list_cap(reply.counts[parents[self._work.listed[parents]]])
+        owner, ranges = tiles
+        where = self._view.locate(ranges)
+        hashes, ours = self._view.summaries(where)
+        theirs = reply.parts.counts
+        # A part is never listed at once: whether to list or split it is planned below.
+        kinds = decide(hashes, ours, reply.parts.hashes, theirs, list_max=0)
+        equal, lacking = kinds == EQUAL, kinds == COUNT
+        self._settle(ranges.take(equal), ours[equal], RangeState.IN_SYNC)
+        self._need_whole(ranges.take(lacking), theirs[lacking])
+        expected = differences(owner, reply.parts.sizes, ours, theirs, ~equal)
+        # What we lack shows how much differs around it, but there is nothing to plan in it.
+        expected = expected[~lacking[~equal]]
+        open_ = (~equal & ~lacking).nonzero()[0]
+        work = Work(
+            ranges.take(open_),
+            np.zeros(len(open_), bool),
+            depths[owner[open_]],
+            np.maximum(ours, theirs)[open_],
+            ours[open_],
+            hashes[open_],
+        )
+        return self._planned(work, where.take(open_), expected, phase)
+
+    def _lower_list_cap(self, refused: I64) -> None:
+        """Ask for lists of half the length that was refused, if that is shorter than now."""
+        cap = min(self._out.list_cap, int(refused.min(initial=LIST_COUNT_MAX)) // 2)
+        self._out.list_cap = max(cap, SMALL_COUNT)
+
+    def _planned(self, work: Work, where: Places, expected: F64, phase: int) -> Work:
+        if not len(work):
+            return work
+        plan = choose(work.sizes, expected)
+        self._out.peer_parts = plan.peer_parts
+        pieces = self._cut(work, where, plan, phase)
+        return join_lists(Work.concatenate(pieces), self._out.list_cap)
+
+    def _cut(self, work: Work, where: Places, plan: Plan, phase: int) -> list[Work]:
+        """Cut ranges on our side before asking on: no round trip is spent on that."""
+        own_parts = np.where(plan.listed, -(-work.sizes // self._out.list_cap), plan.own_parts)
+        work = replace(work, listed=plan.listed)
+        many = (own_parts > 1).nonzero()[0]
+        if not len(many):
+            return [work]
+        cuts = choose_cuts(self._view, where.take(many), own_parts[many], phase)
+        possible = cuts_of_each(cuts, len(many)) > 0
+        cuts = take_cuts(cuts, possible)
+        many = many[possible]
+        some, places = work.take(many), where.take(many)
+        parts = summarise_parts(self._view, some.ranges, places, cuts, exact=True)
+        owner, ranges = tile(some.ranges, parts)
+        share = np.maximum(parts.counts, some.sizes[owner] // parts.sizes[owner])
+        whole = np.ones(len(work), bool)
+        whole[many] = False
+        listed, depths = some.listed[owner], some.depths[owner] + 1
+        return [
+            work.take(whole),
+            Work(ranges, listed, depths, share, parts.counts, parts.hashes),
+        ]
+
+
+# ---- lists of short ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +263,18 @@ def _joined(pieces: list[Matched]) -> Matched:
 
 
 def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> Matched:
-    ranges = np.arange(len(listed_counts), dtype=np.uint64) << RANGE_SHIFT
     owner, lanes, rows = view.members(where)
-    ours = names_of(lanes) | ranges[owner]
-    theirs = _distinct(names | np.repeat(ranges, listed_counts))
+    ours = names_in_ranges(owner, names_of(lanes))
+    listed = np.arange(len(listed_counts)).repeat(listed_counts)
+    theirs = _distinct(names_in_ranges(listed, names))
     needed = theirs[~contains(np.sort(ours), theirs)]
     have = np.flatnonzero(~contains(theirs, ours))
-    need_owner = (needed >> RANGE_SHIFT).astype(np.int64)
+    need_owner = ranges_of_names(needed)
     counts = np.bincount(owner, minlength=len(listed_counts))
-    equal = counts == listed_counts  # or one that we hold is listed twice
+    equal = counts == listed_counts  # otherwise the list names an element of ours twice
     equal[need_owner] = False
     equal[owner[have]] = False
-    return Matched(
-        rows[have], need_owner, short_ids_of_names(needed & _SHORT_ID_MASK), equal, counts
-    )
+    return Matched(rows[have], need_owner, short_ids_of_names(needed), equal, counts)
 
 
 def _distinct(names: U64) -> U64:
@@ -92,202 +283,3 @@ def _distinct(names: U64) -> U64:
     firsts = np.ones(len(names), bool)
     firsts[1:] = names[1:] != names[:-1]
     return names[firsts]
-
-
-_WHOLE_COUNT = 1 << 14  # elements of a need without names: some are fetched side by side
-_WHOLE_NEEDS = 1 << 10  # about so many at most of ranges that touch, whatever counts are claimed
-
-
-class Asked(NamedTuple):
-    """A request in flight.
-
-    Its ranges, the parts and phase that splits were wanted with, whether it carried the interest in
-    full, and whether it asked for the total.
-    """
-
-    work: Work
-    parts: int
-    phase: int
-    told_interest: bool = False
-    wants_total: bool = False
-
-
-@dataclass(slots=True)
-class Learned:
-    """Outcome of one answer. `peer_parts`: what to ask the responder for next, 0: no opinion.
-
-    `list_cap`: the longest list to ask for; it falls when a list was refused by a split.
-    """
-
-    work: Work
-    settled: list[Stretch] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    peer_parts: int = 0
-    list_cap: int = 0
-
-
-class _Compared(NamedTuple):
-    """Parts of splits: the split of each, where it lies, both counts, our hash, and if all agree."""
-
-    owner: I64
-    ranges: RangeColumns
-    where: Places
-    ours: I64
-    theirs: I64
-    hashes: U8
-    equal: Mask
-
-    def work(self, which: I64, depths: I64) -> Work:
-        """Some of the parts, to be asked about; `depths`: of the splits' parts."""
-        ours = self.ours[which]
-        sizes = np.maximum(ours, self.theirs[which])
-        listed = np.zeros(len(which), bool)
-        ranges, owner = self.ranges.take(which), self.owner[which]
-        return Work(ranges, listed, depths[owner], sizes, ours, self.hashes[which])
-
-
-class Learning:
-    """Reads one answer to what was asked."""
-
-    def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
-        self._view = view
-        self._work = asked.work
-        self._parts = asked.parts
-        self._phase = asked.phase
-        self._depth_max = depth_max
-        self._out = Learned(Work.none(), list_cap=list_cap)
-
-    def from_answers(self, answers: Answers, phase: int) -> Learned:
-        """Everything the answers tell; raises `RemoteProtocolError` when they are at fault."""
-        ranges = self._work.ranges
-        reply, tiles = unpack_tiles(answers, ranges, self._parts, self._phase)
-        answered = len(reply.kinds)
-        listed = self._work.listed[:answered]
-        if (listed & ((reply.kinds == EQUAL) | (reply.kinds == COUNT))).any():
-            raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
-        equal = (reply.kinds == EQUAL).nonzero()[0]
-        self._settle(ranges.take(equal), self._work.counts[equal], RangeState.IN_SYNC)
-        self._lacking(reply)
-        self._listed(reply)
-        rest = self._work.take(slice(answered, None))
-        self._out.work = Work.concatenate([rest, self._split(reply, tiles, phase)])
-        return self._out
-
-    def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
-        if len(counts):
-            self._out.settled.append(Stretch(ranges, counts, state))
-            if state is RangeState.IN_SYNC:
-                self._out.events.append(InSync(ranges, int(counts.sum())))
-
-    def _have(self, rows: U32) -> None:
-        is_aside = rows >= ASIDE_ROW_FIRST
-        if is_aside.any():
-            self._out.events.append(NotThere(*self._view.columns_of(rows[is_aside])))
-            rows = rows[~is_aside]
-        if len(rows):
-            self._out.events.append(Have(*self._view.columns_of(rows)))
-
-    def _need_whole(self, ranges: RangeColumns, counts: I64) -> None:
-        """Ranges of which we hold nothing: fetched without naming their elements."""
-        if not len(ranges):
-            return
-        cap = max(_WHOLE_COUNT, int(counts.sum()) // _WHOLE_NEEDS)
-        ranges, counts = join_ranges(ranges, counts, cap)
-        pairs = zip(ranges, counts.tolist(), strict=True)
-        self._out.events += [Need(span, None, count) for span, count in pairs]
-        self._settle(ranges, counts, RangeState.DONT_HAVE)
-
-    def _lacking(self, reply: Reply) -> None:
-        """Answers with a count alone: we said that we hold nothing there."""
-        told = ((reply.kinds == COUNT) & (reply.counts > 0)).nonzero()[0]
-        # What we took in since we asked is known to the peer or will be found next time.
-        if self._work.counts[told].any():
-            raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
-        self._need_whole(self._work.ranges.take(told), reply.counts[told])
-
-    def _listed(self, reply: Reply) -> None:
-        is_empty_list = (reply.kinds == COUNT) & (reply.counts == 0)
-        lists = ((reply.kinds == LIST) | is_empty_list).nonzero()[0]
-        if not len(lists):
-            return
-        ranges, counts = self._work.ranges.take(lists), reply.counts[lists]
-        found = match_lists(self._view, self._view.locate(ranges), counts, reply.short_ids)
-        self._have(found.have_rows)
-        owners, firsts = np.unique(found.need_owner, return_index=True)
-        stops = np.append(firsts, len(found.need_owner))[1:].tolist()
-        pieces = zip(ranges.take(owners), firsts.tolist(), stops, strict=True)
-        self._out.events += [
-            Need(span, found.need_short_ids[first:stop], stop - first)
-            for span, first, stop in pieces
-        ]
-        lacking = np.zeros(len(lists), bool)
-        lacking[owners] = True
-        sizes = np.maximum(counts, found.counts)
-        self._settle(ranges.take(lacking), sizes[lacking], RangeState.DONT_HAVE)
-        self._settle(ranges.take(found.equal), sizes[found.equal], RangeState.IN_SYNC)
-        # Nothing to fetch in the rest: what we send makes it equal, or a short id was listed twice.
-        rest = ~(lacking | found.equal)
-        if rest.any():
-            self._out.settled.append(Stretch(ranges.take(rest), sizes[rest], RangeState.IN_SYNC))
-
-    def _split(self, reply: Reply, tiles: Tiles, phase: int) -> Work:
-        parents = (reply.kinds == SPLIT).nonzero()[0]
-        if not len(parents):
-            return Work.none()
-        depths = self._work.depths[parents] + 1
-        if int(depths.max()) > self._depth_max:
-            raise RemoteProtocolError("depth", f"more than {self._depth_max} splits deep")
-        self._lower_cap(reply.counts[parents[self._work.listed[parents]]])
-        parts = self._compared(reply, tiles)
-        equal, lacking = parts.equal, ~parts.equal & (parts.ours == 0)
-        self._settle(parts.ranges.take(equal), parts.ours[equal], RangeState.IN_SYNC)
-        self._need_whole(parts.ranges.take(lacking), parts.theirs[lacking])
-        expected = differences(parts.owner, reply.parts.sizes, parts.ours, parts.theirs, ~equal)
-        # What we lack tells how much differs around it, but there is nothing to plan in it.
-        expected = expected[~lacking[~equal]]
-        open_ = (~equal & ~lacking).nonzero()[0]
-        return self._planned(parts.work(open_, depths), parts.where.take(open_), expected, phase)
-
-    def _lower_cap(self, refused: I64) -> None:
-        """Ask for lists of half the length that was refused, if that is shorter than now."""
-        cap = min(self._out.list_cap, int(refused.min(initial=LIST_COUNT_MAX)) // 2)
-        self._out.list_cap = max(cap, SMALL_COUNT)
-
-    def _compared(self, reply: Reply, tiles: Tiles) -> _Compared:
-        owner, ranges = tiles
-        where = self._view.locate(ranges)
-        hashes, ours = self._view.summaries(where)
-        theirs = reply.parts.counts
-        equal = (hashes == reply.parts.hashes).all(axis=1) & (ours == theirs)
-        return _Compared(owner, ranges, where, ours, theirs, hashes, equal)
-
-    def _planned(self, work: Work, where: Places, expected: F64, phase: int) -> Work:
-        if not len(work):
-            return work
-        plan = choose(work.sizes, expected)
-        self._out.peer_parts = plan.peer_parts
-        pieces = self._cut(work, where, plan, phase)
-        return join_lists(Work.concatenate(pieces), self._out.list_cap)
-
-    def _cut(self, work: Work, where: Places, plan: Plan, phase: int) -> list[Work]:
-        """Cut ranges on our side before asking on: no round trip is spent on that."""
-        own_parts = np.where(plan.listed, -(-work.sizes // self._out.list_cap), plan.own_parts)
-        work = replace(work, listed=plan.listed)
-        many = (own_parts > 1).nonzero()[0]
-        if not len(many):
-            return [work]
-        cuts = choose_cuts(self._view, where.take(many), own_parts[many], phase)
-        possible = cuts_of_each(cuts, len(many)) > 0
-        cuts = take_cuts(cuts, possible)
-        many = many[possible]
-        some, places = work.take(many), where.take(many)
-        parts = summarise_parts(self._view, some.ranges, places, cuts, exact=True)
-        owner, ranges = tile(some.ranges, parts)
-        share = np.maximum(parts.counts, some.sizes[owner] // parts.sizes[owner])
-        whole = np.ones(len(work), bool)
-        whole[many] = False
-        listed, depths = some.listed[owner], some.depths[owner] + 1
-        return [
-            work.take(whole),
-            Work(ranges, listed, depths, share, parts.counts, parts.hashes),
-        ]

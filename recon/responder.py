@@ -1,11 +1,10 @@
-"""The responder: pure functions of (view, request, limits).
+"""The reconciliation table, and the responder: pure functions of (view, request, limits).
 
-The table (we: the initiator; they: the responder), by (hash, count), count deciding emptiness:
-equal: in sync. We 0, they n: we lack the range, fetch it. We n, they 0: send it. Both and
-different: split, or a list of short ids where the range is small.
+The responder keeps nothing between requests. Its answer follows from its view and the request, so
+any process that holds the same set can answer the next request of a session.
 
-When the reply would pass the frame limit, a prefix of the ranges is answered; the rest stays on the
-initiator's work list, so nothing that was narrowed down is lost.
+It answers a prefix of the ranges: as many as fit the response. The initiator keeps the others on its
+work list, so nothing that was narrowed down is lost.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ from sdstore.wire.recon_pb2 import (
     ReconResponse,
 )
 
+_ALWAYS_LISTED_COUNT = 3  # a split needs two parts of two elements
 _ANSWER_BYTES = 3  # kind and count of an answer, about
 _PART_BYTES = SUMMARY_HASH_BYTES + 2  # hash and bound of a part, about
 _HEAD_BYTES = 8
@@ -65,8 +65,39 @@ _NO_PARTS = Parts(
 )
 
 
+def decide(
+    initiator_hashes: U8,
+    initiator_counts: I64,
+    responder_hashes: U8,
+    responder_counts: I64,
+    list_max: int,
+) -> U8:
+    """The reconciliation table: what becomes of each range, u8[n], from both sides' summaries.
+
+    Hashes are u8[n, 6], counts i64[n]. A count decides emptiness, a hash never does. The responder
+    applies the table to the ranges of a request, the initiator to the parts of a split.
+    """
+    # Both hold some, they differ, and there are many: summaries of parts, each decided like this.
+    # Both hold some, they differ, and there are few: the responder lists its elements by short id;
+    # the initiator sends and fetches those that one side alone names.
+    # The responder holds none: an empty list, so the initiator sends all that it holds there.
+    kinds = list_or_split(responder_counts, list_max)
+    # The initiator holds none: it fetches the whole range, without naming elements.
+    kinds[initiator_counts == 0] = COUNT
+    # Equal hashes and equal counts (also no elements on both sides): in sync.
+    same_hash = (initiator_hashes == responder_hashes).all(axis=1)
+    kinds[same_hash & (initiator_counts == responder_counts)] = EQUAL
+    return kinds
+
+
+def list_or_split(counts: I64, list_max: int) -> U8:
+    """LIST for ranges of at most `list_max` elements, or few, and SPLIT for the others, u8[n]."""
+    is_short = counts <= max(list_max, _ALWAYS_LISTED_COUNT)
+    return np.where(is_short, LIST, SPLIT).astype(np.uint8)
+
+
 class _Decided(NamedTuple):
-    """What to answer: ranges, where they lie in the view, and the kind and our count of each."""
+    """Ranges, their places in the view, and the kind of answer and our count for each."""
 
     ranges: RangeColumns
     where: Places
@@ -84,8 +115,9 @@ class _Decided(NamedTuple):
 def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) -> ReconResponse:
     """Answer the ranges of a request, and state the total, from the view as it is now.
 
-    Fills `answers` and `total` only; the caller checks nonce and interest before, and adds items for `fetch`
-    and outcomes for `push`. Raises `RemoteProtocolError` for a malformed request.
+    Fills `answers` and `total` only. The caller checks the nonce and the interest before, and adds
+    the items of a fetch and the outcomes of a push. Raises `RemoteProtocolError` for a malformed
+    request.
     """
     if request.version != PROTOCOL_VERSION:
         return ReconResponse(status=UNSUPPORTED_VERSION, version=PROTOCOL_VERSION)
@@ -97,7 +129,7 @@ def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) 
     asks = _read(request.ranges, limits)
     if not len(asks.ranges):
         return response
-    decided = _decide(view, asks, request.ranges, room)
+    decided = _decide_all(view, asks, request.ranges.list_max, room)
     build = partial(_answers, view, decided, request.ranges)
     _, answers = fill(build, _costs(decided, request.ranges.parts), room)
     response.answers.CopyFrom(answers)
@@ -105,34 +137,36 @@ def respond(view: View, request: ReconRequest, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _room(request: ReconRequest, limits: Limits) -> int:
+    """The bytes that the answers of a response can take."""
     room = limits.response_bytes_max
     if request.response_bytes_max:
         room = min(room, request.response_bytes_max)
     if room < FRAME_BYTES_MIN:
-        raise RemoteProtocolError("frame_too_small", f"{room} bytes")
+        raise RemoteProtocolError(
+            "frame_too_small", f"a response of {room} bytes; the least is {FRAME_BYTES_MIN}"
+        )
     return room - FRAME_RESERVE_BYTES
 
 
 def _read(ask: Ranges, limits: Limits) -> Asks:
+    """The ranges of a request, as many as one response answers."""
     if not ask.bounds and not ask.runs:
         return unpack_asks(Ranges(), limits.ranges_max)
     if not 2 <= ask.parts <= PARTS_MAX or ask.phase > PHASE_MAX:
-        raise RemoteProtocolError("malformed", "parts or phase out of range")
-    asks = unpack_asks(ask, limits.ranges_max)
-    first = slice(limits.ranges_answered_max)
-    return Asks(asks.ranges.take(first), asks.listed[first], asks.counts[first], asks.hashes[first])
+        raise RemoteProtocolError(
+            "malformed",
+            f"parts {ask.parts} (2 to {PARTS_MAX}) or phase {ask.phase} (0 to {PHASE_MAX})",
+        )
+    return unpack_asks(ask, limits.ranges_max).first(limits.ranges_answered_max)
 
 
-def _decide(view: View, asks: Asks, ask: Ranges, room: int) -> _Decided:
+def _decide_all(view: View, asks: Asks, list_max: int, room: int) -> _Decided:
     where = view.locate(asks.ranges)
     hashes, counts = view.summaries(where)
     longest = min(LIST_COUNT_MAX, room // SHORT_ID_BYTES - FRAME_RESERVE_BYTES)
-    list_max = np.where(asks.listed, longest, min(ask.list_max, longest))
-    kinds = np.where(counts <= np.maximum(list_max, 3), LIST, SPLIT).astype(np.uint8)
-    same = (hashes == asks.hashes).all(axis=1) & (counts == asks.counts)
-    compared = ~asks.listed
-    kinds[compared & (asks.counts == 0)] = COUNT
-    kinds[compared & same] = EQUAL
+    kinds = decide(asks.hashes, asks.counts, hashes, counts, min(list_max, longest))
+    if asks.listed.any():
+        kinds = np.where(asks.listed, list_or_split(counts, longest), kinds)
     return _Decided(asks.ranges, where, kinds, counts)
 
 
@@ -153,22 +187,23 @@ def _answers(view: View, decided: _Decided, ask: Ranges, count: int) -> Answers:
     """The message of the first `count` answers."""
     ranges, where, kinds, counts = decided.first(count)
     kinds, parts, implied = _split(view, ranges, where, kinds, ask)
-    told = np.where(kinds == EQUAL, 0, counts)
+    sent_counts = np.where(kinds == EQUAL, 0, counts)
     _, lanes, _ = view.members(where.take(kinds == LIST))
-    return pack_reply(Reply(kinds, told, parts, short_ids_of(lanes)), ranges, implied=implied)
+    reply = Reply(kinds, sent_counts, parts, short_ids_of(lanes))
+    return pack_reply(reply, ranges, implied=implied)
 
 
 def _split(
     view: View, ranges: RangeColumns, where: Places, kinds: U8, ask: Ranges
 ) -> tuple[U8, Parts, bool]:
-    """Kinds as far as ranges can be split, the parts, and whether their counts are implied."""
+    """Split ranges into parts: the kinds, the parts, and whether their counts are implied."""
     split = np.flatnonzero(kinds == SPLIT)
     if not len(split):
         return kinds, _NO_PARTS, True
     cuts = choose_cuts(view, where.take(split), ask.parts, ask.phase)
     possible = cuts_of_each(cuts, len(split)) > 0
     kinds = kinds.copy()
-    kinds[split[~possible]] = LIST  # cannot be separated, so it is listed at any length
+    kinds[split[~possible]] = LIST  # no bound separates its elements: listed at any length
     split, implied = split[possible], cuts.places is not None
     cuts = take_cuts(cuts, possible)
     parts = summarise_parts(view, ranges.take(split), where.take(split), cuts, exact=implied)

@@ -88,7 +88,7 @@ def join_lists(work: Work, list_cap: int) -> Work:
     """
     if not len(work):
         return work
-    joins = work.ranges.touches_next() & work.listed[1:] & work.listed[:-1]
+    joins = _joins(work)
     if not joins.any():
         return work
     starts = _group_starts(joins, work.sizes, list_cap)
@@ -98,6 +98,11 @@ def join_lists(work: Work, list_cap: int) -> Work:
     return Work(ranges, listed, depths, sizes, counts, work.hashes[starts])
 
 
+def _joins(work: Work) -> Mask:
+    """joins[i]: whether range i can merge with range i + 1: they touch, and both will be listed."""
+    return work.ranges.touches_next() & work.listed[1:] & work.listed[:-1]
+
+
 def join_ranges(ranges: RangeColumns, counts: I64, cap: int) -> tuple[RangeColumns, I64]:
     """Ranges that touch become one, of fewer than `cap` elements plus its last part."""
     starts = _group_starts(ranges.touches_next(), counts, cap)
@@ -105,7 +110,7 @@ def join_ranges(ranges: RangeColumns, counts: I64, cap: int) -> tuple[RangeColum
 
 
 def _group_starts(joins: Mask, sizes: I64, cap: int) -> I64:
-    """The first of each group, where `joins`, bool[n - 1], tells who may join the next."""
+    """The first range of each group. joins[i]: whether range i can merge with range i + 1."""
     begins = np.append(True, ~joins)
     before = sizes.cumsum() - sizes
     chain = begins.cumsum() - 1

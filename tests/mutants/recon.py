@@ -2,130 +2,542 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, returns
+
+_ENDLESS = 1 << 60
 
 
-class Fault(NamedTuple):
-    """`right` occurs exactly once in the file at `path`; `wrong` takes its place."""
-
-    name: str
-    path: str
-    right: str
-    wrong: str
-    tests: tuple[str, ...]
+def _tests(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/recon/test_{name}.py" for name in names)
 
 
-_T = "tests/recon/test_{}.py"
-_SYNC = tuple(_T.format(name) for name in ("transcript", "sync", "oracle", "worklist"))
-_INDEX = tuple(_T.format(name) for name in ("index", "oracle", "sync"))
-_WIRE = tuple(_T.format(name) for name in ("codec", "transcript", "vectors", "sync"))
-_LIARS = tuple(_T.format(name) for name in ("liars", "codec"))
-_DISK = (_T.format("checkpoint"),)
-_KEYS = tuple(_T.format(name) for name in ("session", "index", "vectors", "proof"))
+_SYNC = _tests("transcript", "sync", "oracle", "worklist")
+_INDEX = _tests("index", "oracle", "sync")
+_WIRE = _tests("codec", "transcript", "vectors", "sync")
+_LIARS = _tests("liars", "codec")
+_KEYS = _tests("session", "index", "vectors", "proof")
+_FETCH = _tests("fetch")
+_RESPONDER = _tests("responder")
+_LEARNING = _tests("learning")
+_ASIDE = _tests("aside")
+_PROOF = _tests("proof")
 
 
-def _fault(name: str, module: str, right: str, wrong: str, tests: tuple[str, ...]) -> Fault:
-    return Fault(f"recon: {name}", f"recon/{module}.py", right, wrong, tests)
+def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...]) -> Fault:
+    return Fault(f"recon: {name}", f"recon.{seam}", plant, tests)
+
+
+def _module(name: str) -> Any:
+    """A module of the engine, when the fault acts: not before it is planted."""
+    return importlib.import_module(f"recon.{name}")
+
+
+def _with(owner: Any, attribute: str, value: Any, act: Callable[[], Any]) -> Any:
+    """The result of `act` while an attribute has another value."""
+    right = getattr(owner, attribute)
+    setattr(owner, attribute, value)
+    try:
+        return act()
+    finally:
+        setattr(owner, attribute, right)
+
+
+# ---- the table
+
+
+def _equal_by_hash(kinds: Any, ours: Any, _our_counts: Any, theirs: Any, *_: Any) -> Any:
+    kinds[(ours == theirs).all(axis=1)] = _module("codec").EQUAL
+    return kinds
+
+
+def _equal_by_count(
+    kinds: Any, _ours: Any, our_counts: Any, _theirs: Any, their_counts: Any, *_: Any
+) -> Any:
+    kinds[our_counts == their_counts] = _module("codec").EQUAL
+    return kinds
+
+
+def _never_empty(kinds: Any, *_: Any) -> Any:
+    codec = _module("codec")
+    kinds[kinds == codec.COUNT] = codec.SPLIT
+    return kinds
+
+
+def _drop_the_rest(from_answers: Any) -> Any:
+    def wrong(learning: Any, answers: Any, phase: int) -> Any:
+        learning._work = learning._work.take(slice(answers.answered))
+        return from_answers(learning, answers, phase)
+
+    return wrong
+
+
+def _no_answer_is_fine(from_answers: Any) -> Any:
+    def wrong(learning: Any, answers: Any, phase: int) -> Any:
+        if answers.answered:
+            return from_answers(learning, answers, phase)
+        return _module("learning").Learned(learning._work, list_cap=learning._out.list_cap)
+
+    return wrong
+
+
+def _without_empty_lists(learning: Any, ranges: Any, counts: Any, short_ids: Any) -> Any:
+    some = counts > 0
+    return learning, ranges.take(some), counts[some], short_ids
+
+
+def _joins_across_gaps(work: Any) -> Any:
+    return work.listed[1:] & work.listed[:-1]
+
+
+def _joins_with_comparisons(work: Any) -> Any:
+    return work.ranges.touches_next() & work.listed[1:]
+
+
+def _repeats_are_equal(match_chunk: Any) -> Any:
+    def wrong(view: Any, where: Any, counts: Any, names: Any) -> Any:
+        owner = np.arange(len(counts)).repeat(counts)
+        keys = np.unique((owner.astype(np.uint64) << np.uint64(48)) | names)
+        owner, names = (keys >> np.uint64(48)).astype(np.int64), keys & np.uint64(2**48 - 1)
+        return match_chunk(view, where, np.bincount(owner, minlength=len(counts)), names)
+
+    return wrong
+
+
+# ---- cuts and the wire
+
+
+def _round_further(below: Any, at: Any) -> Any:
+    bits = _module("elements").bit_lengths(below ^ at).astype(np.uint64)
+    return (at >> bits) << bits
+
+
+def _imply_counts(cuts: Any, *_: Any) -> Any:
+    return cuts if cuts.places is not None else replace(cuts, places=cuts.owner)
+
+
+def _forget_the_sign(raw: Any, count: int) -> Any:
+    zigzag, taken = _module("codec").unpack_varints(raw, count)
+    steps = (zigzag >> np.uint64(1)).astype(np.int64) ^ (zigzag & np.uint64(1)).astype(np.int64)
+    return np.cumsum(steps), taken
+
+
+def _check_nothing_but_empty_parts(part_counts: Any, _counts: Any, _sizes: Any) -> None:
+    if (part_counts < 1).any():
+        raise _module("errors").RemoteProtocolError("split", "parts must be non-empty")
+
+
+def _check_nothing_but_sums(part_counts: Any, counts: Any, sizes: Any) -> None:
+    firsts = np.cumsum(sizes) - sizes
+    if len(sizes) and (np.add.reduceat(part_counts, firsts) != counts).any():
+        raise _module("errors").RemoteProtocolError("split", "parts must add up")
+
+
+def _room_for_anything(request: Any, limits: Any) -> int:
+    room = min(request.response_bytes_max or limits.response_bytes_max, limits.response_bytes_max)
+    return int(room) - 128
+
+
+def _send_the_first_guess(build: Any, costs: Any, room: int) -> Any:
+    count = max(1, int(costs.cumsum().searchsorted(room, side="right")))
+    return count, build(count)
+
+
+def _cut_by_number(build: Any, costs: Any, room: int) -> Any:
+    count = max(1, int(costs.cumsum().searchsorted(room, side="right")))
+    while True:
+        message = build(count)
+        size = message.ByteSize()
+        if size <= room or count == 1:
+            return count, message
+        count = max(1, int(count * room / size * 0.97))
+
+
+def _make_columns_of_claims(unpack_sizes: Any) -> Any:
+    def wrong(raw: Any, counts: Any, parts_max: int) -> Any:
+        sizes, taken = unpack_sizes(raw, counts, parts_max)
+        _module("codec").implied_counts(counts, sizes, 64)
+        return sizes, taken
+
+    return wrong
+
+
+def _read_all_runs(unpack_runs: Any) -> Any:
+    def wrong(raw: Any, ranges_max: int) -> Any:
+        _module("codec").unpack_varints(raw, int(np.count_nonzero(raw < 0x80)))
+        return unpack_runs(raw, ranges_max)
+
+    return wrong
+
+
+# ---- budgets
+
+
+def _count_no_requests(check: Any) -> Any:
+    return lambda budget, *args: _with(budget, "requests", 0, lambda: check(budget, *args))
+
+
+def _read_before_the_budget(receive: Any) -> Any:
+    def wrong(initiator: Any, request_id: int, response: Any, elapsed_s: float = 0.0) -> Any:
+        budget, modules = initiator._budget, (_module("errors"), _module("events"))
+        check = budget.check
+        events = _with(
+            budget,
+            "check",
+            nothing(None),
+            lambda: receive(initiator, request_id, response, elapsed_s),
+        )
+        try:
+            check(len(initiator._view), elapsed_s)
+        except modules[0].RemoteProtocolError as error:
+            initiator._over = True
+            return [*events, modules[1].Fault(error)]
+        return events
+
+    return wrong
+
+
+def _never_over(receive: Any) -> Any:
+    def wrong(initiator: Any, *args: Any, **kwargs: Any) -> Any:
+        initiator._over = False
+        return receive(initiator, *args, **kwargs)
+
+    return wrong
+
+
+def _join_all(ranges: Any, counts: Any, cap: int) -> Any:
+    starts = _module("worklist")._group_starts(np.ones(len(ranges) - 1, bool), counts, cap)
+    return ranges.joined(starts), np.add.reduceat(counts, starts)
+
+
+# ---- keys
+
+
+def _fresh_for_ever(nonce: bytes, secret: bytes, pair: bytes, epoch: int) -> bool:
+    make = _module("session").responder_nonce
+    return any(nonce == make(secret, pair, each) for each in range(epoch + 1))
+
+
+def _half_words(hasher: Any, orders: Any, words: Any) -> Any:
+    words = words.copy()
+    words[:, 2:] = 0
+    return hasher, orders, words
+
+
+# ---- index and views
+
+
+class _Forgetful(set[Any]):
+    def __contains__(self, element: object) -> bool:
+        return False
+
+
+def _forget_what_waits(insert_few: Any) -> Any:
+    def wrong(index: Any, *columns: Any) -> Any:
+        index._pending = _Forgetful(index._pending)
+        return insert_few(index, *columns)
+
+    return wrong
+
+
+def _look_at_the_first_tie_only(
+    index: Any, run: Any, places: Any, orders: Any, ids: Any, _heads: Any
+) -> Any:
+    found = np.zeros(len(orders), bool)
+    some = np.flatnonzero(run.holds_order(places, orders))
+    stored = index._store.snapshot.take(run.rows_at(places[some]))
+    found[some] = (stored.ids == ids[some]).all(axis=1) & (stored.orders == orders[some])
+    return found
+
+
+def _younger_first(merge_runs: Any) -> Any:
+    def wrong(snapshot: Any, elder: Any, younger: Any, _places: Any, *, summed: bool) -> Any:
+        places = np.zeros(len(younger), np.int64)
+        return merge_runs(snapshot, elder, younger, places, summed=summed)
+
+    return wrong
+
+
+def _one_short(places: Any, run: Any, _orders: Any) -> Any:
+    return np.minimum(places, len(run) - 1) if len(run) >= 1 << 17 else places
+
+
+def _closed_above(view: Any, orders: Any) -> Any:
+    lower, upper = view._window
+    wanted = orders >= np.uint64(lower)
+    return wanted if upper is None else wanted & (orders <= np.uint64(upper))
+
+
+def _groups_do_not_grow(refresh: Any) -> Any:
+    return lambda view: 0 if view._groups is not None else refresh(view)
+
+
+def _forget_the_tail(sums: Any) -> Any:
+    return lambda view: _with(view, "_tail_sums", (0, 0), lambda: sums(view))
+
+
+def _endless_cache(init: Any) -> Any:
+    def wrong(cache: Any, index: Any, *, views_max: int, bytes_max: int) -> None:
+        init(cache, index, views_max=views_max, bytes_max=_ENDLESS)
+
+    return wrong
+
+
+def _show_half_merged_segments(postings: Any, snapshot: Any) -> None:
+    module = _module("index")
+    segments = postings._segments
+    start = segments[-1].stop if segments else 0
+    if snapshot.size - start <= module.SCAN_ROWS_MAX:
+        return
+    new = module._segment(snapshot, start)
+    while segments and len(segments[-1].rows) < 2 * len(new.rows):
+        new, segments = module._merged(segments[-1], new), segments[:-1]
+        postings._segments = (*postings._segments, new)
+    postings._segments = (*segments, new)
+
+
+def _with_later_rows(postings: Any, snapshot: Any, groups: Any, stop: int) -> Any:
+    covered = postings._segments[-1].stop if postings._segments else 0
+    return postings, snapshot, groups, max(stop, covered)
+
+
+# ---- fetching
+
+
+def _forgive_a_still_bound(settle: Any) -> Any:
+    def wrong(queue: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            settle(queue, *args, **kwargs)
+        except _module("errors").RemoteProtocolError as error:
+            if error.code != "no_progress":
+                raise
+
+    return wrong
+
+
+def _drop_what_was_cut_off(settle: Any) -> Any:
+    def wrong(queue: Any, *args: Any, **kwargs: Any) -> None:
+        waiting = deque(queue._waiting)
+        settle(queue, *args, **kwargs)
+        queue._waiting = waiting
+
+    return wrong
+
+
+def _sort_what_arrives(accept: Any) -> Any:
+    def wrong(queue: Any, batch: Any, orders: Any, ids: Any, resume: Any = None) -> Any:
+        sequence = np.array(
+            sorted(range(len(orders)), key=lambda at: (orders[at], bytes(ids[at]))), np.int64
+        )
+        taken = np.zeros(len(orders), bool)
+        taken[sequence] = accept(queue, batch, orders[sequence], ids[sequence], resume)
+        return taken
+
+    return wrong
+
+
+def _drop_repeats(accept: Any) -> Any:
+    def wrong(queue: Any, batch: Any, orders: Any, ids: Any, resume: Any = None) -> Any:
+        first: dict[Any, int] = {}
+        keys = list(zip(orders.tolist(), map(bytes, ids), strict=True))
+        for at, key in enumerate(keys):
+            first.setdefault(key, at)
+        some = np.array(list(first.values()), np.int64)
+        taken = accept(queue, batch, orders[some], ids[some], resume)
+        by_key = dict(zip(first, taken.tolist(), strict=True))
+        return np.array([by_key[key] for key in keys], bool)
+
+    return wrong
+
+
+def _above_the_bound_too(accept: Any) -> Any:
+    return lambda queue, batch, orders, ids, _resume=None: accept(queue, batch, orders, ids, None)
+
+
+def _forget_owed_names(settle: Any) -> Any:
+    def wrong(queue: Any, *args: Any, **kwargs: Any) -> None:
+        settle(queue, *args, **kwargs)
+        queue._owed_names = set()
+
+    return wrong
+
+
+def _in_range(upper: Any, _names: Any, key: Any, _name: Any) -> bool:
+    return bool(key < upper or upper == _module("elements").END)
+
+
+def _resume_above(found: Any, _view: Any, wanted: Any, _limits: Any) -> Any:
+    where, resume = found
+    later = [span.upper for span in wanted.ranges if span.lower == resume]
+    return (where, later[0]) if later else found
+
+
+def _only_named(asked: Any, wanted: Any, owner: Any, _lanes: Any) -> Any:
+    return asked & (wanted.counts[owner] > 0)
+
+
+# ---- proofs, elements set aside
+
+
+def _believe_that_all_is_equal(initiator: Any, _flying: Any, response: Any) -> Any:
+    theirs = _module("codec").read_total(response)
+    return _module("events").Stated(theirs.count, theirs == initiator._total)
+
+
+def _absent_total(response: Any) -> Any:
+    return _module("hashing").Total(response.total.count, response.total.sum)
+
+
+def _one_lane(total: Any) -> Any:
+    def wrong(view: Any, added: Any = None, removed: Any = None) -> Any:
+        right = total(view, added, removed)
+        return replace(right, sum=right.sum[:8] + total(view).sum[8:])
+
+    return wrong
+
+
+def _offer_what_is_aside(have: Any) -> Any:
+    def wrong(learning: Any, rows: Any) -> None:
+        have(learning, rows)
+        aside = rows[rows >= _module("limits").ASIDE_ROW_FIRST]
+        if len(aside):
+            found = _module("events").Have(*learning._view.columns_of(aside))
+            learning._out.events.append(found)
+
+    return wrong
+
+
+def _without_aside(learning: Any, rows: Any) -> Any:
+    return learning, rows[rows < _module("limits").ASIDE_ROW_FIRST]
+
+
+def _remove_by_order(without: Any) -> Any:
+    def wrong(view: Any, run: Any, removed: Any) -> Any:
+        heads = _module("elements").heads_of(removed.ids)
+        places = run.lower_bounds(view._snapshot, removed.orders, heads)
+        there = run.holds_order(places, removed.orders)
+        ids = removed.ids.copy()
+        ids[there] = view._snapshot.ids_of(run.rows_at(places[there]))
+        return without(view, run, replace(removed, ids=ids))
+
+    return wrong
+
+
+def _forget_aside(count: int, view: Any) -> int:
+    view._snapshot = view._index.state.snapshot
+    return count
+
+
+def _nothing_of(columns: Any) -> Any:
+    return columns.take(slice(0))
 
 
 FAULTS = [
     # The table
-    _fault("equal hashes suffice", "responder", "(hashes == asks.hashes).all(axis=1) & (counts == asks.counts)", "(hashes == asks.hashes).all(axis=1)", (_T.format("responder"),)),
-    _fault("equal counts suffice", "responder", "same = (hashes == asks.hashes).all(axis=1) & (counts", "same = (counts", _SYNC),
-    _fault("an empty side is not seen", "responder", "kinds[compared & (asks.counts == 0)] = COUNT", "pass", _SYNC),
-    _fault("parts without ours are not fetched", "learning", "~parts.equal & (parts.ours == 0)", "parts.equal & (parts.ours == 0)", _SYNC),
-    _fault("the rest of a prefix is dropped", "learning", "rest = self._work.take(slice(answered, None))", "rest = Work.none()", _SYNC),
-    _fault("what we have is not told", "learning", "        self._have(found.have_rows)\n", "", _SYNC),
-    _fault("what we have where they hold nothing is not told", "learning", "((reply.kinds == LIST) | is_empty_list)", "(reply.kinds == LIST)", (_T.format("responder"),)),
-    _fault("lists of neighbours join across gaps", "worklist", "work.ranges.touches_next() & work.listed[1:]", "work.listed[1:]", _SYNC),
-    _fault("lists join with comparisons", "worklist", "& work.listed[1:] & work.listed[:-1]", "& work.listed[1:]", _SYNC),
-    _fault("a list means the same in every range", "learning", "ours = names_of(lanes) | ranges[owner]", "ours = names_of(lanes)", _SYNC),
-    _fault("repeated short ids count twice", "learning", "    return names[firsts]\n", "    return names\n", (_T.format("liars"), _T.format("responder"))),
-    _fault("a list that names one element often proves equality", "learning", "equal = counts == listed_counts", "equal = counts <= listed_counts", (_T.format("responder"),)),
+    _fault("equal hashes suffice", "responder:decide", after(_equal_by_hash), _RESPONDER),
+    _fault("equal counts suffice", "responder:decide", after(_equal_by_count), _SYNC),
+    _fault("an empty side is not seen", "responder:decide", after(_never_empty), _SYNC),
+    _fault("ranges that we lack are not fetched", "learning:Learning._need_whole", nothing, _SYNC),
+    _fault("the rest of a prefix is dropped", "learning:Learning.from_answers", _drop_the_rest, _SYNC),
+    _fault("what we have is not reported", "learning:Learning._have", nothing, _SYNC),
+    _fault("what we have is not sent where they hold nothing", "learning:Learning._compare_lists", before(_without_empty_lists), _RESPONDER),
+    _fault("lists of neighbours join across gaps", "worklist:_joins", instead(_joins_across_gaps), _SYNC),
+    _fault("lists join with comparisons", "worklist:_joins", instead(_joins_with_comparisons), _SYNC),
+    _fault("a list means the same in every range", "hashing:names_in_ranges", instead(lambda _ranges, names: names), _SYNC),
+    _fault("repeated short ids count twice", "learning:_distinct", instead(np.sort), _tests("liars", "responder")),
+    _fault("a list that names one element often proves equality", "learning:_match_chunk", _repeats_are_equal, _RESPONDER),
     # Cuts
-    _fault("cuts ignore ties", "cuts", "heads[tied] = rounded", "pass", _SYNC),
-    _fault("inseparable elements are cut", "cuts", "parted = heads_below < heads_at", "parted = heads_below <= heads_at", _SYNC),
-    _fault("bounds round too far", "cuts", "differing = (bit_lengths(below ^ at) - 1).astype(np.uint64)", "differing = bit_lengths(below ^ at).astype(np.uint64)", _WIRE),
-    _fault("bit lengths round up", "elements", "exact = (values & ~(values >> np.uint64(1))).astype(np.float64)", "exact = values.astype(np.float64)", _WIRE),
-    _fault("the phase is ignored by one side", "codec", "(256 * (within + 1) + phase - PHASE_NONE)", "(256 * (within + 1))", _WIRE),
-    _fault("with several runs counts are implied", "cuts", "return Cuts(owner[sequence], orders, heads, None)", "return Cuts(owner[sequence], orders, heads, owner)", _SYNC),
+    _fault("cuts ignore ties", "cuts:bounds_at", after(lambda found, *_: (found[0], np.zeros_like(found[1]), found[2])), _SYNC),
+    _fault("inseparable elements are cut", "cuts:bounds_at", after(lambda found, *_: (*found[:2], None)), _SYNC),
+    _fault("bounds round too far", "cuts:between", instead(_round_further), _WIRE),
+    _fault("bit lengths round up", "elements:bit_lengths", instead(lambda values: np.frexp(values.astype(np.float64))[1].astype(np.int64)), _WIRE),
+    _fault("the phase is ignored by one side", "codec:implied_counts", before(lambda counts, sizes, _phase: (counts, sizes, 64)), _WIRE),
+    _fault("with several runs counts are implied", "cuts:choose_cuts", after(_imply_counts), _SYNC),
     # The wire
-    _fault("the last byte of a number is lost", "codec", "    used = groups != 0\n", "    used = groups != 0\n    used[:, 9:] = False\n", _WIRE),
-    _fault("zigzag forgets the sign", "codec", "-(zigzag & np.uint64(1)).astype(np.int64)", "(zigzag & np.uint64(1)).astype(np.int64)", _WIRE),
-    _fault("columns may have bytes to spare", "codec", "    if taken != len(raw):\n        raise", "    if taken > len(raw):\n        raise", (_T.format("responder"), _T.format("codec"))),
-    _fault("ranges may overlap", "codec", "    if not fine.all():\n", "    if not fine.any():\n", (_T.format("responder"),)),
-    _fault("splits need not ascend", "codec", "    if not above.all():\n", "    if not len(above):\n", (_T.format("responder"),)),
-    _fault("parts need not add up", "codec", "if (part_counts < 1).any() or (np.add.reduceat(part_counts, firsts) != counts).any():", "if (part_counts < 1).any():", (_T.format("responder"),)),
-    _fault("parts may be empty", "codec", "if (part_counts < 1).any() or ", "if ", (_T.format("responder"),)),
-    _fault("no answer is progress", "codec", "if not 0 < answered <= len(ranges):", "if not answered <= len(ranges):", _LIARS),
-    _fault("any frame is long enough", "responder", "    if room < FRAME_BYTES_MIN:\n", "    if room < 0:\n", (_T.format("responder"),)),
-    _fault("the frame limit is passed", "codec", "if size <= room or count == 1:", "if True:", (_T.format("filling"), _T.format("responder"))),
-    _fault("a message that is too long is cut by number", "codec", 'min(count - 1, int(spent.searchsorted(affordable, side="right")))', "int(count * room / size * _SHRINK)", (_T.format("filling"),)),
+    _fault("the last byte of a number is lost", "codec:pack_varints", before(lambda values: (values & np.uint64(2**63 - 1),)), _WIRE),
+    _fault("zigzag forgets the sign", "codec:unpack_counts", instead(_forget_the_sign), _WIRE),
+    _fault("columns may have bytes to spare", "codec:finished", nothing, _tests("responder", "codec")),
+    _fault("ranges may overlap", "codec:_check_ranges_ascend", nothing, _RESPONDER),
+    _fault("splits need not ascend", "codec:_check_parts_ascend", nothing, _RESPONDER),
+    _fault("parts need not add up", "codec:_check_part_counts", instead(_check_nothing_but_empty_parts), _RESPONDER),
+    _fault("parts may be empty", "codec:_check_part_counts", instead(_check_nothing_but_sums), _RESPONDER),
+    _fault("no answer is progress", "learning:Learning.from_answers", _no_answer_is_fine, _LIARS),
+    _fault("any frame is long enough", "responder:_room", instead(_room_for_anything), _RESPONDER),
+    _fault("the frame limit is passed", "codec:fill", instead(_send_the_first_guess), _tests("filling", "responder")),
+    _fault("a message that is too long is cut by number", "codec:fill", instead(_cut_by_number), _tests("filling")),
     # Budgets
-    _fault("depth has no limit", "learning", "if int(depths.max()) > self._depth_max:", "if False:", _LIARS),
-    _fault("bytes have no limit", "limits", "if self.bytes > bytes_max:", "if False:", _LIARS),
-    _fault("requests have no limit", "limits", "if self.requests > limits.requests_max:", "if False:", _LIARS),
-    _fault("time has no limit", "limits", "if elapsed_s > seconds_max:", "if False:", _LIARS),
-    _fault("a list that is refused is asked for again and again", "learning", "self._out.list_cap = max(cap, SMALL_COUNT)", "pass", (_T.format("responder"), *_SYNC)),
-    _fault("an answer beyond the budget is read", "initiator", "            self._budget.check(len(self._view), elapsed_s)\n            events = self._take(flying, response)\n", "            events = self._take(flying, response)\n            self._budget.check(len(self._view), elapsed_s)\n", (_T.format("learning"),)),
-    _fault("an ended session goes on", "initiator", "        flying = self._landed(request_id)\n        if self._over:\n", "        flying = self._landed(request_id)\n        if False:\n", (_T.format("learning"),)),
-    _fault("each part that we lack is a need", "learning", "        ranges, counts = join_ranges", "        join_ranges", (_T.format("learning"),)),
-    _fault("needs join across what we hold", "worklist", "_group_starts(ranges.touches_next(), counts, cap)", "_group_starts(np.ones(len(ranges) - 1, bool), counts, cap)", (_T.format("learning"),)),
-    _fault("claimed counts make columns", "codec", "table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))", "table(message.hashes, SUMMARY_HASH_BYTES, len(implied_counts(counts, sizes, phase)))", (_T.format("codec"),)),
-    _fault("runs are read however many", "codec", "    if count > ranges_max:\n", "    if False:\n", (_T.format("codec"),)),
+    _fault("depth has no limit", "learning:Learning.__init__", before(lambda learning, view, asked, _depth, cap: (learning, view, asked, _ENDLESS, cap)), _LIARS),
+    _fault("bytes have no limit", "limits:Budget.check", before(lambda budget, _count, elapsed_s: (budget, _ENDLESS, elapsed_s)), _LIARS),
+    _fault("requests have no limit", "limits:Budget.check", _count_no_requests, _LIARS),
+    _fault("time has no limit", "limits:Budget.check", before(lambda budget, count, _elapsed_s: (budget, count, 0.0)), _LIARS),
+    _fault("a list that is refused is asked for again and again", "learning:Learning._lower_list_cap", nothing, (*_RESPONDER, *_SYNC)),
+    _fault("an answer beyond the budget is read", "initiator:Initiator.receive", _read_before_the_budget, _LEARNING),
+    _fault("an ended session goes on", "initiator:Initiator.receive", _never_over, _LEARNING),
+    _fault("each part that we lack is a need", "worklist:join_ranges", instead(lambda ranges, counts, _cap: (ranges, counts)), _LEARNING),
+    _fault("needs join across what we hold", "worklist:join_ranges", instead(_join_all), _LEARNING),
+    _fault("claimed counts make columns", "codec:_unpack_sizes", _make_columns_of_claims, _tests("codec")),
+    _fault("runs are read however many", "codec:_unpack_runs", _read_all_runs, _tests("codec")),
     # Keys
-    _fault("one nonce is enough for a key", "session", "material = initiator_nonce + responder_nonce + interest_digest", "material = initiator_nonce + initiator_nonce + interest_digest", _KEYS),
-    _fault("a nonce lives for ever", "session", "for e in (epoch, max(epoch - 1, 0))", "for e in range(epoch + 1)", _KEYS),
-    _fault("the order is not hashed", "hashing", "        right[:, 0] ^= orders\n", "", _KEYS),
-    _fault("half of the id is not hashed", "hashing", "        right ^= words[:, 2:]\n", "", _KEYS),
-    _fault("the key is not used", "hashing", "algorithms.AES(key.raw)", "algorithms.AES(bytes(16))", _KEYS),
+    _fault("one nonce is enough for a key", "session:derive_session_key", before(lambda first, _second, interest: (first, first, interest)), _KEYS),
+    _fault("a nonce lives for ever", "session:nonce_is_fresh", instead(_fresh_for_ever), _KEYS),
+    _fault("the order is not hashed", "hashing:ElementHasher._hash_chunk", before(lambda hasher, orders, words: (hasher, np.zeros_like(orders), words)), _KEYS),
+    _fault("half of the id is not hashed", "hashing:ElementHasher._hash_chunk", before(_half_words), _KEYS),
+    _fault("the key is not used", "hashing:ElementHasher.__init__", before(lambda hasher, key: (hasher, type(key)(bytes(16)))), _KEYS),
+    _fault("a node does not know its own nonces", "session:is_own_nonce", returns(False), _KEYS),
+    _fault("a prefix covers whatever sorts above it", "session:_begins_with_one", instead(lambda prefixes, name: bisect_right(prefixes, name) > 0), _KEYS),
     # Index and views
-    _fault("duplicates in a batch are kept", "index", "new = ~_repeats(orders, heads, ids)", "new = np.ones(len(orders), bool)", _INDEX),
-    _fault("duplicates of older runs are kept", "index", "            new &= ~self._stored(run, places, orders, ids, heads)\n", "            pass\n", _INDEX),
-    _fault("duplicates among the waiting are kept", "index", "if element not in self._pending and not", "if not", _INDEX),
-    _fault("inseparable duplicates are kept", "index", "            places[candidates] += 1\n", "            break\n", _INDEX),
-    _fault("merging puts the younger first", "store", "target = places + np.arange(len(younger))", "target = np.arange(len(younger))", _INDEX),
-    _fault("ties are not searched by head", "store", "        if len(inside):\n", "        if False:\n", _INDEX),
-    _fault("long columns are searched one short", "store", "below &= further <= len(self)", "below &= further < len(self)", _INDEX),
-    _fault("a window is closed above", "view", "return wanted if upper is None else wanted & (orders < np.uint64(upper))", "return wanted if upper is None else wanted & (orders <= np.uint64(upper))", _INDEX),
-    _fault("views of groups do not grow", "view", "mine &= np.isin(news.groups, self._wanted)", "mine &= False", _INDEX),
-    _fault("the tail is forgotten in the total", "view", "low, high = self._tail_sums\n        for run", "low, high = 0, 0\n        for run", _INDEX),
-    _fault("the cache grows for ever", "view", "total > self._bytes_max", "False", _INDEX),
-    _fault("segments of rows are seen half merged", "index", "            new, segments = _merged(segments[-1], new), segments[:-1]\n", "            new, segments = _merged(segments[-1], new), segments[:-1]\n            self._segments = (*self._segments, new)\n", (_T.format("index"),)),
-    _fault("rows that came later are in an older snapshot", "index", "return rows[rows < stop] if covered > stop else rows", "return rows", (_T.format("index"),)),
+    _fault("duplicates in a batch are kept", "index:_repeats", instead(lambda orders, _heads, _ids: np.zeros(len(orders), bool)), _INDEX),
+    _fault("duplicates of older runs are kept", "index:RangeIndex._stored", instead(lambda _index, _run, _places, orders, *_: np.zeros(len(orders), bool)), _INDEX),
+    _fault("duplicates among the waiting are kept", "index:RangeIndex._insert_few", _forget_what_waits, _INDEX),
+    _fault("inseparable duplicates are kept", "index:RangeIndex._stored", instead(_look_at_the_first_tie_only), _INDEX),
+    _fault("merging puts the younger first", "store:merge_runs", _younger_first, _INDEX),
+    _fault("ties are not searched by head", "store:Run.lower_bounds", instead(lambda run, _snapshot, orders, _heads: run.first_at_least(orders)), _INDEX),
+    _fault("long columns are searched one short", "store:Run.first_at_least", after(_one_short), _INDEX),
+    _fault("a window is closed above", "view:View._in_window", instead(_closed_above), _INDEX),
+    _fault("views of groups do not grow", "view:View.refresh", _groups_do_not_grow, _INDEX),
+    _fault("the tail is forgotten in the total", "view:View._sums", _forget_the_tail, _INDEX),
+    _fault("the cache grows for ever", "view:ViewCache.__init__", _endless_cache, _INDEX),
+    _fault("segments of rows are seen half merged", "index:Postings.extend", instead(_show_half_merged_segments), _tests("index")),
+    _fault("rows that came later are in an older snapshot", "index:Postings.rows_of", before(_with_later_rows), _tests("index")),
     # Fetching
-    _fault("anything that arrives is accepted", "fetch", "at = at if inside and (some is None or name in some) else _NOWHERE", "pass", (_T.format("fetch"),)),
-    _fault("short ids are not compared", "fetch", "at = at if inside and (some is None or name in some) else _NOWHERE", "at = at if inside else _NOWHERE", (_T.format("fetch"),)),
-    _fault("a cut answer need not progress", "fetch", "if not batch or self._barren_left < 0 or bound <= batch[0].range.lower:", "if not batch:", (_T.format("fetch"),)),
-    _fault("what was cut off is not asked for again", "fetch", "        for need in reversed(left):\n", "        for need in left[:0]:\n", (_T.format("fetch"), *_SYNC)),
-    _fault("answers that bring nothing are forgiven for ever", "fetch", "self._barren_left -= is_barren", "pass", (_T.format("fetch"),)),
-    _fault("elements of an answer need not ascend", "fetch", "after < before for before", "False for before", (_T.format("fetch"),)),
-    _fault("an element may come twice", "fetch", "if len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids):", "if False:", (_T.format("fetch"),)),
-    _fault("elements may lie above the resume bound", "fetch", "keys[-1] > _bound_of(resume)", "False", (_T.format("fetch"),)),
-    _fault("names that were never served are forgotten", "fetch", "self._owed_names |= set(", "set().union(", (_T.format("fetch"),)),
-    _fault("what came is asked for again", "fetch", "    missing = [name not in brought", "    missing = [True", (_T.format("fetch"),)),
-    _fault("content costs nothing", "initiator", "        self._budget.bytes += content_call_bytes\n        self._budget.check(len(self._view), elapsed_s)\n", "        pass\n", (_T.format("fetch"),)),
-    _fault("a fetch may look at everything", "fetch", "if reached == len(wanted.ranges):", "if True:", (_T.format("fetch"),)),
-    _fault("a cut fetch skips a range", "fetch", "wanted.ranges[reached].lower", "wanted.ranges[reached].upper", (_T.format("fetch"),)),
-    _fault("whole ranges are not brought", "fetch", "    asked |= wanted.counts[owner] == 0\n", "", (_T.format("fetch"),)),
-    _fault("all ranges are answered however many", "responder", "first = slice(limits.ranges_answered_max)", "first = slice(None)", (_T.format("responder"),)),
+    _fault("anything that arrives is accepted", "fetch:_is_wanted", returns(True), _FETCH),
+    _fault("short ids are not compared", "fetch:_is_wanted", instead(_in_range), _FETCH),
+    _fault("a cut answer need not progress", "fetch:FetchQueue.settle", _forgive_a_still_bound, _FETCH),
+    _fault("what was cut off is not asked for again", "fetch:FetchQueue.settle", _drop_what_was_cut_off, (*_FETCH, *_SYNC)),
+    _fault("answers that bring nothing are forgiven for ever", "fetch:FetchQueue._count_barren", nothing, _FETCH),
+    _fault("elements of an answer need not ascend", "fetch:FetchQueue.accept", _sort_what_arrives, _FETCH),
+    _fault("an element may come twice", "fetch:FetchQueue.accept", _drop_repeats, _FETCH),
+    _fault("elements may lie above the resume bound", "fetch:FetchQueue.accept", _above_the_bound_too, _FETCH),
+    _fault("names that were never served are forgotten", "fetch:FetchQueue.settle", _forget_owed_names, _FETCH),
+    _fault("what came is asked for again", "fetch:_without", instead(lambda need, _brought: need), _FETCH),
+    _fault("content costs nothing", "initiator:Initiator.charge", nothing, _FETCH),
+    _fault("a fetch may look at everything", "fetch:_within_limits", instead(lambda view, wanted, _limits: (view.locate(wanted.ranges), None)), _FETCH),
+    _fault("a cut fetch skips a range", "fetch:_within_limits", after(_resume_above), _FETCH),
+    _fault("a cut between runs takes the first", "fetch:_CLOSE", instead(1), _FETCH),
+    _fault("whole ranges are not brought", "fetch:_asked_for", after(_only_named), _FETCH),
+    _fault("all ranges are answered however many", "responder:_read", before(lambda ask, limits: (ask, replace(limits, ranges_answered_max=_ENDLESS))), _RESPONDER),
     # Proofs
-    _fault("equal ranges need no equal total", "initiator", "if compares_all and not any(answers.kinds) and theirs != self._total:", "if False:", (_T.format("proof"),)),
-    _fault("a total may be absent", "codec", 'if not response.HasField("total") or len(total.sum) != SUM_BYTES or ', "if ", (_T.format("proof"),)),
-    _fault("any total agrees", "initiator", "return Stated(theirs.count, theirs == self._total)", "return Stated(theirs.count, True)", (_T.format("transcript"),)),
-    _fault("a total has one lane", "view", "sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)", "sums = count + sign * len(columns), (sums[0] + low, sums[1])", (_T.format("proof"),)),
-    _fault("a root forgets the policy", "hashing", 'material += policy.to_bytes(4, "little")', "material += bytes(4)", (_T.format("proof"),)),
+    _fault("equal ranges need no equal total", "initiator:Initiator._stated", instead(_believe_that_all_is_equal), _PROOF),
+    _fault("a total may be absent", "codec:read_total", instead(_absent_total), _PROOF),
+    _fault("any total agrees", "initiator:Initiator._stated", after(lambda stated, *_: replace(stated, agrees=True)), _tests("transcript")),
+    _fault("a total has one lane", "view:View.total", _one_lane, _PROOF),
+    _fault("a root forgets the policy", "hashing:idle_root", lambda root: lambda count, sums, policy=0: root(count, sums), _PROOF),
+    _fault("a root forgets the count", "hashing:idle_root", lambda root: lambda count, sums, policy=0: root(0, sums, policy), _PROOF),
     # Elements set aside
-    _fault("elements set aside are offered", "learning", "            rows = rows[~is_aside]\n", "", (_T.format("aside"),)),
-    _fault("elements set aside are not added", "view", "            self._push(self._keyed(added.orders[sequence], rows))\n", "            pass\n", (_T.format("proof"),)),
-    _fault("elements set aside are not removed", "view", "        kept[places[same]] = False\n", "        pass\n", (_T.format("proof"),)),
-    _fault("an element of the same order is removed instead", "view", "same = (self._snapshot.ids_of(run.rows_at(places)) == removed.ids[there]).all(axis=1)", "same = np.ones(len(places), bool)", (_T.format("aside"),)),
-    _fault("elements set aside are forgotten when a view grows", "view", "self._index.state.snapshot.beside(self._snapshot.aside)", "self._index.state.snapshot", (_T.format("aside"),)),
-    _fault("nobody is told what the peer has no more", "learning", "self._out.events.append(NotThere(", "list((", (_T.format("aside"),)),
-    _fault("a node does not know its own nonces", "session", "return hmac.compare_digest(nonce, initiator_nonce(node_secret, nonce[:half]))", "return False", _KEYS),
-    _fault("a cut between runs takes the first", "fetch", "        if total > count - count // _CLOSE:\n", "        if total:\n", (_T.format("fetch"),)),
-    _fault("a root forgets the count", "hashing", 'material = count.to_bytes(8, "little")', "material = bytes(8)", (_T.format("proof"),)),
-    _fault("a prefix covers whatever sorts above it", "session", "return at > 0 and name.startswith(prefixes[at - 1])", "return at > 0", _KEYS),
+    _fault("elements set aside are offered", "learning:Learning._have", _offer_what_is_aside, _ASIDE),
+    _fault("elements set aside are not added", "view:View._set_apart", before(lambda view, added, removed: (view, _nothing_of(added), removed)), _PROOF),
+    _fault("elements set aside are not removed", "view:View._set_apart", before(lambda view, added, removed: (view, added, _nothing_of(removed))), _PROOF),
+    _fault("an element of the same order is removed instead", "view:View._without", _remove_by_order, _ASIDE),
+    _fault("elements set aside are forgotten when a view grows", "view:View.refresh", after(_forget_aside), _ASIDE),
+    _fault("the peer's lack of an element set aside is not reported", "learning:Learning._have", before(_without_aside), _ASIDE),
     # Disk
-    _fault("a checkpoint is not verified", "checkpoint", "!= digest:\n        return None", "== b'':\n        return None", _DISK),
+    _fault("a checkpoint is not verified", "checkpoint:_digest", returns(bytes(32)), _tests("checkpoint")),
 ]  # fmt: skip
