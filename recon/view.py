@@ -346,11 +346,6 @@ class View:
         return short_ids_of(low)
 
 
-def short_ids(view: View, orders: U64, ids: U8) -> U8:
-    """Short ids u8[n, 6] of any elements under the view's key (to check what arrived)."""
-    return view.short_ids(orders, ids)
-
-
 CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
 
 

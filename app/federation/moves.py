@@ -36,7 +36,7 @@ from recon.fetch import Batch, FetchQueue, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.session import SessionHeader
-from recon.view import View, short_ids
+from recon.view import View
 from sdstore.sds.digest import claim_id
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
@@ -432,14 +432,14 @@ def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:
     refused = aside.columns(LackedBy.THERE)
     if not len(refused):
         return {}
-    names = short_ids(view, refused.orders, refused.ids)
+    names = view.short_ids(refused.orders, refused.ids)
     rows = zip(names, refused.ids, strict=True)
     return {name.tobytes(): row.tobytes() for name, row in rows}
 
 
 def _needs_of(view: View, elements: Sequence[Element]) -> list[Need]:
     """A need for each element, in a range of its own."""
-    names = short_ids(view, *columns(elements))
+    names = view.short_ids(*columns(elements))
     needs = []
     for (order, element_id), name in zip(elements, names, strict=True):
         lower = Bound(order, int.from_bytes(element_id[:8], "big"))

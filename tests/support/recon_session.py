@@ -23,7 +23,7 @@ from recon.initiator import Initiator, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION, Limits
 from recon.responder import respond
 from recon.session import SessionHeader
-from recon.view import View, short_ids
+from recon.view import View
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
 EXCHANGES_MAX = 2_000
@@ -216,7 +216,7 @@ class Session:
 
 def was_wanted(view: View, needs: list[Need], element: Element) -> bool:
     """Whether some need names the element, by its range and, where it has them, its short ids."""
-    own = short_ids(view, *columns([element]))[0].tobytes()
+    own = view.short_ids(*columns([element]))[0].tobytes()
     return any(
         need.range.contains(*element)
         and (need.short_ids is None or own in {row.tobytes() for row in need.short_ids})
