@@ -9,7 +9,7 @@ from app.store.store import Store
 from sdstore.sds.model import HistoryEntry
 from tests.app.store.test_frames import conversation, reopened
 from tests.support.publications import content_frame
-from tests.support.stores import Stores, entry_of, taken_back
+from tests.support.stores import BYTES_MAX, Stores, entry_of, taken_back
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,10 @@ async def test_gaps_and_hints_that_were_lost_are_told_again(stores: Stores) -> N
             write(store, entry_of(content_frame(2, history=told)))
         write(store, entry_of(content_frame(3, history=told)))
         page = await store.gaps("channel", None, 9)
-        assert [gap.message_id for gap in page.gaps] == ["absent"]
+        assert [(gap.message_id, gap.hints) for gap in page.gaps] == [("absent", (b"hint",))]
+        write(store, entry_of(content_frame(4, message_id="absent")))
+        found = await store.lookup([], [b"hint"], None, presence_only=True, bytes_max=BYTES_MAX)
+        assert len(found.found) == 1
 
 
 async def test_a_writer_remembers_what_it_knew_when_another_one_wrote_meanwhile(

@@ -16,6 +16,7 @@ from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
 from app.store.schema import SCHEMA_REVISION, metadata
+from app.store.sqlite import SqliteDatabase
 from app.store.store import Store
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, Stores, entry_of
@@ -52,6 +53,18 @@ async def test_a_database_keeps_its_name_and_its_entries(stores: Stores) -> None
     assert again.database_id == name
     assert await again.find("message-000001", "channel") is not None
     await again.close()
+
+
+async def test_sqlite_waits_for_the_disk_at_each_commit(tmp_path: Path) -> None:
+    database = SqliteDatabase.open(f"sqlite:///{tmp_path}/store.db")
+    database.begin_writing()
+    assert database._writer is not None
+    found = [
+        database._writer.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("journal_mode", "synchronous")
+    ]
+    assert found == ["wal", 2]  # 2 is FULL: the log is synced before a commit returns
+    database.close_now()
 
 
 async def test_a_snapshot_shows_nothing_that_is_committed_while_it_lasts(stores: Stores) -> None:
