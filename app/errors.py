@@ -143,6 +143,14 @@ class Problem(Exception):  # noqa: N818 - the term of RFC 9457
         self.extra = extra or {}
         self.headers = headers or {}
 
+    def detached(self) -> Problem:
+        """A problem that says the same, to be kept or to be raised more than once.
+
+        A caught exception keeps the frames it passed, and so does the error it was raised from: with
+        them whatever was parsed there, often in a cycle that waits for the garbage collector.
+        """
+        return Problem(self.code, self.detail, extra=self.extra, headers=self.headers)
+
     @property
     def status(self) -> int:
         """The HTTP status of this code."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 import zstandard
@@ -148,16 +149,19 @@ class _Arriving:
     async def _collect(self, receive: Receive, bytes_max: int) -> bytes:
         message = await receive()
         first: bytes = message.get("body", b"")
-        # Clients that send a byte at a time get no list of bytes.
-        body = bytearray()
+        # Grows in place, and its value is not a copy: a body is in memory once.
+        body = BytesIO()
         while message["type"] == "http.request":
             chunk = message.get("body", b"")
             self._arrived_bytes += len(chunk)
             if self._arrived_bytes > bytes_max:
                 raise _too_large(bytes_max)
             if not message.get("more_body", False):
-                return first if len(first) == self._arrived_bytes else bytes(body + chunk)
-            body += chunk
+                if len(first) == self._arrived_bytes:
+                    return first
+                body.write(chunk)
+                return body.getvalue()
+            body.write(chunk)
             held_bytes = 0 if self.holding is None else self.holding.units
             if self._arrived_bytes > max(held_bytes, self._limits.body_free_bytes):
                 await self.make_room(min(bytes_max, max(_GROWTH, 2 * self._arrived_bytes)))

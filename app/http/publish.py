@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from io import BytesIO
 from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
@@ -101,6 +102,7 @@ async def publish_batch(call: CurrentCall) -> Reply:
         items = await _ndjson_items(call)
     else:
         items = await _protobuf_items(call)
+    call.body = b""
     outcomes = await _through_the_door(call, items)
     if form is Form.PROTOBUF:
         return protobuf_reply(
@@ -131,6 +133,8 @@ def _one_publication(call: Call, retrieval_hint: str | None) -> Publication:
 
 async def _protobuf_items(call: Call) -> list[Publication | Problem]:
     batch = await read_protobuf(wire.PublishBatch, call.body, call.node.limits.batch_fields_max)
+    # What was parsed is a copy of it, and each frame taken from that is another one.
+    call.body = b""
     _check_count(call, len(batch.items))
     return await _in_steps(partial(_attempt, _from_item, call.caller), batch.items)
 
@@ -139,10 +143,14 @@ async def _ndjson_items(call: Call) -> list[Publication | Problem]:
     # Counted first: a body of line ends alone would be a list of millions.
     if call.body.count(b"\n") > BLANK_LINES_FACTOR * call.node.limits.batch_items_max:
         raise _too_many(call)
-    lines = [line for line in call.body.split(b"\n") if line.strip()]
-    _check_count(call, len(lines))
+    _check_count(call, sum(1 for _ in _lines(call.body)))
     read = partial(_line_publication, call.node.limits.small_body_bytes_max)
-    return await _in_steps(partial(_attempt, read, call.caller), lines)
+    return await _in_steps(partial(_attempt, read, call.caller), _lines(call.body))
+
+
+def _lines(body: bytes) -> Iterator[bytes]:
+    """Those that hold anything, one at a time: a list of them would be a second copy of the body."""
+    return (line.rstrip(b"\n") for line in BytesIO(body) if not line.isspace())
 
 
 def _line_publication(bytes_max: int, line: bytes) -> Publication:
@@ -152,7 +160,7 @@ def _line_publication(bytes_max: int, line: bytes) -> Publication:
     return read_json_item(line)
 
 
-async def _in_steps(make: Callable[[_Item], _Made], items: Sequence[_Item]) -> list[_Made]:
+async def _in_steps(make: Callable[[_Item], _Made], items: Iterable[_Item]) -> list[_Made]:
     """`make` of each item; other callers of the event loop get their turn now and then."""
     made: list[_Made] = []
     step_ends_s = perf_counter() + STEP_S
@@ -182,8 +190,7 @@ def _attempt(
     try:
         return _covered(caller, read(item))
     except Problem as problem:
-        # The traceback would keep what was parsed, up to 100 MB, until garbage is collected.
-        return problem.with_traceback(None)
+        return problem.detached()
 
 
 def _from_item(item: wire.PublishItem) -> Publication:

@@ -236,9 +236,9 @@ class GroupCommitter:
                     _log.warning("the database cannot be written", exc_info=error)
 
     def _note_fault(self, fault: Problem) -> None:
-        self.fault = fault
+        self.fault = fault.detached()
         if self.damage is None and is_damage(fault):
-            self.damage = fault
+            self.damage = self.fault
 
     def _fits(self, items: int, size: int, job: _Job) -> bool:
         limits = self._limits
@@ -255,7 +255,8 @@ class GroupCommitter:
                 if self.fault is None:
                     _log.warning("a group could not be written: %s", " ".join(str(error).split()))
                 self._note_fault(error)
-                return [error] * len(group)
+                # Each caller raises its own.
+                return [error.detached() for _ in group]
             _log.warning("a group failed, retrying row by row", exc_info=error)
             return [self._write_rows(job) for job in group]
 
@@ -278,7 +279,7 @@ class GroupCommitter:
         try:
             return do()
         except Problem as problem:
-            return problem
+            return problem.detached()
         except Exception:  # noqa: BLE001 - whatever it is, the caller gets an answer
             _log.exception("a call of the writer failed")
             return _internal_error()
@@ -293,7 +294,7 @@ class GroupCommitter:
         try:
             return self._store.write_group(entries, met, refused)
         except Problem as problem:
-            return [problem] * len(entries)
+            return [problem.detached()] * len(entries)
         except Exception:  # noqa: BLE001 - the row's fault, of whatever kind
             _log.exception("a row could not be written")
             return [Problem(Code.INTERNAL_ERROR, "it could not be written")] * len(entries)

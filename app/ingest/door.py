@@ -93,7 +93,7 @@ class Door:
                 wanted.append((digest, published_claim(hint, self._limits)))
                 faults.append(None)
             except Problem as problem:
-                faults.append(problem)
+                faults.append(problem.detached())
         try:
             if wanted:
                 await self._committer.call(lambda: self.store.write_claims(wanted))
@@ -111,7 +111,7 @@ class Door:
             try:
                 prepared.append(prepare(item, self._limits))
             except Problem as problem:
-                prepared.append(problem)
+                prepared.append(problem.detached())
             if number % PREPARED_PER_TURN == 0:
                 await asyncio.sleep(0)
         return prepared

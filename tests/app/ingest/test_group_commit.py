@@ -172,6 +172,38 @@ async def test_a_bad_item_does_not_spoil_its_batch(stores: Stores) -> None:
     ]
 
 
+async def test_the_faults_of_a_batch_keep_no_frame_alive(stores: Stores) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+        faults = await ingest.door.publish_many([Publication(b"")] * 3)
+    for fault in faults:
+        assert isinstance(fault, Problem)
+        assert fault.__traceback__ is fault.__context__ is None
+
+
+async def test_publishers_of_a_group_that_fails_raise_a_fault_each(stores: Stores) -> None:
+    def fail(*_: object) -> None:
+        raise Problem(Code.DISK_FULL, "full")
+
+    async with open_ingest(stores.new_url()) as ingest:
+        disk = SlowDisk(ingest.store)
+        first = asyncio.create_task(ingest.door.publish(Publication(content_frame(0))))
+        await asyncio.to_thread(disk.entered.acquire)
+        others = [
+            asyncio.create_task(ingest.door.publish(Publication(content_frame(n))))
+            for n in range(1, 4)
+        ]
+        await asyncio.sleep(0.05)
+        ingest.store.write_group = fail  # type: ignore[method-assign, assignment]
+        disk.may_go_on.release(10)
+        faults = await asyncio.gather(*others, return_exceptions=True)
+        await first
+        assert [each.code for each in faults] == [Code.DISK_FULL] * 3  # type: ignore[union-attr]
+        # Raised again and again, one exception would collect the frames of all who raised it.
+        assert len(set(map(id, faults))) == 3
+        assert ingest.committer.fault is not None
+        assert ingest.committer.fault.__traceback__ is None
+
+
 async def test_a_caller_that_goes_away_loses_nothing(stores: Stores) -> None:
     async with open_ingest(stores.new_url()) as ingest:
         disk = SlowDisk(ingest.store)
