@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from app.callers import Scope
 from app.errors import Code, Problem
-from app.http.auth import Scope
 from app.http.call import Reply
 from app.http.forms import Form
 from app.http.openapi import TEXT, Document, reply

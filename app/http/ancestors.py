@@ -8,11 +8,10 @@ from typing import Annotated, NamedTuple
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from app.callers import Scope
 from app.errors import Code, Problem
-from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, TwoFormBody
-from app.http.messages import find_readable
 from app.http.openapi import OBJECT, Replies, reply, two_form_body
 from app.http.pages import After, CursorKind, Cursors, fitted, next_link
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
@@ -78,7 +77,7 @@ async def ancestors_of_one(
     after: After = None,
 ) -> Reply:
     """Everything before one message, the latest first; in each page every message after its causes."""
-    found = await find_readable(call, message_id, channel_id)
+    found = await call.readable.find(message_id, channel_id)
     wanted = _Wanted(found.entry.channel_id, [message_id], [], limit, after)
 
     async def read(bytes_max: int) -> Reply:
@@ -99,7 +98,7 @@ async def ancestors_of_one(
 async def ancestors(call: CurrentCall) -> Reply:
     """Everything before the heads, not passing through `known`, and the IDs that are missing here."""
     wanted = await _wanted(call)
-    call.caller.require(Scope.READ, wanted.channel_id)
+    call.caller.require_channel_of_body(wanted.channel_id)
 
     async def read(bytes_max: int) -> Reply:
         page, token = await _page(call, wanted, bytes_max)

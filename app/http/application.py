@@ -12,8 +12,8 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from app.callers import Authorizer, LoopbackAuthorizer, OpenAuthorizer
 from app.http import about, ancestors, channels, federation, live, messages, publish, recon
-from app.http.auth import Authorizer, LoopbackAuthorizer, OpenAuthorizer
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
 from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from app.http.auth import Caller
+from app.callers import Caller, Readable
 from app.http.forms import Form, answer_form
 from app.sharing import Holding
 
@@ -73,6 +73,11 @@ class Call:
     address: str = ""
     turn: Holding | None = None
     reply: Reply | StreamedReply | None = None
+
+    @property
+    def readable(self) -> Readable:
+        """The store as the caller may read it."""
+        return Readable(self.node.store, self.caller)
 
     @property
     def form(self) -> Form:

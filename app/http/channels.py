@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
+from app.callers import Scope
 from app.entries import START
 from app.errors import Code, Problem
-from app.http.auth import Scope
 from app.http.call import Reply
 from app.http.forms import Form
 from app.http.openapi import OBJECT, reply
@@ -69,10 +69,7 @@ async def list_channels(
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.CHANNELS, after)
     last = None if position is None else str(position[0])
-    if call.caller.channels is None:
-        found = await call.node.store.channels(last, limit, prefix)
-    else:
-        found = await call.node.store.channels_among(call.caller.channels, last, limit, prefix)
+    found = await call.readable.channels(last, limit, prefix)
     token = (
         cursors.write(CursorKind.CHANNELS, found[-1].channel_id) if len(found) == limit else None
     )

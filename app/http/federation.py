@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
+from app.callers import Scope
 from app.federation.syncs import Sync, SyncEvent
-from app.http.auth import Scope
 from app.http.call import Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_reply

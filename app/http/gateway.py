@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
+from app.callers import Authorizer, confined
 from app.errors import Code, Problem
-from app.http.auth import Authorizer, confined
 from app.http.body import Bodies, ClientGoneError
 from app.http.call import (
     EXCHANGE_KEY,

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from fastapi import Header
 
+from app.callers import Scope
 from app.entries import Entry
-from app.http.auth import Scope
 from app.http.call import Call, StreamedReply
 from app.http.openapi import EVENTS
 from app.http.pages import After, CursorKind, Cursors

@@ -13,10 +13,10 @@ from fastapi import Query
 from google.protobuf.proto import serialize_length_prefixed
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from app.callers import Scope
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.hexadecimal import hex_bytes, hint_bytes
-from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply, StreamedReply
 from app.http.forms import Form, TwoFormBody
 from app.http.openapi import BINARY, HEX_PATTERN, MESSAGE, OBJECT, reply, two_form_body
@@ -34,7 +34,7 @@ from app.http.replies import (
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
 from app.sharing import Turns
-from app.store.records import ContentState, Found, LookupResult
+from app.store.records import ContentState, LookupResult
 from sdstore.wire import store_pb2 as wire
 
 routes = Routes("messages")
@@ -100,7 +100,7 @@ async def get_message(
     """A message by its ID: the variant that this store serves, or the one with a digest."""
     form = call.form
     try:
-        found = await find_readable(call, message_id, channel_id)
+        found = await call.readable.find(message_id, channel_id)
     except Problem as problem:
         # The content of the variant with that digest may be whole.
         if problem.code is not Code.CONTENT_LOST or digest is None:
@@ -113,21 +113,6 @@ async def get_message(
     return await _entry_json_reply(call, found.entry, found.variants)
 
 
-async def find_readable(call: Call, message_id: str, channel_id: str | None) -> Found:
-    """The variant served under an ID, of the channels that the caller may read; `not_found`.
-
-    The gateway has checked that the caller may read `channel_id`.
-    """
-    store, channels = call.node.store, call.caller.channels
-    if channel_id is None and channels is not None:
-        found = await store.find_among(message_id, channels)
-    else:
-        found = await store.find(message_id, channel_id)
-    if found is None:
-        raise _not_found()
-    return found
-
-
 async def _get_variant(
     call: Call,
     message_id: str,
@@ -136,7 +121,7 @@ async def _get_variant(
     variants: Sequence[bytes] | None,
 ) -> Reply:
     """The variant with a digest; `variants` is None if the content of the first one is lost."""
-    entry = await _by_digest(call, digest)
+    entry = await call.readable.entry(hex_bytes(digest, "the digest"))
     if entry.message_id != message_id or channel_id not in (None, entry.channel_id):
         raise _not_found()
     if variants is None:
@@ -163,27 +148,11 @@ async def _get_variant(
 async def get_entry(call: CurrentCall, digest: str) -> Reply:
     """A message by its digest, cacheable for ever."""
     form = call.form
-    entry = await _by_digest(call, digest)
+    entry = await call.readable.entry(hex_bytes(digest, "the digest"))
     if form is Form.PROTOBUF:
         return _frame_reply(call, entry, None, IMMUTABLE)
     # Variants and hints may still come, so they are not part of an immutable reply.
     return _tagged(call, message_json(entry), IMMUTABLE)
-
-
-async def _by_digest(call: Call, digest_hex: str) -> Entry:
-    digest = hex_bytes(digest_hex, "the digest")
-    store = call.node.store
-    try:
-        entry = await store.entry(digest) if len(digest) == 32 else None
-    except Problem as problem:
-        if problem.code is Code.CONTENT_LOST and call.caller.channels is not None:
-            known = await store.left_out([digest])
-            if not any(call.caller.covers(each.channel_id) for each in known):
-                raise _not_found() from None
-        raise
-    if entry is None or not call.caller.covers(entry.channel_id):
-        raise _not_found()
-    return entry
 
 
 def _frame_reply(
@@ -271,16 +240,14 @@ async def lookup(call: CurrentCall) -> Reply:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} IDs and hints")
     if any("\0" in text for text in (*wanted.message_ids, wanted.channel_id)):
         raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
-    if wanted.HasField("channel_id"):
-        call.caller.require(Scope.READ, wanted.channel_id)
-    elif call.caller.channels is not None:
-        raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
+    channel_id = wanted.channel_id if wanted.HasField("channel_id") else None
+    call.caller.require_channel_of_body(channel_id)
 
     async def read(bytes_max: int) -> Reply:
         result = await call.node.store.lookup(
             wanted.message_ids,
             wanted.retrieval_hints,
-            wanted.channel_id if wanted.HasField("channel_id") else None,
+            channel_id,
             presence_only=wanted.presence_only,
             bytes_max=bytes_max,
         )
@@ -396,18 +363,11 @@ async def _parts(
 async def _next_part(
     call: Call, digests: Sequence[bytes]
 ) -> list[tuple[bytes, Entry | ContentState | None]]:
-    """What is known of the first of these digests, as many as a part can hold."""
+    """The first of these digests, as many as fit into a part, with their entries."""
     sizes = await call.node.store.frame_sizes(digests)
     sums = accumulate(sizes.get(digest, 0) for digest in digests)
     asked = digests[: max(1, sum(1 for bytes_count in sums if bytes_count <= PART_BYTES))]
-    entries = await call.node.store.by_digest(asked)
-    found: dict[bytes, Entry | ContentState] = {
-        e.digest: e for e in entries if call.caller.covers(e.channel_id)
-    }
-    if len(entries) < len(asked):
-        for left_out in await call.node.store.left_out(asked):
-            if call.caller.covers(left_out.channel_id):
-                found.setdefault(left_out.digest, ContentState.LOST)
+    found = await call.readable.contents(asked)
     return [(digest, found.get(digest)) for digest in asked]
 
 

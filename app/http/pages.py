@@ -212,7 +212,7 @@ async def read_described(
     that is long in JSON, make the page shorter.
     """
     page = await read(limit)
-    entries = [entry for entry in page.entries if call.caller.covers(entry.channel_id)]
+    entries = call.caller.visible(page.entries)
     metas = await call.node.store.meta_of(entries)
     is_json = call.form is Form.JSON
     room = call.node.limits.reply_bytes_max
@@ -240,7 +240,7 @@ def page_reply(
 ) -> Reply:
     """The `shown` entries of a page; `next_token` is None if nothing follows."""
     headers = next_link(call, next_token)
-    left_out = [each.digest for each in page.left_out if call.caller.covers(each.channel_id)]
+    left_out = [each.digest for each in call.caller.visible(page.left_out)]
     if call.form is Form.PROTOBUF:
         message = wire.MessagePage(
             messages=[message_protobuf(e, meta.variants, meta.hints) for e, meta, _ in shown],

@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Header
 
+from app.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
-from app.errors import Code, Problem, problem_of_message
+from app.errors import Code, Problem
 from app.hexadecimal import hint_bytes
-from app.http.auth import Caller, Scope
 from app.http.call import Call, Reply
 from app.http.forms import Form, body_form, read_protobuf
 from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, TEXT, body, content, reply
@@ -22,7 +22,6 @@ from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
 from app.sharing import Turns
-from sdstore.sds.codec import MessageError, decode
 from sdstore.wire import store_pb2 as wire
 
 routes = Routes("messages")
@@ -202,12 +201,7 @@ def _from_item(item: wire.PublishItem) -> Publication:
 
 
 def _covered(caller: Caller, publication: Publication) -> Publication:
-    if caller.channels is not None:
-        try:
-            message, _ = decode(publication.frame)
-        except MessageError as error:
-            raise problem_of_message(error) from None
-        caller.require(Scope.PUBLISH, message.channel_id)
+    caller.require_channel_of_frame(publication.frame)
     return publication
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import zstandard
 from fastapi import Query
 
+from app.callers import Scope
 from app.errors import Code, Problem
 from app.federation.transport import INSTANCE_HEADER
-from app.http.auth import Scope
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, body_form, check_fields
 from app.http.openapi import BINARY, OBJECT, body, content, reply
@@ -17,7 +17,6 @@ from app.http.pages import Lamport
 from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.recon.budget import Allowance
-from app.recon.endpoint import readable_part
 from app.sharing import Turns
 from sdstore.wire import recon_pb2 as recon_wire
 
@@ -57,7 +56,7 @@ async def reconcile(call: CurrentCall) -> Reply:
 )
 async def interests(call: CurrentCall) -> Reply:
     """The part of this node's interest that the caller may read: the canonical `Interest`, or JSON."""
-    interest = readable_part(call.node.interest, call.caller.channels)
+    interest = call.caller.readable_part(call.node.interest)
     headers = [_READS_ZSTD, (INSTANCE_HEADER.encode(), call.node.instance_id.encode())]
     if call.form is Form.PROTOBUF:
         return protobuf_reply(interest.encode(), 200, headers)

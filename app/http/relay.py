@@ -20,8 +20,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from app.callers import Caller
 from app.errors import Code, Problem
-from app.http.auth import Caller
 from app.http.call import App, AsgiScope, Receive, Send
 from app.node import Node
 from app.siblings import Siblings, WorkerState
@@ -40,7 +40,7 @@ class SiblingAuthorizer:
     """Everything for whoever comes through the socket of a worker: it has checked its caller."""
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
-        """See `app.http.auth.Authorizer`."""
+        """See `app.callers.Authorizer`."""
         return SIBLING
 
 

@@ -29,8 +29,8 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match as Matching
 
+from app.callers import Scope
 from app.errors import Code, Problem
-from app.http.auth import Scope
 from app.http.call import AsgiScope, Call, Receive, Reply, Send, StreamedReply
 from app.http.openapi import OBJECT, QUERY_FORM_PARAMETERS, Document, Replies, reply
 from app.limits import Limits

@@ -14,11 +14,11 @@ from dataclasses import replace
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
+from app.callers import Caller, Scope
 from app.errors import Code, Problem
 from app.federation.content import Message, items_size, load_items, take_items
 from app.federation.inbound import Element
 from app.federation.local import LocalSide
-from app.http.auth import Caller, Scope
 from app.limits import Limits
 from app.recon.budget import Allowance, ReconBudgets
 from app.recon.index import NodeIndex
@@ -38,7 +38,7 @@ from recon.session import (
     responder_nonce,
 )
 from recon.view import View
-from sdstore.sds.codec import DECODER_VERSION, MessageError, decode
+from sdstore.sds.codec import DECODER_VERSION
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
@@ -98,7 +98,7 @@ class ReconEndpoint:
             if request.version != PROTOCOL_VERSION:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
             # An interest sent with a nonce that has expired is remembered: it need not come again.
-            known = self._interests.find(request.session, caller.channels)
+            known = self._interests.find(request.session, caller)
             if refusal := self._refusal(request, caller.name.encode()):
                 return refusal
             if known is None:
@@ -180,11 +180,8 @@ class ReconEndpoint:
         if caller.channels is None:
             return await take_items(self._local, items)
         claimed = {item.claim.digest for item in items if item.HasField("claim")}
-        readable = {
-            digest
-            for digest, entry in (await self._local.store.outlines(list(claimed))).items()
-            if caller.covers(entry.channel_id)
-        }
+        outlines = await self._local.store.outlines(list(claimed))
+        readable = {d for d, entry in outlines.items() if caller.covers(entry.channel_id)}
         outcomes: list[wire.PushOutcome] = []
         admitted: list[int] = []
         for at, item in enumerate(items):
@@ -251,21 +248,16 @@ class ReconEndpoint:
 def _is_covered(item: wire.Item, caller: Caller) -> bool:
     """Whether an item is an entry of a channel that the caller's grants reach."""
     try:
-        message, _ = decode(item.entry.frame)
-    except MessageError:
+        caller.require_channel_of_frame(item.entry.frame)
+    except Problem:
         return False
-    return item.HasField("entry") and caller.covers(message.channel_id)
+    return item.HasField("entry")
 
 
 def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     if len(session.initiator_nonce) != NONCE_BYTES:
         raise RemoteProtocolError("malformed", f"a nonce has {NONCE_BYTES} bytes")
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
-
-
-def readable_part(interest: Interest, channels: frozenset[str] | None) -> Interest:
-    """The part of an interest that a caller may read; `channels` None: every channel."""
-    return interest if channels is None else interest.intersect(Interest.make(channels=channels))
 
 
 def policy_of(limits: Limits, interest: Interest) -> int:
@@ -299,30 +291,27 @@ class KnownInterests:
         self._bytes = 0
         self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
 
-    def find(
-        self, session: wire.Session, channels: frozenset[str] | None
-    ) -> tuple[bytes, Interest] | None:
+    def find(self, session: wire.Session, caller: Caller) -> tuple[bytes, Interest] | None:
         """Hash and mutual interest of a request; None where the caller has to send it in full.
 
-        `channels`: those that the caller may read, None for all. Raises `RemoteProtocolError` for
-        an interest that is not canonical.
+        Raises `RemoteProtocolError` for an interest that is not canonical.
         """
         name = session.interest_hash
         if session.WhichOneof("interest") == "interest_bytes":
             name = interest_hash(session.interest_bytes)
-            if (name, channels) not in self._known:
-                self._add((name, channels), session.interest_bytes)
-        key = name, channels
+            if (name, caller.channels) not in self._known:
+                self._add(name, session.interest_bytes, caller)
+        key = name, caller.channels
         if key not in self._known:
             return None
         self._known.move_to_end(key)
         return name, self._known[key][0]
 
-    def _add(self, key: _Key, raw: bytes) -> None:
-        mutual = readable_part(decode_interest(raw).intersect(self._ours), key[1])
+    def _add(self, name: bytes, raw: bytes, caller: Caller) -> None:
+        mutual = caller.readable_part(decode_interest(raw).intersect(self._ours))
         names_count = len(mutual.channels) + len(mutual.prefixes)
         size = len(raw) + _NAME_BYTES * names_count + _INTEREST_BYTES
-        self._known[key] = mutual, size
+        self._known[name, caller.channels] = mutual, size
         self._bytes += size
         while self._bytes > self._bytes_max and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1][1]

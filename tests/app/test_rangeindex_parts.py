@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.callers import Caller
 from app.recon.endpoint import KnownInterests
 from app.recon.index import ChannelGroups, GroupSums
 from recon.errors import RemoteProtocolError
@@ -77,6 +78,9 @@ def test_counts_and_sums_of_groups_follow_the_index(
         assert sums.sums(wanted).tolist() == ids.view("<u8").sum(axis=0, dtype=np.uint64).tolist()
 
 
+CALLER = Caller("all")
+
+
 def session_of(raw: bytes) -> Session:
     return Session(interest_bytes=raw)
 
@@ -86,19 +90,19 @@ def test_interests_are_known_by_hash_within_a_bound_of_bytes_the_oldest_forgotte
     known = KnownInterests(EVERYTHING, bytes_max=4_000)
     names = []
     for interest in interests:
-        found = known.find(session_of(interest.encode()), None)
+        found = known.find(session_of(interest.encode()), CALLER)
         assert found == (interest_hash(interest.encode()), interest)
         names.append(found[0])
-    remembered = [known.find(Session(interest_hash=name), None) is not None for name in names]
+    remembered = [known.find(Session(interest_hash=name), CALLER) is not None for name in names]
     assert remembered == [False, True, True]
 
 
 def test_a_known_interest_is_cut_to_our_own_and_a_bad_one_is_not_remembered() -> None:
     ours = Interest.make(prefixes=frozenset(["a"]))
     known = KnownInterests(ours, bytes_max=4_000)
-    found = known.find(session_of(EVERYTHING.encode()), None)
+    found = known.find(session_of(EVERYTHING.encode()), CALLER)
     assert found is not None
     assert found[1] == ours
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
-            known.find(session_of(b"\xff"), None)
+            known.find(session_of(b"\xff"), CALLER)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.http.auth import Caller
+from app.callers import Caller
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits

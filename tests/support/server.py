@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import uvloop
 
+from app.callers import Authorizer
 from app.http.application import create_app
-from app.http.auth import Authorizer
 from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node

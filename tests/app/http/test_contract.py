@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from app.callers import Scope
 from app.http.application import ROUTES, openapi_document
-from app.http.auth import Scope
 
 FIXED = {
     "POST /v1/messages",

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import pytest
 
+from app.callers import EVERY_SCOPE, Caller, Scope
 from app.http.application import ROUTES
-from app.http.auth import EVERY_SCOPE, Caller, Scope
 from app.http.routing import Route
 from recon.elements import WHOLE
 from recon.events import Need

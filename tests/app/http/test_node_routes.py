@@ -150,7 +150,7 @@ def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr("app.http.about._document", broken)
-    monkeypatch.setattr("app.http.messages._not_found", broken)
+    monkeypatch.setattr("app.callers._not_found", broken)
     for path in ("/v1/info", "/v1/messages/absent"):
         answer = node.http.get(path)
         assert answer.status_code == 500

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from app.http.auth import Caller
+from app.callers import Caller
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import VIEW_COST_MIN
 from recon.elements import ALL_ORDERS, WHOLE, Bound, Range

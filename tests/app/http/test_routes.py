@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.callers import Scope
 from app.errors import Code, Problem
-from app.http.auth import Scope
 from app.http.call import Reply
 from app.http.routing import CurrentCall, Routes, RouteTable
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.callers import Caller, LoopbackAuthorizer, OpenAuthorizer, Scope
 from app.errors import Code, Problem
-from app.http.auth import Caller, LoopbackAuthorizer, OpenAuthorizer, Scope
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.10", "::1"])

@@ -1,0 +1,238 @@
+"""Who calls, and what the caller may do and read: the one place where grants are applied.
+
+An `Authorizer` identifies the caller of each request. The gateway of the HTTP layer demands the
+route's scope and the channel that path or query names, before it reads the body. All else goes
+through `Caller` (channels that bodies, frames and interests name) and `Readable` (the store, without
+what the grants do not cover), in routes and in reconciliation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Protocol, TypeVar
+
+from app.entries import Entry
+from app.errors import Code, Problem, problem_of_message
+from app.store.records import ChannelInfo, ContentState, Found
+from app.store.store import Store
+from recon.session import Interest
+from sdstore.sds.codec import MessageError, decode
+
+
+class Scope(StrEnum):
+    """The right that a route demands of its caller."""
+
+    OPEN = "open"
+    READ = "read"
+    PUBLISH = "publish"
+    SYNC = "sync"
+    ADMIN = "admin"
+
+
+EVERY_SCOPE = frozenset(Scope)
+SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
+"""The most that a web page of another origin may do: never what is the operator's."""
+
+
+class InChannel(Protocol):
+    """Anything that belongs to a channel."""
+
+    @property
+    def channel_id(self) -> str:
+        """The channel."""
+        ...
+
+
+_InChannel = TypeVar("_InChannel", bound=InChannel)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller and its grants.
+
+    `name` keys budgets and may be logged; `channels` None means every channel; `is_trusted` means
+    that the caller showed credentials or calls from this machine.
+    """
+
+    name: str
+    scopes: frozenset[Scope] = EVERY_SCOPE
+    channels: frozenset[str] | None = None
+    is_trusted: bool = True
+
+    def covers(self, channel_id: str) -> bool:
+        """Whether the grants reach a channel."""
+        return self.channels is None or channel_id in self.channels
+
+    def visible(self, items: Iterable[_InChannel]) -> list[_InChannel]:
+        """The items of channels that the grants reach."""
+        return [each for each in items if self.covers(each.channel_id)]
+
+    def require(self, scope: Scope, channel_id: str | None) -> None:
+        """Raise `forbidden` unless the grants cover the scope and the channel, if one is named.
+
+        An operator's actions reach every channel, so they need grants for all of them.
+        """
+        if scope not in self.scopes and scope is not Scope.OPEN:
+            raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
+        if scope is Scope.ADMIN and self.channels is not None:
+            raise Problem(Code.FORBIDDEN, "this needs credentials for every channel")
+        if channel_id is not None and not self.covers(channel_id):
+            raise Problem(Code.FORBIDDEN, "the credentials do not cover this channel")
+
+    def require_channel_of_body(self, channel_id: str | None) -> None:
+        """Raise `forbidden` unless the grants cover the channel of a body, or all if it names none."""
+        if channel_id is None and self.channels is not None:
+            raise Problem(Code.FORBIDDEN, "these credentials need a channel_id in every look-up")
+        self.require(Scope.READ, channel_id)
+
+    def require_channel_of_frame(self, frame: bytes) -> None:
+        """Raise `forbidden` unless the grants cover the channel of a frame.
+
+        If they are limited, raises the decoder's code for a frame that is not a message.
+        """
+        if self.channels is None:
+            return
+        try:
+            message, _ = decode(frame)
+        except MessageError as error:
+            raise problem_of_message(error) from None
+        self.require(Scope.PUBLISH, message.channel_id)
+
+    def readable_part(self, interest: Interest) -> Interest:
+        """The part of an interest that the caller may read."""
+        if self.channels is None:
+            return interest
+        return interest.intersect(Interest.make(channels=self.channels))
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """The store as a caller may read it: as if it held only the channels that the grants reach.
+
+    A `channel_id` that a method takes is one that the caller may read.
+    """
+
+    store: Store
+    caller: Caller
+
+    async def find(self, message_id: str, channel_id: str | None) -> Found:
+        """The variant served under an ID; `not_found`, `content_lost`."""
+        channels = self.caller.channels
+        if channel_id is None and channels is not None:
+            found = await self.store.find_among(message_id, channels)
+        else:
+            found = await self.store.find(message_id, channel_id)
+        if found is None:
+            raise _not_found()
+        return found
+
+    async def entry(self, digest: bytes) -> Entry:
+        """The entry with a digest; `not_found`, `content_lost`."""
+        try:
+            entry = await self.store.entry(digest) if len(digest) == 32 else None
+        except Problem as problem:
+            if problem.code is Code.CONTENT_LOST and self.caller.channels is not None:
+                known = await self.store.left_out([digest])
+                if not self.caller.visible(known):
+                    raise _not_found() from None
+            raise
+        if entry is None or not self.caller.covers(entry.channel_id):
+            raise _not_found()
+        return entry
+
+    async def contents(self, digests: Sequence[bytes]) -> Mapping[bytes, Entry | ContentState]:
+        """The entries with these digests, LOST for each whose content is lost."""
+        entries = await self.store.by_digest(digests)
+        found: dict[bytes, Entry | ContentState] = {
+            entry.digest: entry for entry in self.caller.visible(entries)
+        }
+        if len(entries) < len(digests):
+            for left_out in self.caller.visible(await self.store.left_out(digests)):
+                found.setdefault(left_out.digest, ContentState.LOST)
+        return found
+
+    async def channels(
+        self, after: str | None, limit: int, prefix: str | None
+    ) -> list[ChannelInfo]:
+        """Channels by name, after one of them."""
+        if self.caller.channels is None:
+            return await self.store.channels(after, limit, prefix)
+        return await self.store.channels_among(self.caller.channels, after, limit, prefix)
+
+
+def _not_found() -> Problem:
+    return Problem(Code.NOT_FOUND, "no such message is here")
+
+
+def confined(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
+    """The caller of a request with an Origin: a page of another origin lacks the operator's scope.
+
+    Browsers send the Origin of a page, and no page can forge it. So a page of this node differs from
+    another page that is open on this machine and tries to use the rights of the machine.
+    """
+    _, _, origin_host = headers[b"origin"].partition(b"://")
+    if origin_host == headers.get(b"host"):
+        return caller
+    return replace(caller, scopes=caller.scopes & SCOPES_OF_PAGES)
+
+
+class Authorizer(Protocol):
+    """Identifies callers; raises `unauthenticated` or `forbidden`."""
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        """The caller behind an address and the request's headers (names in lower case)."""
+        ...
+
+
+class LoopbackAuthorizer:
+    """Without credentials: everything for callers on this machine, nothing for others.
+
+    A request for another host name is refused although it comes from this machine: so a web page
+    would reach a local service through DNS that it controls, and a stranger through a proxy.
+    """
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        """See `Authorizer`."""
+        if not _is_loopback(client_host):
+            raise Problem(
+                Code.UNAUTHENTICATED,
+                "this node serves its own machine only",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if not _is_loopback(_host_name(headers.get(b"host", b"localhost"))):
+            raise Problem(Code.FORBIDDEN, "the Host header names another machine")
+        return _LOCAL
+
+
+class OpenAuthorizer:
+    """Everything for everybody (`--insecure`)."""
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
+        """See `Authorizer`."""
+        return _LOCAL if _is_loopback(client_host) else _stranger(client_host)
+
+
+_LOCAL = Caller("local")
+
+
+@lru_cache(maxsize=4096)
+def _stranger(client_host: str) -> Caller:
+    return Caller(f"address {client_host}", is_trusted=False)
+
+
+@lru_cache(maxsize=256)
+def _host_name(host: bytes) -> str:
+    name = host.decode("latin-1").lower()
+    return name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
+
+
+@lru_cache(maxsize=4096)
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
