@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from sdstore.sds.model import MessageError
+from sdstore.sync.report import SyncError
 
 
 class Code(StrEnum):
@@ -122,8 +123,8 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
 }
 
 
-class Problem(Exception):  # noqa: N818 - the term of RFC 9457
-    """A refusal with a stable code.
+class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
+    """A refusal with a stable code. One of this node's own ends a session with a peer.
 
     `detail` is for people and may change; `code` is the contract. `extra` becomes members of the
     problem document, `headers` headers of the HTTP answer (such as Retry-After).
@@ -137,9 +138,8 @@ class Problem(Exception):  # noqa: N818 - the term of RFC 9457
         extra: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
+        super().__init__(code, detail)
+        self.code: Code = code
         self.extra = extra or {}
         self.headers = headers or {}
 

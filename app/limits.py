@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from sdstore.sync.limits import DEFAULT_LIMITS as SYNC
+from sdstore.sync.limits import SyncLimits
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -251,7 +254,9 @@ class Limits:
     )
     recon_reply_bytes_max: int = _bound(8 * MIB, "bytes", "memory of one reply; the rest follows")
     recon_answer_bytes_max: int = _bound(
-        MIB, "bytes", "summaries and lists of one reply: at most 50 ms; the rest is asked again"
+        SYNC.answer_bytes_max,
+        "bytes",
+        "summaries and lists of one reply: at most 50 ms; the rest is asked again",
     )
     index_save_interval_s: int = _bound(
         300, "seconds", "a killed node reads at most what came since the index was last written"
@@ -290,16 +295,32 @@ class Limits:
         16, "channels", "sorted columns kept for the next message: 44 bytes per entry"
     )
     session_nonce_lifetime_s: int = _bound(
-        600, "seconds", "how long a session key may be used before both sides draw new nonces"
+        SYNC.nonce_lifetime_s,
+        "seconds",
+        "how long a session key may be used before both sides draw new nonces",
     )
     recon_proof_lifetime_s: int = _bound(
-        900, "seconds", "so long idle peers compare roots, which have no key; then a session again"
+        SYNC.proof_lifetime_s,
+        "seconds",
+        "so long idle peers compare roots, which have no key; then a session again",
     )
     peers_max: int = _bound(256, "peers", "each has a task and a record")
     syncs_remembered_max: int = _bound(256, "sessions", "the list an operator looks at")
     sync_seconds_max: int = _bound(
-        3_600, "seconds", "a session that takes longer is ended as partial and continued later"
+        SYNC.seconds_max,
+        "seconds",
+        "a session that takes longer is ended as partial and continued later",
     )
+
+    @property
+    def sync(self) -> SyncLimits:
+        """The bounds of a session that this node drives."""
+        return SyncLimits(
+            seconds_max=self.sync_seconds_max,
+            nonce_lifetime_s=self.session_nonce_lifetime_s,
+            proof_lifetime_s=self.recon_proof_lifetime_s,
+            answer_bytes_max=self.recon_answer_bytes_max,
+        )
 
 
 DEFAULT_LIMITS = Limits()

@@ -28,6 +28,7 @@ from app.recon.budget import ReconBudgets
 from app.recon.endpoint import ReconEndpoint
 from app.recon.index import NodeIndex
 from app.recon.negentropy import NegentropyEndpoint
+from app.recon.replica import NodeReplica
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
@@ -149,17 +150,6 @@ async def _save_index(node: Node, growth_min: int) -> None:
 
 
 @dataclass(slots=True)
-class _Local:
-    """What sessions see of the node (`app.federation.local.LocalSide`)."""
-
-    store: Store
-    door: Door
-    index: NodeIndex
-    limits: Limits
-    nonce_secret: bytes
-
-
-@dataclass(slots=True)
 class _Book:
     """Keeps the peers that an operator added (`app.federation.peers.PeerBook`)."""
 
@@ -187,11 +177,10 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     index = NodeIndex(store, limits)
     secret = node_secret(settings.data_dir)
-    local = _Local(store, door, index, limits, nonce_secret(secret, settings.data_dir))
+    replica = NodeReplica(store, door, index, limits, nonce_secret(secret, settings.data_dir))
     interest = interest_of(settings)
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
-    secret = node_secret(settings.data_dir)
     instance_id = instance_id_of(secret)
     book = _Book(store, committer)
     node = Node(
@@ -203,11 +192,11 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         door=door,
         index=index,
         interest=interest,
-        recon=ReconEndpoint(local, index, interest, secret, budgets),
+        recon=ReconEndpoint(replica, index, interest, secret, budgets),
         negentropy=NegentropyEndpoint(index, limits, budgets),
         live=live,
         syncs=syncs,
-        peers=Peers(local, syncs, book, interest, settings, limits, instance_id),
+        peers=Peers(replica, syncs, book, interest, settings, instance_id),
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
         instance_id=instance_id,

@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 
 from app.federation.address import url_text
 from app.federation.peers import Peers, PeerState, PeerTotals
-from app.federation.report import SyncOutcome
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
 from app.recon.index import NodeIndex
 from app.verification import Verification
+from sdstore.sync.report import SyncOutcome
 
 Family = CounterMetricFamily | GaugeMetricFamily
 

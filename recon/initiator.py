@@ -214,29 +214,22 @@ class Initiator:
         self._waiting = Work.concatenate([self._waiting, *work])
 
     def _take(self, flying: Asked, response: ReconResponse) -> list[Event]:
-        status = response.status
-        if status == recon_pb2.OK:
-            learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap)
-            learned = learning.from_answers(response.answers, self._phase())
-            self._settled += learned.settled
-            self._parts = learned.peer_parts or self._parts
-            self._list_cap = min(self._list_cap, learned.list_cap)
-            self._wait(learned.work)
-            if flying.wants_total:
-                learned.events.insert(0, self._stated(flying, response))
-            return learned.events
-        if status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
+        if response.status == recon_pb2.UNKNOWN_INTEREST and not flying.told_interest:
             self._send_interest = True
             self._ask_again(flying)
             return []
-        self._over = True
-        if status == recon_pb2.NONCE_EXPIRED:
-            return [Expired(self._fresh_nonce(response.responder_nonce))]
-        if status in {recon_pb2.BUSY, recon_pb2.REFUSED}:
-            return [Busy(response.retry_after_s, status == recon_pb2.REFUSED)]
-        if status == recon_pb2.UNSUPPORTED_VERSION and response.version != PROTOCOL_VERSION:
-            return [Unsupported(response.version)]
-        raise RemoteProtocolError("status", str(status))
+        if refusal := refusal_of(response, self._header.responder_nonce):
+            self._over = True
+            return [refusal]
+        learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap)
+        learned = learning.from_answers(response.answers, self._phase())
+        self._settled += learned.settled
+        self._parts = learned.peer_parts or self._parts
+        self._list_cap = min(self._list_cap, learned.list_cap)
+        self._wait(learned.work)
+        if flying.wants_total:
+            learned.events.insert(0, self._stated(flying, response))
+        return learned.events
 
     def _stated(self, flying: Asked, response: ReconResponse) -> Stated:
         """Ranges that tile everything and are all equal have an equal total."""
@@ -246,11 +239,32 @@ class Initiator:
             raise RemoteProtocolError("total", "all ranges are said to be equal, the total is not")
         return Stated(theirs.count, theirs == self._total)
 
-    def _fresh_nonce(self, nonce: bytes) -> bytes:
-        """A nonce to go on with; one that we use already cannot have expired in favour of itself."""
-        if len(nonce) != NONCE_BYTES or nonce == self._header.responder_nonce:
-            raise RemoteProtocolError("nonce", "an expired nonce was not replaced by a fresh one")
-        return nonce
+
+def refusal_of(
+    response: ReconResponse, used_nonce: bytes = b""
+) -> Expired | Busy | Unsupported | None:
+    """Why a responder did not answer; None: it did.
+
+    `used_nonce`: the responder's, as the request had it. Raises `RemoteProtocolError`.
+    """
+    match response.status:
+        case recon_pb2.OK:
+            return None
+        case recon_pb2.NONCE_EXPIRED:
+            fresh = response.responder_nonce
+            # A nonce cannot have expired in favour of itself.
+            if len(fresh) != NONCE_BYTES or fresh == used_nonce:
+                detail = "an expired nonce was not replaced by a fresh one"
+                raise RemoteProtocolError("nonce", detail)
+            return Expired(fresh)
+        case recon_pb2.BUSY:
+            return Busy(response.retry_after_s, refused=False)
+        case recon_pb2.REFUSED:
+            return Busy(response.retry_after_s, refused=True)
+        case recon_pb2.UNSUPPORTED_VERSION if response.version != PROTOCOL_VERSION:
+            return Unsupported(response.version)
+        case status:
+            raise RemoteProtocolError("status", f"an answer with the status {status} out of turn")
 
 
 def _check_settings(options: Options, limits: Limits) -> None:

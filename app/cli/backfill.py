@@ -18,7 +18,7 @@ from app.cli.node import node_client
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl
 from app.cli.output import counted, human_bytes, print_json, stdout
 from app.errors import Code
-from app.federation.report import Progress, SyncReport
+from sdstore.sync.report import Progress, SyncReport
 
 verbs = typer.Typer()
 
@@ -43,21 +43,19 @@ def backfill(
     with loading():
         from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
 
-    progress = Progress()
     with sync_progress() as bar:
         task = bar.add_task("backfilling", total=100, figures="", segments=[])
 
-        def changed() -> None:
-            shown = asdict(progress)
+        def changed(progress: Progress) -> None:
             segments = [{"state": s, "share": share} for s, share in progress.segments]
             bar.update(
                 task,
                 completed=progress.in_sync_percent,
                 segments=segments,
-                figures=figures_of(shown),
+                figures=figures_of(asdict(progress)),
             )
 
-        work = backfill_file(node, channel_id, into, format_of_name(into), progress, changed)
+        work = backfill_file(node, channel_id, into, format_of_name(into), changed)
         is_new = not into.exists()
         try:
             report = asyncio.run(work)

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from app.cli.output import human_bytes, stderr
-from app.federation.report import SegmentState
+from sdstore.sync.report import SegmentState
 
 BAR_CELLS = 40
 BAR_CELLS_MIN = 10

@@ -6,8 +6,8 @@ from enum import IntEnum
 
 from app.cli import interrupts
 from app.errors import Code, Problem
-from app.federation.report import SyncOutcome
 from sdstore.client.errors import StoreError
+from sdstore.sync.report import SyncOutcome
 
 
 class Exit(IntEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -11,15 +10,10 @@ import numpy as np
 
 from app.cli.existing import ExistingMessages, continued
 from app.cli.frames import FileFormat, record_of
-from app.entries import Claim, Entry, Outcome, OutcomeKind, Outline
-from app.errors import Problem
 from app.federation.address import parse_peer_url
-from app.federation.local import LostElement
-from app.federation.report import Progress, SyncReport
-from app.federation.session import sync_with_peer
 from app.federation.transport import open_http_transport
 from app.ingest.prepare import Publication
-from app.limits import DEFAULT_LIMITS, Limits
+from app.limits import DEFAULT_LIMITS
 from recon.elements import U8, U64, Mask
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
@@ -27,6 +21,11 @@ from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.model import Kind, MessageError
+from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
+from sdstore.sync.report import Progress, SyncReport
+from sdstore.sync.session import sync_with_peer
+from sdstore.wire.recon_pb2 import NO_ENTRY, STORED, Item
 
 
 async def backfill_file(
@@ -34,120 +33,34 @@ async def backfill_file(
     channel_id: str,
     file: Path,
     file_format: FileFormat,
-    progress: Progress,
-    changed: Callable[[], None],
+    changed: Callable[[Progress], None],
 ) -> SyncReport:
     """Append what the node has of the channel and the file lacks. Nothing is sent."""
     existing = ExistingMessages(file, file_format)
-    side = FileSide(existing, file_format)
+    replica = FileReplica(existing, file_format)
     interest = Interest.make(channels=frozenset([channel_id]))
     url = parse_peer_url(node)
     with continued(existing) as target:
-        side.target = target
+        replica.target = target
         async with open_http_transport(url, DEFAULT_LIMITS, private_allowed=True) as transport:
-            return await sync_with_peer(
-                side, transport, interest, fetch_only=True, progress=progress, changed=changed
+            report, _ = await sync_with_peer(
+                replica, transport, interest, fetch_only=True, changed=changed
             )
+            return report
 
 
-class FileSide:
-    """`app.federation.local.LocalSide` over a file; it is its own store, door and index.
+class FileReplica:
+    """A `sdstore.sync.replica.Replica` that is appended to, and from which nothing is sent.
 
-    Claims that come without their message have no place in the file and are let go.
+    Claims that come without their message have no place in the file: their entry is never here.
     """
 
     def __init__(self, existing: ExistingMessages, file_format: FileFormat) -> None:
-        self.limits: Limits = DEFAULT_LIMITS
-        self.nonce_secret = os.urandom(16)
         self.elements = RangeIndex()
         self.target: IO[bytes] | None = None
         self._format = file_format
         for item in existing:
             self._insert(item)
-
-    @property
-    def store(self) -> FileSide:
-        """Content is read here."""
-        return self
-
-    @property
-    def door(self) -> FileSide:
-        """Content enters here."""
-        return self
-
-    @property
-    def index(self) -> FileSide:
-        """Elements are compared here."""
-        return self
-
-    async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:  # noqa: ARG002
-        """Nothing is sent from a file, so nothing is read."""
-        return []
-
-    async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:  # noqa: ARG002
-        """See `by_digest`."""
-        return {}
-
-    async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:  # noqa: ARG002
-        """See `by_digest`."""
-        return {}
-
-    async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:  # noqa: ARG002
-        """See `by_digest`."""
-        return []
-
-    async def publish_many(self, items: Sequence[Publication]) -> list[Outcome | Problem]:
-        """Append messages."""
-        return [self._append(item) for item in items]
-
-    async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
-        """They have no place in the file."""
-        return [None for _ in claims]
-
-    async def catch_up(self) -> None:
-        """The file has no other writer."""
-
-    def view(self, key: SessionKey, interest: Interest) -> View:
-        """What the file holds; all of it is of the one channel."""
-        return self.elements.view(key, None, interest.window)
-
-    def covers(self, interest: Interest, channel_no: int) -> bool:  # noqa: ARG002
-        """All of the file is of the one channel."""
-        return True
-
-    def holds(self, orders: U64, ids: U8) -> Mask:
-        """Which elements are in the file."""
-        return self.elements.holds(orders, ids)
-
-    def root_of_ids(
-        self,
-        interest: Interest,  # noqa: ARG002
-        policy: int = 0,  # noqa: ARG002
-        added: U8 | None = None,  # noqa: ARG002
-        removed: U8 | None = None,  # noqa: ARG002
-    ) -> bytes | None:
-        """A file is compared once."""
-        return None
-
-    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, object]:  # noqa: ARG002
-        """See `lost_count`."""
-        return {}
-
-    async def lost_count(self) -> int:
-        """What is in the file can be read."""
-        return 0
-
-    async def lost_elements(self, limit: int, after: int = 0) -> list[LostElement]:  # noqa: ARG002
-        """See `lost_count`."""
-        return []
-
-    def _append(self, item: Publication) -> Outcome:
-        message, _ = decode(item.frame)
-        if self.target is not None:
-            self.target.write(record_of(item.frame, item.hints, self._format))
-        return Outcome(
-            OutcomeKind.STORED, message.message_id, message.channel_id, entry_digest(message)
-        )
 
     def _insert(self, item: Publication) -> None:
         message, _ = decode(item.frame)
@@ -160,3 +73,75 @@ class FileSide:
             np.frombuffer(b"".join(ids), np.uint8).reshape(-1, ID_BYTES),
             np.zeros(len(ids), np.uint32),
         )
+
+    @property
+    def arrived_count(self) -> int:
+        """See `Replica`."""
+        return len(self.elements)
+
+    async def catch_up(self) -> None:
+        """The file has no other writer."""
+
+    def view(self, key: SessionKey, interest: Interest) -> View:
+        """What the file holds; all of it is of the one channel."""
+        return self.elements.view(key, None, interest.window)
+
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """See `Replica`."""
+        return self.elements.holds(orders, ids)
+
+    def root(self, *_: object) -> None:
+        """A file is compared once."""
+
+    async def load(self, elements: Sequence[Element], _bytes_max: int) -> Loaded:
+        """Nothing is sent."""
+        return Loaded([], [], len(elements))
+
+    async def claims_on(self, _entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+        """See `load`."""
+        return {}
+
+    async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
+        """See `Replica`."""
+        return [_prepared(item) for item in items]
+
+    async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
+        """Append messages."""
+        stored = []
+        for each in prepared:
+            if each.entry_id:
+                stored.append(Stored(NO_ENTRY))
+                continue
+            if self.target is not None:
+                frame, hints = each.content
+                self.target.write(record_of(frame, hints, self._format))
+            stored.append(Stored(STORED))
+        return stored
+
+    async def lost(self, *_: object) -> LostPage:
+        """All that is in the file can be read."""
+        return LostPage([], 0, 0)
+
+    async def lost_among(self, _entry_ids: Sequence[bytes]) -> set[bytes]:
+        """See `lost`."""
+        return set()
+
+
+def _prepared(item: Item) -> Prepared:
+    if item.HasField("claim"):
+        claim = item.claim
+        return Prepared(element_id=claim_id(claim.digest, claim.hint), entry_id=claim.digest)
+    hints = tuple(item.entry.hints)
+    try:
+        message, _ = decode(item.entry.frame)
+    except MessageError as error:
+        claims = tuple([claim_id(item.id, hint) for hint in hints])
+        return Prepared(claims=claims, refusal=error.code)
+    digest = entry_digest(message)
+    return Prepared(
+        order=order_value(message.lamport_timestamp or 0),
+        element_id=digest,
+        claims=tuple([claim_id(digest, hint) for hint in hints]),
+        refusal="" if message.kind is Kind.CONTENT else NOT_CONTENT,
+        content=(item.entry.frame, hints),
+    )

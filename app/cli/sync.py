@@ -14,10 +14,10 @@ from app.cli.node import is_known, node_client
 from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl
 from app.cli.output import counted, human_bytes, print_error, print_json, print_note, stdout
 from app.errors import Code
-from app.federation.report import SyncOutcome
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.records import Sync
+from sdstore.sync.report import SyncOutcome
 
 verbs = typer.Typer()
 

@@ -22,15 +22,14 @@ from blake3 import blake3
 
 from app.errors import Code, Problem
 from app.federation.address import parse_peer_url, resolve, url_text
-from app.federation.local import LocalSide
-from app.federation.memory import PeerMemory
-from app.federation.report import Progress, SyncOutcome, SyncReport
-from app.federation.session import report_of_refusal, sync_with_peer
 from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import HttpTransport, open_http_transport
-from app.limits import Limits
+from app.recon.replica import NodeReplica
 from app.settings import Settings
 from recon.session import Interest
+from sdstore.sync.memory import PeerMemory
+from sdstore.sync.report import Progress, SyncOutcome, SyncReport
+from sdstore.sync.session import sync_with_peer
 
 BACKOFF_FACTOR = 2.0
 BACKOFF_S_MAX = 600.0  # a peer that comes back is found within ten minutes
@@ -195,25 +194,25 @@ class Peers:
 
     def __init__(
         self,
-        local: LocalSide,
+        replica: NodeReplica,
         syncs: Syncs,
         book: PeerBook,
         interest: Interest,
         settings: Settings,
-        limits: Limits,
         instance_id: str,
     ) -> None:
         self.strangers = PeerTotals()
-        self._local = local
+        self._replica = replica
         self._syncs = syncs
         self._book = book
         self._interest = interest
         self._settings = settings
-        self._limits = limits
+        self._limits = replica.limits
         self._instance_id = instance_id
         self._peers: dict[str, Peer] = {}
-        # What was learned of stores that were synced with by URL: as bounded as the sessions are.
-        self._memories: dict[str, PeerMemory] = {}
+        # Stores that were synced with by URL, and what was learned of them: as bounded as the
+        # sessions are.
+        self._strangers: dict[str, Peer] = {}
 
     async def start(self) -> None:
         """Add the peers of the settings and those that were added before.
@@ -325,13 +324,13 @@ class Peers:
         return self._start_asked(known or self._stranger(url), channels, dry_run)
 
     def _stranger(self, url: httpx.URL) -> Peer:
-        while len(self._memories) >= self._limits.syncs_remembered_max:
-            del self._memories[next(iter(self._memories))]
-        return Peer("", url, memory=self._memories.setdefault(str(url), PeerMemory()))
+        while len(self._strangers) >= self._limits.syncs_remembered_max:
+            del self._strangers[next(iter(self._strangers))]
+        return self._strangers.setdefault(str(url), Peer("", url))
 
     def _start_asked(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         """A sync that somebody asks for waits for no retry: the peer may have been mended."""
-        peer.memory.retry_unserved()
+        peer.memory = peer.memory.unserved_due()
         return self._start(peer, channels, dry_run)
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
@@ -349,20 +348,21 @@ class Peers:
         return sync
 
     def _run(self, peer: Peer, interest: Interest, dry_run: bool) -> RunSync:
-        async def run(progress: Progress, changed: Callable[[], None]) -> SyncReport:
+        async def run(changed: Callable[[Progress], None]) -> SyncReport:
             try:
                 async with self._transport(peer.url) as transport:
-                    report = await sync_with_peer(
-                        self._local,
+                    report, peer.memory = await sync_with_peer(
+                        self._replica,
                         transport,
                         interest,
                         memory=peer.memory,
+                        limits=self._limits.sync,
+                        nonce_secret=self._replica.nonce_secret,
                         dry_run=dry_run,
-                        progress=progress,
                         changed=changed,
                     )
             except Problem as problem:
-                report = report_of_refusal(problem)
+                report = SyncReport.of_error(problem)
             if self._peers.get(peer.peer_id) is not peer:
                 self.strangers.add(report)
             elif not dry_run:

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.errors import Code, Problem
-from app.federation.report import Progress, SyncOutcome, SyncReport
 from app.limits import Limits
+from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 
 _log = logging.getLogger(__name__)
 
 EVENT_INTERVAL_S = 0.1  # ten times a second looks continuous
 
-RunSync = Callable[[Progress, Callable[[], None]], Awaitable[SyncReport]]
-"""One session: told where to write its progress and what to call after each change."""
+RunSync = Callable[[Callable[[Progress], None]], Awaitable[SyncReport]]
+"""One session; it calls its argument with how far it is, after each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,11 @@ class Sync:
     async def next_change(self) -> None:
         """Wait until something changed since the last call of anybody who waits."""
         await self.changed.wait()
+
+    def show(self, progress: Progress) -> None:
+        """How far the session is now."""
+        self.progress = progress
+        self.notify()
 
     def notify(self) -> None:
         """Wake everybody who waits for a change."""
@@ -164,11 +169,7 @@ class Syncs:
     async def _run(self, sync: Sync, run: RunSync) -> None:
         report = SyncReport(outcome=SyncOutcome.PARTIAL, detail="this node was shut down")
         try:
-            report = await run(sync.progress, sync.notify)
-        except Problem as problem:
-            report = SyncReport(
-                outcome=SyncOutcome.LOCAL_FAULT, code=problem.code, detail=problem.detail
-            )
+            report = await run(sync.show)
         except Exception:  # noqa: BLE001 - logged, and reported below
             # Nobody awaits this task: without a report its watchers would wait for ever.
             _log.exception("the sync with %s failed", sync.peer_url)

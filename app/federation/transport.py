@@ -1,6 +1,6 @@
-"""How a session reaches its peer: the interface, and HTTP.
+"""How a session reaches its peer over HTTP.
 
-The initiator needs two calls. Bodies are opaque here; they are compressed on the way where both
+The driver needs two calls (`sdstore.sync.exchange.Transport`). Bodies are opaque here; they are compressed on the way where both
 sides know how (zstd, RFC 9659), because the frames in them are mostly bloom filters that repeat.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import httpx
 import zstandard
@@ -39,21 +38,8 @@ INSTANCE_HEADER = "sds-instance"
 OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
 
-class PeerTransport(Protocol):
-    """What a session needs of a peer. Every method raises Problem where the peer is at fault."""
-
-    bytes_up: int
-    bytes_down: int
-
-    async def interest(self) -> bytes:
-        """The canonical bytes of what the peer wants."""
-
-    async def recon(self, request: bytes) -> bytes:
-        """One call of the reconciliation protocol."""
-
-
 class HttpTransport:
-    """A peer over HTTP; `client` is bound to the peer's checked address."""
+    """A peer over HTTP; `client` is bound to the peer's checked address. Calls raise Problem."""
 
     def __init__(
         self, client: httpx.AsyncClient, limits: Limits, own_instance: str | None = None

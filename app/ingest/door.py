@@ -60,9 +60,25 @@ class Door:
 
         `on_prepared` is called when what is left is to wait for the disk.
         """
-        prepared = await self._prepare_all(items)
+        prepared = await self.prepare_many(items)
         if on_prepared is not None:
             on_prepared()
+        return await self.publish_prepared(prepared)
+
+    async def prepare_many(self, items: Sequence[Publication]) -> list[Prepared]:
+        """Decode and check messages; what is wrong with a bad one takes its place."""
+        prepared: list[Prepared] = []
+        for number, item in enumerate(items, 1):
+            try:
+                prepared.append(prepare(item, self._limits))
+            except Problem as problem:
+                prepared.append(problem.detached())
+            if number % PREPARED_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return prepared
+
+    async def publish_prepared(self, prepared: Sequence[Prepared]) -> list[Outcome | Problem]:
+        """Write and pass on what `prepare_many` made of messages; one outcome for each, in order."""
         entries = [each for each in prepared if isinstance(each, NewEntry)]
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
@@ -104,17 +120,6 @@ class Door:
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
         """Local policy refused these: `store.refused` names them, so that no sync asks again."""
         await self._committer.submit([], refused=digests)
-
-    async def _prepare_all(self, items: Sequence[Publication]) -> list[Prepared]:
-        prepared: list[Prepared] = []
-        for number, item in enumerate(items, 1):
-            try:
-                prepared.append(prepare(item, self._limits))
-            except Problem as problem:
-                prepared.append(problem.detached())
-            if number % PREPARED_PER_TURN == 0:
-                await asyncio.sleep(0)
-        return prepared
 
     def _relay(self, relayed: Relayed) -> Outcome:
         for listener in self._relay_listeners:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blake3 import blake3
@@ -16,12 +16,10 @@ from google.protobuf.message import DecodeError
 
 from app.callers import Caller, Scope
 from app.errors import Code, Problem
-from app.federation.content import Message, items_size, load_items, take_items
-from app.federation.inbound import Element
-from app.federation.local import LocalSide
 from app.limits import Limits
 from app.recon.budget import Allowance, ReconBudgets
 from app.recon.index import NodeIndex
+from app.recon.replica import Message, NodeReplica, items_size
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.fetch import read_fetch, resolve
@@ -39,10 +37,14 @@ from recon.session import (
 )
 from recon.view import View
 from sdstore.sds.codec import DECODER_VERSION
+from sdstore.sync.replica import Element
 from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
+
+PUSHED_AT_ONCE = 1_024
+"""Pushed items prepared and committed at once: one group of the committer."""
 
 RESUME_BYTES = 48
 """Where a cut reply goes on, and how long the next request should be."""
@@ -62,24 +64,24 @@ class ReconEndpoint:
 
     def __init__(
         self,
-        local: LocalSide,
+        replica: NodeReplica,
         index: NodeIndex,
         interest: Interest,
         secret: bytes,
         budgets: ReconBudgets,
     ) -> None:
-        self._local = local
+        self._replica = replica
         self._index = index
-        self._limits = local.limits
+        self._limits = replica.limits
         self._secret = secret
-        self._interests = KnownInterests(interest, local.limits.recon_interests_bytes_max)
+        self._interests = KnownInterests(interest, self._limits.recon_interests_bytes_max)
         self._budgets = budgets
-        self._policy = policy_of(local.limits, interest)
+        self._policy = policy_of(self._limits, interest)
 
     @property
     def nonce_secret(self) -> bytes:
         """By this the node knows the nonces of its own sessions."""
-        return self._local.nonce_secret
+        return self._replica.nonce_secret
 
     async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
@@ -118,7 +120,7 @@ class ReconEndpoint:
             ) from None
 
     def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:
-        if is_own_nonce(request.session.initiator_nonce, self._local.nonce_secret):
+        if is_own_nonce(request.session.initiator_nonce, self._replica.nonce_secret):
             return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.REFUSED)
         epoch = int(time.time()) // self._limits.session_nonce_lifetime_s
         if request.idle_root:  # roots have no key
@@ -171,27 +173,10 @@ class ReconEndpoint:
         return response
 
     async def _take(self, items: Sequence[wire.Item], caller: Caller) -> Sequence[wire.PushOutcome]:
-        """Take what the caller may publish; one outcome per item, in order.
-
-        A claim on an entry that the caller may not read is answered as one on an absent entry.
-        """
+        """Take what the caller may publish; one outcome per item, in order."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        if caller.channels is None:
-            return await take_items(self._local, items)
-        claimed = {item.claim.digest for item in items if item.HasField("claim")}
-        outlines = await self._local.store.outlines(list(claimed))
-        readable = {d for d, entry in outlines.items() if caller.covers(entry.channel_id)}
-        outcomes: list[wire.PushOutcome] = []
-        admitted: list[int] = []
-        for at, item in enumerate(items):
-            outcomes.append(wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED)
-            if item.claim.digest in readable or _is_covered(item, caller):
-                admitted.append(at)
-        taken = await take_items(self._local, [items[at] for at in admitted])
-        for at, outcome in zip(admitted, taken, strict=True):
-            outcomes[at] = outcome
-        return outcomes
+        return await take_items(self._replica, items, caller.covers)
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
         if not (request.HasField("ranges") or request.total):
@@ -217,13 +202,8 @@ class ReconEndpoint:
             room = bytes_max - response.ByteSize()
             chunk = slice(sent_count, sent_count + FETCH_CHUNK)
             rows = zip(found.orders[chunk].tolist(), found.ids[chunk], strict=True)
-            loaded = await load_items(
-                self._local.store,
-                [Element(order, row.tobytes()) for order, row in rows],
-                bytes_max=room,
-                hints_max=self._local.limits.hints_per_publish_max,
-                message=message,
-            )
+            elements = [Element(order, row.tobytes()) for order, row in rows]
+            loaded = await self._replica.load(elements, room, message)
             # A fetch makes progress, if only by one item larger than the room; but nobody gets more
             # than its allowance.
             size = items_size(loaded.items)
@@ -245,13 +225,32 @@ class ReconEndpoint:
                 response.request_bytes_min = allowance.request_bytes_min(0)
 
 
-def _is_covered(item: wire.Item, caller: Caller) -> bool:
-    """Whether an item is an entry of a channel that the caller's grants reach."""
-    try:
-        caller.require_channel_of_frame(item.entry.frame)
-    except Problem:
-        return False
-    return item.HasField("entry")
+async def take_items(
+    replica: NodeReplica,
+    items: Sequence[wire.Item],
+    covers: Callable[[str], bool] = lambda _: True,
+) -> list[wire.PushOutcome]:
+    """Pass what a peer pushed through the one door; one outcome per item, in order.
+
+    First the entries, then the claims on them. `covers`: whether the caller may write to a channel;
+    a claim on an entry outside is answered as one on an absent entry. Raises Problem where this node
+    is at fault (disk full, database gone).
+    """
+    outcomes = [wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED for item in items]
+    for kind in ("entry", "claim"):
+        positions = [at for at, item in enumerate(items) if item.HasField(kind)]
+        for start in range(0, len(positions), PUSHED_AT_ONCE):
+            part = positions[start : start + PUSHED_AT_ONCE]
+            read = await replica.prepare([items[at] for at in part])
+            prepared = {
+                at: each
+                for at, each in zip(part, read, strict=True)
+                if each.channel_id is not None and covers(each.channel_id)
+            }
+            stored = await replica.commit(list(prepared.values()))
+            for at, each in zip(prepared, stored, strict=True):
+                outcomes[at] = each.outcome
+    return outcomes
 
 
 def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:

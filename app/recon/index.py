@@ -29,7 +29,7 @@ from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.store import Store
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import ALL_ORDERS, U8, U64, WHOLE, Mask, OrderWindow
+from recon.elements import ALL_ORDERS, U8, WHOLE, OrderWindow
 from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
@@ -149,10 +149,6 @@ class NodeIndex:
         """Whether the entries of a channel belong to an interest, but for its window."""
         groups = self._channels.of(interest)
         return groups is None or 2 * channel_no in groups
-
-    def holds(self, orders: U64, ids: U8) -> Mask:
-        """Which elements are here, whatever their channel: bool[n]."""
-        return self.elements.holds(orders, ids)
 
     def root_of_ids(
         self,

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.federation.report import SyncOutcome
 from app.ingest.prepare import Publication
 from pipeline import manifest as manifests
 from pipeline.diff import diff
@@ -20,6 +19,7 @@ from pipeline.snapshot import read_entries
 from pipeline.verify import verify_snapshot
 from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem
+from sdstore.sync.report import SyncOutcome
 from tests.support.cli import cli
 from tests.support.server import running_node
 from tests.support.snapshots import conversation

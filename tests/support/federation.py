@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from app.callers import Caller
-from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.recon.budget import Allowance
-from app.recon.index import NodeIndex
+from app.recon.replica import NodeReplica
 from app.settings import Settings
-from app.store.store import Store
+from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
+from sdstore.sync import session
+from sdstore.sync.exchange import Transport
+from sdstore.sync.memory import PeerMemory
+from sdstore.sync.report import SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
 CALLER = Caller("test")
@@ -28,19 +31,38 @@ Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
 
 
 @dataclass(slots=True)
-class Local:
-    """What a session sees of a node."""
+class Remembered:
+    """What a store remembers of a peer from one session to the next."""
 
-    store: Store
-    door: Door
-    index: NodeIndex
-    limits: Limits
-    nonce_secret: bytes = field(default_factory=lambda: os.urandom(16))
+    value: PeerMemory = field(default_factory=PeerMemory)
 
 
-def local_of(node: Node) -> Local:
+def local_of(node: Node, nonce_secret: bytes | None = None) -> NodeReplica:
     """The initiating side of a node."""
-    return Local(node.store, node.door, node.index, node.limits)
+    secret = nonce_secret or os.urandom(16)
+    return NodeReplica(node.store, node.door, node.index, node.limits, secret)
+
+
+async def sync_with_peer(
+    local: NodeReplica,
+    peer: Transport,
+    interest: Interest,
+    *,
+    memory: Remembered | None = None,
+    **options: Any,
+) -> SyncReport:
+    """One session, as a node starts it."""
+    memory = memory or Remembered()
+    report, memory.value = await session.sync_with_peer(
+        local,
+        peer,
+        interest,
+        memory=memory.value,
+        limits=local.limits.sync,
+        nonce_secret=local.nonce_secret,
+        **options,
+    )
+    return report
 
 
 class InProcessPeer:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.cli.bar import range_bar
 from app.cli.output import human_bytes, printable
-from app.federation.report import SegmentState, filled
+from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)
 HAVE, SYNCING, MISSING = SegmentState.IN_SYNC, SegmentState.SYNCING, SegmentState.DONT_HAVE

@@ -18,22 +18,22 @@ from hypothesis import strategies as st
 
 from app.entries import START
 from app.errors import Code, Problem
-from app.federation.memory import PeerMemory
-from app.federation.report import SyncOutcome
-from app.federation.session import sync_with_peer
 from app.http.pages import CursorKind, Cursors
 from app.node import INDEX_FILE, Node
 from app.settings import Settings
 from pipeline.database import Database, open_database
 from pipeline.manifest import Watermark
 from pipeline.scan import Scan
+from sdstore.sync.report import SyncOutcome
 from tests.support.federation import (
     InProcessPeer,
+    Remembered,
     holdings,
     local_of,
     message,
     publish,
     run,
+    sync_with_peer,
 )
 
 DATABASE = "sdstore.db"
@@ -65,7 +65,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
     one, two, copy = (tmp_path / name for name in ("one", "two", "copy"))
 
     async def scenario() -> None:
-        memory = PeerMemory()
+        memory = Remembered()
         async with opened(one) as here:
             async with opened(two) as there:
                 await publish(there, [message(n) for n in range(10)])
@@ -78,7 +78,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
                         local_of(here), peer, here.interest, memory=memory
                     )
                     assert report.outcome is SyncOutcome.IN_SYNC
-                assert memory.proof is not None
+                assert memory.value.proof is not None
             newest_index = (two / INDEX_FILE).read_bytes()
             put_back(copy, two)
             async with opened(two) as there:
@@ -130,7 +130,7 @@ class World:
         self.nodes: list[Node] = []
         self.stacks = [AsyncExitStack() for _ in range(NODES)]
         self.backups: list[Backup] = []
-        self.memories: dict[tuple[int, int], PeerMemory] = {}
+        self.memories: dict[tuple[int, int], Remembered] = {}
         self.cursors: list[str | None] = [None] * FOLLOWERS
         self.seen: list[set[bytes]] = [set() for _ in range(FOLLOWERS)]
         self.snapshots: dict[tuple[str, Watermark], tuple[list[bytes], list[bytes]]] = {}
@@ -176,7 +176,7 @@ class World:
         if one == two:
             return
         here, there = self.nodes[one], self.nodes[two]
-        memory = self.memories.setdefault((one, two), PeerMemory())
+        memory = self.memories.setdefault((one, two), Remembered())
         report = await sync_with_peer(
             local_of(here), InProcessPeer(there), here.interest, memory=memory
         )

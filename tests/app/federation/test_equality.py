@@ -11,31 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.federation.memory import PeerMemory
-from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
-from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
 from recon.session import Interest
 from sdstore.client import StoreClient
+from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
+    Remembered,
     holdings,
     local_of,
     message,
     open_nodes,
     publish,
     run,
+    sync_with_peer,
 )
 from tests.support.server import running_node
 
 MESSAGES = [message(n, f"c{n % 3}") for n in range(300)]
 
 
-async def sync(one: Node, peer: InProcessPeer, memory: PeerMemory, **options: Any) -> SyncReport:
+async def sync(one: Node, peer: InProcessPeer, memory: Remembered, **options: Any) -> SyncReport:
     return await sync_with_peer(local_of(one), peer, one.interest, memory=memory, **options)
 
 
@@ -52,7 +52,7 @@ def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: i
         async with open_nodes(folder, {}, {}, limits=bounds) as (one, two):
             await publish(one, MESSAGES[:200])
             await publish(two, MESSAGES[100:])
-            peer, memory = InProcessPeer(two), PeerMemory()
+            peer, memory = InProcessPeer(two), Remembered()
             report = await sync(one, peer, memory)
             assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
             kinds(peer)
@@ -62,13 +62,14 @@ def with_two_equal_nodes(scenario: Callable[..., Any], folder: Path, **limits: i
 
 
 def test_idle_peers_compare_roots_in_one_small_round_trip(tmp_path: Path) -> None:
-    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
-        progress, before = Progress(), (peer.bytes_up, peer.bytes_down)
-        report = await sync(one, peer, memory, progress=progress)
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
+        seen: list[Progress] = []
+        before = (peer.bytes_up, peer.bytes_down)
+        report = await sync(one, peer, memory, changed=seen.append)
         assert kinds(peer) == ["root"]
         assert (report.outcome, report.proved, report.rounds) == (SyncOutcome.IN_SYNC, False, 1)
         assert report.elements == len(MESSAGES)
-        assert progress.segments == [(SegmentState.IN_SYNC, 1.0)]
+        assert seen[-1].segments == ((SegmentState.IN_SYNC, 1.0),)
         assert peer.bytes_up - before[0] < 64
         assert peer.bytes_down - before[1] < 8
 
@@ -77,7 +78,7 @@ def test_idle_peers_compare_roots_in_one_small_round_trip(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_a_new_message_on_either_side_is_followed_by_a_session(tmp_path: Path, side: str) -> None:
-    async def scenario(one: Node, two: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+    async def scenario(one: Node, two: Node, peer: InProcessPeer, memory: Remembered) -> None:
         await publish(one if side == "here" else two, [message(1_000)])
         report = await sync(one, peer, memory)
         asked = kinds(peer)
@@ -92,12 +93,13 @@ def test_a_new_message_on_either_side_is_followed_by_a_session(tmp_path: Path, s
 
 
 def test_a_proof_is_renewed_after_its_lifetime_and_for_another_interest(tmp_path: Path) -> None:
-    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
         some = Interest.make(channels=frozenset(["c1"]))
         assert (await sync_with_peer(local_of(one), peer, some, memory=memory)).proved
         assert "root" not in kinds(peer)
-        assert memory.proof is not None
-        memory.proof = memory.proof._replace(at_s=time.monotonic() - 10)
+        assert memory.value.proof is not None
+        aged = replace(memory.value.proof, at_s=time.time() - 10)
+        memory.value = replace(memory.value, proof=aged)
         assert (await sync_with_peer(local_of(one), peer, some, memory=memory)).proved
         assert kinds(peer)[0] == "session"
 
@@ -105,7 +107,7 @@ def test_a_proof_is_renewed_after_its_lifetime_and_for_another_interest(tmp_path
 
 
 def test_a_dry_run_always_compares_under_a_key(tmp_path: Path) -> None:
-    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+    async def scenario(one: Node, _: Node, peer: InProcessPeer, memory: Remembered) -> None:
         assert (await sync(one, peer, memory, dry_run=True)).proved
         assert set(kinds(peer)) == {"session"}
 
@@ -113,7 +115,7 @@ def test_a_dry_run_always_compares_under_a_key(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_cannot_tell_its_root_gets_a_session(tmp_path: Path) -> None:
-    async def scenario(one: Node, two: Node, _: InProcessPeer, memory: PeerMemory) -> None:
+    async def scenario(one: Node, two: Node, _: InProcessPeer, memory: Remembered) -> None:
         def forgetful(request: ReconRequest, response: ReconResponse) -> ReconResponse:
             return ReconResponse(status=3) if request.idle_root else response
 
@@ -134,7 +136,7 @@ def test_a_peer_that_hides_an_element_of_a_range_we_lack_proves_nothing(tmp_path
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(two, MESSAGES)
-            memory = PeerMemory()
+            memory = Remembered()
             report = await sync(one, InProcessPeer(two, hiding), memory)
             assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
             assert report.entries_received == len(MESSAGES) - 1
@@ -158,7 +160,7 @@ def test_a_peer_that_lists_one_element_twice_instead_of_another_proves_nothing(
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(one, MESSAGES[:1])
             await publish(two, MESSAGES[:2])
-            report = await sync(one, InProcessPeer(two, repeating), PeerMemory())
+            report = await sync(one, InProcessPeer(two, repeating), Remembered())
             assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
             assert (report.missing_here, report.missing_there) == (0, 0)
 

@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import app.federation.moves as moves_module
-import app.federation.session as session_module
+import sdstore.sync.moves as moves_module
+import sdstore.sync.session as session_module
 from app.errors import Code, Problem
-from app.federation.memory import PeerMemory
-from app.federation.report import SyncOutcome, SyncReport
-from app.federation.session import sync_with_peer
 from app.node import Node
 from recon.elements import ALL_ORDERS, Bound, bound_bytes
 from recon.index import RangeIndex
@@ -25,17 +22,20 @@ from recon.session import SessionHeader
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest, order_value
 from sdstore.sds.model import Message
+from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Answers, Item, ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
     Mangle,
+    Remembered,
     holdings,
     local_of,
     message,
     open_nodes,
     publish,
     run,
+    sync_with_peer,
 )
 
 chance = random.Random(7)
@@ -302,7 +302,7 @@ def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await load(one, two)
             honest = await holdings(one) | await holdings(two)
-            memory = PeerMemory()
+            memory = Remembered()
             report = await sync_with_peer(
                 local_of(one), InProcessPeer(two, liar), one.interest, memory=memory
             )
@@ -337,7 +337,7 @@ def test_a_peer_that_serves_drop_by_drop_is_left_when_the_budget_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = replace(DEFAULT_LIMITS, seconds_base=0.5, seconds_per_credit_mib=0.0)
-    monkeypatch.setattr(session_module, "DEFAULT_LIMITS", hasty)
+    monkeypatch.setattr(session_module, "RECON_LIMITS", hasty)
 
     def drips(_: ReconRequest, response: ReconResponse) -> ReconResponse:
         if len(response.items) > 1:
@@ -466,7 +466,7 @@ def test_a_peer_that_has_us_answer_our_own_questions_learns_no_total(tmp_path: P
         async with open_nodes(tmp_path, {}) as (one,):
             await publish(one, [message(n) for n in range(100)])
             peer = _Mirror(one)
-            ourselves = replace(local_of(one), nonce_secret=one.recon.nonce_secret)
+            ourselves = local_of(one, one.recon.nonce_secret)
             report = await sync_with_peer(ourselves, peer, one.interest)
             assert (report.outcome, report.proved) == (SyncOutcome.REFUSED, False)
             assert peer.refusals == 1

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from app.entries import Entry
-from app.errors import Code, Problem
-from app.federation.inbound import columns, read_items
 from app.recon import endpoint as recon_endpoint
 from app.store.store import Store
 from recon.elements import ALL_ORDERS
@@ -20,11 +18,14 @@ from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from sdstore.sds.digest import entry_digest
+from sdstore.sync.moves import read_items
+from sdstore.sync.replica import columns
+from sdstore.sync.report import SyncError
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
 from tests.recon.vector_content import HELD, LONG, LOST, POLICY
 from tests.recon.vectors import HEADER, PATH
-from tests.support.federation import InProcessPeer, open_nodes, publish, run
+from tests.support.federation import InProcessPeer, local_of, open_nodes, publish, run
 
 VECTORS = json.loads(PATH.read_text())
 EXCHANGES = VECTORS["content"]["exchanges"]
@@ -78,9 +79,9 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
     wanted = read_fetch(fetch)
     batch = [Need(wanted.ranges[0], wanted.short_ids, len(wanted.short_ids))]
     async with open_nodes(folder, {}) as (node,):
-        arrived = await read_items(node.store, ReconResponse.FromString(response).items)
+        arrived = await read_items(local_of(node), ReconResponse.FromString(response).items)
     if not FetchQueue(view).accept(batch, *columns(arrived.named)).all():
-        raise Problem(Code.PEER_MISBEHAVED, "not asked for")
+        raise SyncError("peer_misbehaved", "not asked for")
     return [each.element_id for each in arrived.aside]
 
 
@@ -90,7 +91,7 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
 def test_an_initiator_refuses_items_that_it_must_not_take(
     tmp_path: Path, row: dict[str, str]
 ) -> None:
-    with pytest.raises((Problem, RemoteProtocolError)):
+    with pytest.raises((SyncError, RemoteProtocolError)):
         run(taken(tmp_path, bytes.fromhex(row["response"])))
 
 

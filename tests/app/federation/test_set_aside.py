@@ -13,14 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-import app.federation.aside as aside_module
-import app.federation.memory as memory_module
-import app.federation.session as session_module
-from app.federation.aside import SET_ASIDE_MAX, AsideElement, LackedBy, SetAside
-from app.federation.inbound import named_element
-from app.federation.memory import PeerMemory
-from app.federation.report import SyncOutcome, SyncReport
-from app.federation.session import sync_with_peer
+import sdstore.sync.memory as memory_module
+import sdstore.sync.session as session_module
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
@@ -28,17 +22,21 @@ from recon.session import Interest
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
+from sdstore.sync.memory import SET_ASIDE_MAX, Aside, AsideElement, LackedBy, SetAside
+from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 from tests.app.store.test_frames import cut, in_database
 from tests.support.federation import (
     InProcessPeer,
+    Remembered,
     holdings,
     local_of,
     message,
     open_nodes,
     publish,
     run,
+    sync_with_peer,
 )
 
 COUNT = 1_000
@@ -49,7 +47,7 @@ ODD_IDS = {entry_digest(MESSAGES[n]).hex() for n in ODD}
 SHARED = [each for n, each in enumerate(MESSAGES) if n % 5 and n not in ODD]
 
 
-async def sync(one: Node, peer: InProcessPeer, memory: PeerMemory) -> SyncReport:
+async def sync(one: Node, peer: InProcessPeer, memory: Remembered) -> SyncReport:
     return await sync_with_peer(local_of(one), peer, one.interest, memory=memory)
 
 
@@ -65,14 +63,14 @@ async def idle_cost(folder: Path) -> tuple[int, int, int]:
     """Requests and bytes both ways of a sync between stores that were just found equal."""
     async with open_nodes(folder / "idle", {}, {}) as (one, two):
         await publish(two, MESSAGES[:3])
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         await sync(one, peer, memory)
         up, down = peer.bytes_up, peer.bytes_down
         report = await sync(one, peer, memory)
         return report.requests, peer.bytes_up - up, peer.bytes_down - down
 
 
-async def next_cost(one: Node, peer: InProcessPeer, memory: PeerMemory) -> tuple[int, int, int]:
+async def next_cost(one: Node, peer: InProcessPeer, memory: Remembered) -> tuple[int, int, int]:
     up, down = peer.bytes_up, peer.bytes_down
     report = await sync(one, peer, memory)
     assert report.outcome is SyncOutcome.IN_SYNC
@@ -80,9 +78,9 @@ async def next_cost(one: Node, peer: InProcessPeer, memory: PeerMemory) -> tuple
     return report.requests, peer.bytes_up - up, peer.bytes_down - down
 
 
-async def check_a_whole_session(one: Node, peer: InProcessPeer, memory: PeerMemory) -> None:
+async def check_a_whole_session(one: Node, peer: InProcessPeer, memory: Remembered) -> None:
     """Once the proof is too old, the ranges are compared: they are equal, in one request."""
-    memory.proof = None
+    memory.value = replace(memory.value, proof=None)
     report = await sync(one, peer, memory)
     assert (report.outcome, report.proved, report.requests) == (SyncOutcome.IN_SYNC, True, 1)
     assert (report.missing_here, report.missing_there, report.entries_refused) == (0, 0, 0)
@@ -111,7 +109,7 @@ def test_entries_that_we_refuse_are_named_and_the_next_session_costs_no_more_tha
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, SHARED)
         await publish(two, MESSAGES)
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         first = await sync(one, peer, memory)
         assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
         assert (first.proved, first.entries_refused) == (True, len(ODD))
@@ -130,7 +128,7 @@ def test_entries_that_the_peer_refuses_are_named_and_the_next_session_costs_no_m
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, MESSAGES)
         await publish(two, SHARED)
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         first = await sync(one, peer, memory)
         assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
         assert (first.proved, named(first)) == (True, ODD_IDS)
@@ -153,7 +151,7 @@ def test_frames_that_cannot_be_decoded_cost_nothing_beside_them(tmp_path: Path) 
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, SHARED)
         await publish(two, MESSAGES)
-        peer, memory = InProcessPeer(two, cuts_odd_frames), PeerMemory()
+        peer, memory = InProcessPeer(two, cuts_odd_frames), Remembered()
         first = await sync(one, peer, memory)
         assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
         assert (first.proved, named(first)) == (True, ODD_IDS)
@@ -165,8 +163,12 @@ def test_frames_that_cannot_be_decoded_cost_nothing_beside_them(tmp_path: Path) 
     pair(tmp_path, scenario)
 
 
+def id_of(item: Item) -> bytes:
+    return claim_id(item.claim.digest, item.claim.hint) if item.HasField("claim") else item.id
+
+
 def in_sequence(response: ReconResponse) -> ReconResponse:
-    items = sorted(response.items, key=named_element)
+    items = sorted(response.items, key=lambda item: (item.order, id_of(item)))
     del response.items[:]
     response.items.extend(items)
     return response
@@ -189,8 +191,7 @@ def ruin(node_folder: Path, message_ids: set[str]) -> None:
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, at_s: float) -> None:
     """Of what is remembered; the event loop has its own."""
-    for module in (aside_module, memory_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: at_s))
+    monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda: at_s))
 
 
 def ruined(folder: Path, messages: list[Message], odd: set[str]) -> None:
@@ -210,7 +211,7 @@ def test_content_that_the_peer_has_lost_is_named_and_others_are_asked(tmp_path: 
 
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, SHARED)
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         first = await sync(one, peer, memory)
         assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
         assert (first.proved, named(first)) == (True, ODD_IDS)
@@ -219,7 +220,7 @@ def test_content_that_the_peer_has_lost_is_named_and_others_are_asked(tmp_path: 
         await check_a_whole_session(one, peer, memory)
         async with open_nodes(tmp_path / "c", {}) as (third,):
             await publish(third, MESSAGES)
-            other = await sync(one, InProcessPeer(third), PeerMemory())
+            other = await sync(one, InProcessPeer(third), Remembered())
             assert (other.entries_received, other.set_aside_count) == (len(ODD), 0)
         again = await sync(one, peer, memory)
         assert (again.outcome, again.proved) == (SyncOutcome.IN_SYNC, True)
@@ -243,7 +244,7 @@ def test_content_lost_here_is_fetched_from_a_peer_whose_set_is_equal(tmp_path: P
         lost = [each for n, each in enumerate(MESSAGES[:200]) if n in ODD]
         assert await one.store.by_digest([entry_digest(each) for each in lost]) == []
         await found_lost(one, len(lost))
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert (report.mended, report.lost_here) == (len(lost), 0)
@@ -265,13 +266,13 @@ def test_content_lost_on_both_sides_is_asked_for_once_and_then_now_and_again(
         lost = [entry_digest(each) for n, each in enumerate(MESSAGES[:200]) if n in ODD]
         await one.store.by_digest(lost)
         await found_lost(one, len(lost))
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert (report.mended, report.lost_here) == (0, len(lost))
         idle = await sync(one, peer, memory)
         assert (idle.requests, idle.lost_here) == (1, len(lost))
-        set_clock(monkeypatch, time.monotonic() + aside_module.RETRY_S_MIN + 1)
+        set_clock(monkeypatch, time.time() + memory_module.RETRY_S_MIN + 1)
         await publish(two, [MESSAGES[min(ODD)]])
         assert (await sync(one, peer, memory)).mended == 1
 
@@ -288,7 +289,7 @@ def test_lost_content_comes_back_from_a_peer_whose_long_answers_have_to_be_earne
         await publish(two, long)
         await one.store.by_digest([entry_digest(each) for each in long])
         await found_lost(one, 3)
-        report = await sync(one, InProcessPeer(two, is_stranger=True), PeerMemory())
+        report = await sync(one, InProcessPeer(two, is_stranger=True), Remembered())
         assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
         assert (report.mended, report.lost_here) == (3, 0)
 
@@ -306,11 +307,11 @@ def test_lost_content_that_a_peer_lacks_does_not_hide_what_it_has(
         await publish(two, [MESSAGES[7]])
         await one.store.by_digest([entry_digest(each) for each in MESSAGES[:10]])
         await found_lost(one, 10)
-        memory = PeerMemory()
+        memory = Remembered()
         reports = [await sync(one, InProcessPeer(two), memory) for _ in range(6)]
         assert sum(report.mended for report in reports) == 1
         await publish(two, [MESSAGES[0]])  # behind the end comes the start again
-        monkeypatch.setattr(memory, "lost_asked", memory_module.LostAsked())
+        memory.value = replace(memory.value, lost_asked=())
         reports = [await sync(one, InProcessPeer(two), memory) for _ in range(6)]
         assert sum(report.mended for report in reports) == 1
 
@@ -325,10 +326,10 @@ def test_a_peer_is_not_asked_for_lost_content_that_it_does_not_want(tmp_path: Pa
         digests = [entry_digest(each) for each in (inside, later, outside)]
         await one.store.by_digest(digests)
         await found_lost(one, 3)
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         wanted = Interest.make(channels=frozenset("b"), lamport_to=8)
         await sync_with_peer(local_of(one), peer, wanted, memory=memory)
-        assert [memory.lost_asked.is_due(each) for each in digests] == [False, True, True]
+        assert memory.value.lost_waiting() == set(digests[:1])
 
     pair(tmp_path, scenario)
 
@@ -337,7 +338,7 @@ def test_content_mended_from_elsewhere_is_sent_in_the_next_session(tmp_path: Pat
     ruined(tmp_path / "a", MESSAGES[:3], {"m1"})
 
     async def scenario(one: Node, two: Node) -> None:
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         assert codes(await sync(one, peer, memory)) == {("there", "lost")}
         await found_lost(one, 1)
         await publish(one, [MESSAGES[1]])
@@ -351,7 +352,7 @@ def test_what_we_cannot_send_is_named_and_does_not_hold_the_rest(tmp_path: Path)
     ruined(tmp_path / "a", MESSAGES[:200], {f"m{n}" for n in ODD})
 
     async def scenario(one: Node, two: Node) -> None:
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert codes(report) == {("there", "lost")}
@@ -372,7 +373,7 @@ def test_a_refused_entry_covers_its_claims(tmp_path: Path) -> None:
                 more = tuple(b"more %d" % k for k in range(16))
                 await one.door.publish_many([Publication(encode(each), more)])
         for left, right in ((one, two), (two, one)):
-            peer, memory = InProcessPeer(right), PeerMemory()
+            peer, memory = InProcessPeer(right), Remembered()
             report = await sync(left, peer, memory)
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert (report.proved, report.set_aside_count) == (True, 2 * (1 + 3 + 16))
@@ -391,7 +392,7 @@ def test_stores_with_different_claims_on_a_full_entry_are_found_equal_but_for_th
             for start in range(0, most, 16):
                 hints = tuple(b"%s %d" % (name, start + k) for k in range(16))
                 await publish(node, [message(1)], {"m1": hints})
-        peer, memory = InProcessPeer(two), PeerMemory()
+        peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert report.set_aside_count == 2 * most
@@ -413,7 +414,7 @@ def test_claims_wait_for_their_entry_and_are_asked_for_when_it_has_come(tmp_path
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, [message(1)], {"m1": (b"a hint",)})
         await publish(one, [message(n) for n in range(2, 40)])
-        memory = PeerMemory()
+        memory = Remembered()
         first = await sync(one, InProcessPeer(two, serves_no_entry), memory)
         assert first.outcome is SyncOutcome.IN_SYNC
         await publish(one, [message(1)])
@@ -431,11 +432,11 @@ def test_an_element_set_aside_is_never_offered_and_leaves_when_it_comes_from_els
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, SHARED[:50])
         await publish(two, [*SHARED[:50], MESSAGES[50]])
-        memory = PeerMemory()
+        memory = Remembered()
         peer = InProcessPeer(two, cuts_odd_frames)
         assert (await sync(one, peer, memory)).set_aside_count == 1
         async with open_nodes(tmp_path / "c", {}) as (third,):
-            report = await sync(one, InProcessPeer(third), PeerMemory())
+            report = await sync(one, InProcessPeer(third), Remembered())
             assert report.entries_sent == 50
         await publish(one, [MESSAGES[50]])
         report = await sync(one, peer, memory)
@@ -450,7 +451,7 @@ def test_what_the_peer_refused_and_holds_now_is_no_difference(tmp_path: Path) ->
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, [*SHARED[:80], refused])
         await publish(two, SHARED[:80])
-        memory = PeerMemory()
+        memory = Remembered()
 
         class Strict(InProcessPeer):
             async def recon(self, request: bytes) -> bytes:
@@ -475,7 +476,7 @@ def test_a_peer_with_a_new_policy_is_offered_again_what_it_refused(tmp_path: Pat
     async def scenario() -> None:
         async with open_nodes(tmp_path / "a", {}) as (one,):
             await publish(one, MESSAGES[:200])
-            memory = PeerMemory()
+            memory = Remembered()
             async with open_nodes(tmp_path / "b", {}, limits=SMALL) as (two,):
                 first = await sync(one, InProcessPeer(two), memory)
                 assert first.set_aside_count == 2
@@ -494,9 +495,9 @@ def test_an_element_is_tried_again_after_a_while_and_then_less_often(
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, SHARED[:200])
         await publish(two, [*SHARED[:200], MESSAGES[50]])
-        peer, memory = InProcessPeer(two, cuts_odd_frames), PeerMemory()
+        peer, memory = InProcessPeer(two, cuts_odd_frames), Remembered()
         await sync(one, peer, memory)
-        now = time.monotonic()
+        now = time.time()
         requests = []
         for minutes in (14, 16, 30, 70, 90):
             set_clock(monkeypatch, now + 60 * minutes)
@@ -509,7 +510,7 @@ def test_an_element_is_tried_again_after_a_while_and_then_less_often(
 
 
 def test_what_is_set_aside_is_bounded() -> None:
-    aside = SetAside()
+    aside = SetAside(Aside(b""))
     for n in range(3):
         aside.add(AsideElement(LackedBy.HERE, n, bytes([n]) * 32, "x"))
     assert len(aside) == 3
@@ -519,11 +520,11 @@ def test_what_is_set_aside_is_bounded() -> None:
 def test_a_dispute_beyond_the_bound_ends_as_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside_module, "SET_ASIDE_MAX", 5)
+    monkeypatch.setattr(memory_module, "SET_ASIDE_MAX", 5)
 
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, MESSAGES)
-        report = await sync(one, InProcessPeer(two), PeerMemory())
+        report = await sync(one, InProcessPeer(two), Remembered())
         assert (report.outcome, report.set_aside_count) == (SyncOutcome.PARTIAL, 5)
 
     pair(tmp_path, scenario, one=SMALL)
@@ -545,7 +546,7 @@ def test_a_peer_that_throws_away_what_it_acknowledged_is_found_out(tmp_path: Pat
     async def scenario(one: Node, two: Node) -> None:
         await publish(one, MESSAGES[:100])
         await publish(two, MESSAGES[:40])
-        report = await sync(one, Forgetful(two), PeerMemory())
+        report = await sync(one, Forgetful(two), Remembered())
         assert report.outcome is SyncOutcome.PEER_FAULT
         assert not report.proved
         assert "acknowledged" in report.detail
@@ -569,7 +570,7 @@ def test_stores_that_grow_under_a_session_are_followed(tmp_path: Path) -> None:
                     await publish(two, [message(2_000 + self.left)])
                 return answer
 
-        report = await sync(one, Growing(two), PeerMemory())
+        report = await sync(one, Growing(two), Remembered())
         assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
         assert report.missing_there == 60
         assert await holdings(one) == await holdings(two)
@@ -580,7 +581,7 @@ def test_stores_that_grow_under_a_session_are_followed(tmp_path: Path) -> None:
 def test_claims_beside_entries_are_named_by_their_ids(tmp_path: Path) -> None:
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, [MESSAGES[50]], {"m50": (b"hint",)})
-        report = await sync(one, InProcessPeer(two), PeerMemory())
+        report = await sync(one, InProcessPeer(two), Remembered())
         digest = entry_digest(MESSAGES[50])
         assert [(each["kind"], each["id"]) for each in report.set_aside] == [
             ("entry", digest.hex()),

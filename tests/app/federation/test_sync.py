@@ -18,26 +18,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.federation.content import take_items
-from app.federation.memory import PeerMemory
 from app.federation.peers import Peer
-from app.federation.report import Progress, SegmentState, SyncOutcome, SyncReport
-from app.federation.session import sync_with_peer
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon import endpoint as recon_endpoint
+from app.recon.endpoint import take_items
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry
+from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import NO_ENTRY, PUSH_REFUSED, STORED, Item, ReconRequest, ReconResponse
 from tests.support.federation import (
     InProcessPeer,
+    Remembered,
     holdings,
     local_of,
     message,
     open_nodes,
     publish,
     run,
+    sync_with_peer,
 )
 from tests.support.stores import Stores
 
@@ -109,7 +109,7 @@ def test_a_second_sync_finds_nothing_and_costs_one_request(tmp_path: Path) -> No
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(one, [message(n) for n in range(60)])
             await publish(two, [message(n) for n in range(40, 100)])
-            memory = PeerMemory()
+            memory = Remembered()
             first = await sync(one, two, memory=memory)
             assert (first.entries_received, first.entries_sent) == (40, 40)
             assert (first.missing_here, first.missing_there) == (40, 40)
@@ -190,7 +190,7 @@ def test_what_local_policy_refuses_is_fetched_once_and_not_again(tmp_path: Path)
         ):
             big = message(5, content=bytes(5_000))
             await publish(two, [big, *(message(n) for n in range(10, 30))])
-            memory = PeerMemory()
+            memory = Remembered()
             first = await sync(one, two, memory=memory)
             assert (first.entries_received, first.entries_refused) == (20, 1)
             assert first.outcome is SyncOutcome.IN_SYNC
@@ -210,7 +210,7 @@ def test_what_the_peer_refuses_is_sent_once_and_not_again(tmp_path: Path) -> Non
             open_nodes(tmp_path / "b", {}) as (two,),
         ):
             await publish(two, [message(5, content=bytes(5_000)), message(6)])
-            memory = PeerMemory()
+            memory = Remembered()
             first = await sync(two, one, memory=memory)
             assert (first.entries_sent, first.entries_refused) == (1, 1)
             again = await sync(two, one, memory=memory)
@@ -279,18 +279,15 @@ def test_progress_grows_to_the_end(tmp_path: Path) -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(one, [message(n) for n in range(700)])
             await publish(two, [message(n) for n in range(300, 1000)])
-            progress, seen = Progress(), []
-            report = await sync(
-                one,
-                two,
-                progress=progress,
-                changed=lambda: seen.append((progress.in_sync_percent, list(progress.segments))),
-            )
-            assert seen[-1] == (100.0, [(SegmentState.IN_SYNC, 1.0)])
-            assert [percent for percent, _ in seen] == sorted(percent for percent, _ in seen)
-            for _, segments in seen:
-                assert abs(sum(share for _, share in segments) - 1) < 1e-6
-            assert progress.entries_received == report.entries_received == 300
+            seen: list[Progress] = []
+            report = await sync(one, two, changed=seen.append)
+            assert seen[-1].in_sync_percent == 100.0
+            assert seen[-1].segments == ((SegmentState.IN_SYNC, 1.0),)
+            percents = [each.in_sync_percent for each in seen]
+            assert percents == sorted(percents)
+            for each in seen:
+                assert abs(sum(share for _, share in each.segments) - 1) < 1e-6
+            assert seen[-1].entries_received == report.entries_received == 300
 
     run(scenario())
 
@@ -388,7 +385,7 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}, {}) as nodes:
             numbers = itertools.count()
-            memories: dict[tuple[int, int], PeerMemory] = {}
+            memories: dict[tuple[int, int], Remembered] = {}
             reports: list[SyncReport] = []
             is_over = asyncio.Event()
 
@@ -400,7 +397,7 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
                     await asyncio.sleep(0.01)
 
             async def meet(one: int, two: int) -> None:
-                memory = memories.setdefault((one, two), PeerMemory())
+                memory = memories.setdefault((one, two), Remembered())
                 reports.extend(
                     [await sync(nodes[one], nodes[two], memory=memory) for _ in range(15)]
                 )

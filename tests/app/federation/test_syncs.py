@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 
 from app.errors import Code, Problem
-from app.federation.report import Progress, SyncOutcome, SyncReport
 from app.federation.syncs import SyncEvent, Syncs
 from app.limits import DEFAULT_LIMITS
+from sdstore.sync.report import Progress, SyncCode, SyncOutcome, SyncReport
 
 REPORT = SyncReport(outcome=SyncOutcome.IN_SYNC)
 
 
-async def _quick(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+async def _quick(_changed: Callable[[Progress], None]) -> SyncReport:
     return REPORT
 
 
-async def _endless(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+async def _endless(_changed: Callable[[Progress], None]) -> SyncReport:
     await asyncio.Event().wait()
     return REPORT
 
@@ -82,11 +82,10 @@ def test_a_watcher_sees_the_latest_state_and_the_end() -> None:
         syncs = Syncs(DEFAULT_LIMITS)
         go = asyncio.Event()
 
-        async def run(progress: Progress, changed: Callable[[], None]) -> SyncReport:
+        async def run(changed: Callable[[Progress], None]) -> SyncReport:
             await go.wait()
             for percent in range(100):  # far more changes than a watcher is shown
-                progress.in_sync_percent = float(percent)
-                changed()
+                changed(Progress(in_sync_percent=float(percent)))
                 await asyncio.sleep(0.002)
             return REPORT
 
@@ -115,7 +114,7 @@ def test_closing_ends_what_runs_as_partial() -> None:
 
 
 def test_a_session_that_breaks_still_ends_with_a_report() -> None:
-    async def broken(_progress: Progress, _changed: Callable[[], None]) -> SyncReport:
+    async def broken(_changed: Callable[[Progress], None]) -> SyncReport:
         raise ValueError("a bug")
 
     async def scenario() -> None:
@@ -124,3 +123,7 @@ def test_a_session_that_breaks_still_ends_with_a_report() -> None:
         assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, Code.INTERNAL_ERROR)
 
     asyncio.run(scenario())
+
+
+def test_every_code_of_the_driver_is_a_documented_code_of_the_node() -> None:
+    assert {str(code) for code in SyncCode} <= {str(code) for code in Code}

@@ -1,0 +1,361 @@
+"""The node's own set, as both sides of a session use it: elements to items, items to the one door.
+
+An element is an entry or a published hint claim. An entry travels with its claims where they are
+few, so that a message and its hints are written once; a claim travels alone where the other side
+has the entry already. The initiating side is a `sdstore.sync.replica.Replica`; the responding side
+uses the same class, and gives each call of `load` what one reply holds already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from app.entries import ClaimSource, NewEntry, OutcomeKind
+from app.errors import Code, Problem
+from app.ingest.door import Door
+from app.ingest.door import Prepared as FromDoor
+from app.ingest.prepare import Publication, Relayed
+from app.limits import Limits
+from app.recon.index import NodeIndex
+from app.store.store import Store
+from recon.elements import U8, U64, Mask
+from recon.session import Interest, SessionKey
+from recon.view import View
+from sdstore.sds.codec import MessageError, decode
+from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
+from sdstore.wire import recon_pb2 as wire
+from sdstore.wire.recon_pb2 import Item
+
+ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
+_FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
+_FRAME_BYTES_GUESSED = 1024  # where little room is left, fewer are loaded in vain
+_CHUNK_MAX = 512  # a few milliseconds of the event loop
+_ITEM_OVERHEAD_BYTES = 16  # tags and lengths
+
+
+class Message:
+    """What one message holds already: no claim goes both alone and inside its entry."""
+
+    def __init__(self) -> None:
+        self.alone: set[bytes] = set()
+        self.folded: set[bytes] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Prepared):
+    """A prepared item; `channel_id` of its message, or of the entry that a claim is about.
+
+    `has_entry`: of a claim, its entry is in the store.
+    """
+
+    channel_id: str | None = None
+    has_entry: bool = False
+
+
+class NodeReplica:
+    """See the module. `nonce_secret`: by this the node knows the nonces of its own sessions."""
+
+    def __init__(
+        self, store: Store, door: Door, index: NodeIndex, limits: Limits, nonce_secret: bytes
+    ) -> None:
+        self.limits = limits
+        self.nonce_secret = nonce_secret
+        self._store = store
+        self._door = door
+        self._index = index
+
+    # --- elements ------------------------------------------------------------------------------
+
+    @property
+    def arrived_count(self) -> int:
+        """See `Replica`."""
+        return len(self._index.elements)
+
+    async def catch_up(self) -> None:
+        """See `Replica`."""
+        await self._index.catch_up()
+
+    def view(self, key: SessionKey, interest: Interest) -> View:
+        """See `Replica`."""
+        return self._index.view(key, interest)
+
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """See `Replica`."""
+        return self._index.elements.holds(orders, ids)
+
+    def root(
+        self, interest: Interest, policy: int, added: U8 | None, removed: U8 | None
+    ) -> bytes | None:
+        """See `Replica`."""
+        return self._index.root_of_ids(interest, policy, added, removed)
+
+    # --- content that goes out -----------------------------------------------------------------
+
+    async def load(
+        self, elements: Sequence[Element], bytes_max: int, message: Message | None = None
+    ) -> Loaded:
+        """See `Replica`. `message`: what earlier calls put into the same message."""
+        message = message or Message()
+        loaded = Loaded([], [], 0)
+        room = bytes_max
+        wanted = elements[:ITEMS_PER_MESSAGE_MAX]
+        while loaded.covered < len(wanted):
+            size = _chunk_size(len(loaded.items), bytes_max - room, room)
+            chunk = wanted[loaded.covered :][:size]
+            found = await self._items_by_element(chunk)
+            for item in found.values():
+                _leave_out(item, message.alone)
+            open_ = [each for each in chunk if each.element_id not in message.folded]
+            sizes = [_size(found[each.element_id]) for each in open_]
+            fitting = _fitting_count(sizes, room, bool(loaded.items))
+            # Folded once the cut is known: what lies below it is sent, in an entry or alone.
+            for each in open_[:fitting]:
+                hints = found[each.element_id].entry.hints
+                message.folded.update(claim_id(each.element_id, hint) for hint in hints)
+            sent = [each for each in open_[:fitting] if each.element_id not in message.folded]
+            items = [found[each.element_id] for each in sent]
+            message.alone.update(
+                each.element_id
+                for each, item in zip(sent, items, strict=True)
+                if item.HasField("claim")
+            )
+            room -= items_size(items)
+            loaded.items.extend(items)
+            loaded.elements.extend(sent)
+            covered = len(chunk) if fitting == len(open_) else chunk.index(open_[fitting])
+            loaded = loaded._replace(covered=loaded.covered + covered)
+            if fitting < len(open_):
+                break
+        return loaded
+
+    async def _items_by_element(self, elements: Sequence[Element]) -> dict[bytes, Item]:
+        store = self._store
+        orders = {each.element_id: each.order for each in elements}
+        entries = {entry.digest: entry for entry in await store.by_digest(list(orders))}
+        claims = await store.claims_by_element([each for each in orders if each not in entries])
+        found: dict[bytes, Item] = {}
+        for digest, hint in claims:
+            element_id = claim_id(digest, hint)
+            claim = Item.Claim(digest=digest, hint=hint)
+            found[element_id] = Item(claim=claim, order=orders[element_id])
+        hints = await self._published_hints(list(entries))
+        for digest, entry in entries.items():
+            some = hints.get(digest, [])[: self.limits.hints_per_publish_max]
+            content = Item.Entry(frame=entry.frame, hints=some)
+            found[digest] = Item(entry=content, order=orders[digest], id=digest)
+        for order, element_id in elements:
+            if element_id not in found:
+                absent = Item.Absent(reason=wire.LOST)
+                found[element_id] = Item(absent=absent, order=order, id=element_id)
+        return found
+
+    async def _published_hints(self, digests: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+        """The hints of each entry whose claims are elements: histories carry the others."""
+        return {
+            digest: [each.hint for each in claims if each.source < ClaimSource.HISTORY]
+            for digest, claims in (await self._store.hints_of(digests)).items()
+        }
+
+    async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+        """See `Replica`."""
+        hints = await self._published_hints(entry_ids)
+        return {digest: [claim_id(digest, each) for each in some] for digest, some in hints.items()}
+
+    # --- content that comes in -----------------------------------------------------------------
+
+    async def prepare(self, items: Sequence[Item]) -> list[Received]:
+        """See `Replica`. A frame is decoded here, by the door, and nowhere else."""
+        publications = [
+            Publication(item.entry.frame, self._acceptable_hints(item.entry.hints))
+            for item in items
+            if item.HasField("entry")
+        ]
+        from_door = iter(await self._door.prepare_many(publications))
+        prepared: list[Received] = []
+        for start in range(0, len(items), _CHUNK_MAX):
+            for item in items[start : start + _CHUNK_MAX]:
+                is_entry = item.HasField("entry")
+                prepared.append(_entry(item, next(from_door)) if is_entry else _claim(item.claim))
+            await asyncio.sleep(0)
+        came = {each.element_id: each for each in prepared if not each.entry_id}
+        claims = [at for at, each in enumerate(prepared) if each.entry_id]
+        for start in range(0, len(claims), _CHUNK_MAX):
+            part = claims[start : start + _CHUNK_MAX]
+            looked_up = await self._looked_up([prepared[at] for at in part], came)
+            for at, claim in zip(part, looked_up, strict=True):
+                prepared[at] = claim
+        return prepared
+
+    async def _looked_up(
+        self, claims: Sequence[Received], came: Mapping[bytes, Received]
+    ) -> list[Received]:
+        """Some claims with what is known of their entries, which came along or are here."""
+        entry_ids = {each.entry_id for each in claims}
+        here = await self._store.outlines(list(entry_ids))
+        held = await self._store.claims_by_element([each.element_id for each in claims])
+        held_ids = {claim_id(*each) for each in held}
+        known = []
+        for claim in claims:
+            is_held, entry_id = claim.element_id in held_ids, claim.entry_id
+            if entry_id in here:
+                entry = here[entry_id]
+                order, channel_id = order_value(entry.lamport_timestamp), entry.channel_id
+                claim = replace(claim, order=order, channel_id=channel_id, has_entry=True)
+            elif entry_id in came:
+                claim = replace(claim, order=came[entry_id].order)
+            known.append(replace(claim, is_held=is_held) if is_held else claim)
+        return known
+
+    async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
+        """See `Replica`. What is not content is passed on to live readers, and refused."""
+        stored = [Stored(wire.PUSH_REFUSED, each.refusal) for each in prepared]
+        entries = [at for at, each in enumerate(prepared) if not each.entry_id]
+        outcomes = await self._door.publish_prepared([prepared[at].content for at in entries])
+        for at, outcome in zip(entries, outcomes, strict=True):
+            if isinstance(outcome, Problem):
+                stored[at] = _refusal(outcome)
+            elif outcome.kind is not OutcomeKind.RELAYED:
+                is_new = outcome.kind is OutcomeKind.STORED
+                stored[at] = Stored(wire.STORED if is_new else wire.DUPLICATE)
+        taken = (wire.STORED, wire.DUPLICATE)
+        committed = {prepared[at].element_id for at in entries if stored[at].outcome in taken}
+        claims = [at for at, each in enumerate(prepared) if each.entry_id]
+        if claims:
+            results = await self._commit_claims([prepared[at] for at in claims], committed)
+            for at, result in zip(claims, results, strict=True):
+                stored[at] = result
+        return stored
+
+    async def _commit_claims(
+        self, claims: Sequence[Prepared], committed: AbstractSet[bytes]
+    ) -> list[Stored]:
+        """Claims are small and may be about long entries: these are not read.
+
+        The door answers for the entry of a claim; whether the claim was kept shows in the store. One
+        beyond the number that an entry may have is refused as too many hints.
+        """
+        sure = {c.entry_id for c in claims if isinstance(c, Received) and c.has_entry} | committed
+        unsure = {each.entry_id for each in claims} - sure
+        here = sure | (await self._store.outlines(list(unsure))).keys()
+        written = [each for each in claims if each.entry_id in here]
+        faults = await self._door.publish_claims([(c.entry_id, c.content) for c in written])
+        rows = zip(written, faults, strict=True)
+        taken = [claim.element_id for claim, fault in rows if fault is None]
+        kept = {claim_id(*each) for each in await self._store.claims_by_element(taken)}
+        rest = iter(faults)
+        stored = []
+        for claim in claims:
+            if claim.entry_id not in here:
+                stored.append(Stored(wire.NO_ENTRY))
+            elif fault := next(rest):
+                stored.append(_refusal(fault))
+            elif claim.element_id in kept:
+                stored.append(Stored(wire.STORED))
+            else:
+                stored.append(Stored(wire.PUSH_REFUSED, Code.TOO_MANY_HINTS))
+        return stored
+
+    def _acceptable_hints(self, hints: Iterable[bytes]) -> tuple[bytes, ...]:
+        """The hints the door takes: a bad hint that a peer adds must not cost the message."""
+        good = [hint for hint in hints if 0 < len(hint) <= self.limits.hint_bytes_max]
+        return tuple(good[: self.limits.hints_per_publish_max])
+
+    # --- content that is lost here -------------------------------------------------------------
+
+    async def lost(self, interest: Interest, after: int, limit: int) -> LostPage:
+        """See `Replica`."""
+        total = await self._store.lost_count()
+        if not total:
+            return LostPage([], 0, 0)
+        rows = await self._store.lost_elements(limit, after)
+        elements = [
+            Element(each.order, each.digest)
+            for each in rows
+            if interest.window.holds(each.order) and self._index.covers(interest, each.channel_no)
+        ]
+        return LostPage(elements, rows[-1].seq if len(rows) == limit else 0, total)
+
+    async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
+        """See `Replica`."""
+        return set(await self._store.content_states(entry_ids))
+
+
+# --- what is read of an item -------------------------------------------------------------------
+
+
+def _entry(item: Item, content: FromDoor) -> Received:
+    """An entry as the door sees it. What the door refuses is an element all the same, by its name."""
+    message, digest, refusal = None, b"", ""
+    match content:
+        case NewEntry():
+            message, digest = content.message, content.digest
+        case Relayed():
+            message, refusal = content.message, NOT_CONTENT
+        case Problem():
+            refusal = content.code
+            with suppress(MessageError):
+                message, _ = decode(item.entry.frame)
+    if message is not None and not digest:
+        digest = entry_digest(message)
+    return Received(
+        order=None if message is None else order_value(message.lamport_timestamp or 0),
+        element_id=digest,
+        claims=tuple([claim_id(digest or item.id, hint) for hint in item.entry.hints]),
+        refusal=refusal,
+        content=content,
+        channel_id=None if message is None else message.channel_id,
+    )
+
+
+def _claim(claim: Item.Claim) -> Received:
+    return Received(
+        element_id=claim_id(claim.digest, claim.hint), entry_id=claim.digest, content=claim.hint
+    )
+
+
+def _refusal(problem: Problem) -> Stored:
+    """What the door's problem means for the peer's item. Raises what is this node's own fault."""
+    if problem.code is Code.OVERLOADED:
+        return Stored(wire.NOT_EXAMINED)
+    if problem.status >= 500:
+        raise problem
+    return Stored(wire.PUSH_REFUSED, problem.code)
+
+
+# --- how much fits -----------------------------------------------------------------------------
+
+
+def _leave_out(item: Item, alone: set[bytes]) -> None:
+    """Take hints out of an entry whose claims have been sent alone in the same message."""
+    if alone and item.HasField("entry"):
+        digest = item.id
+        kept = [hint for hint in item.entry.hints if claim_id(digest, hint) not in alone]
+        item.entry.hints[:] = kept
+
+
+def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
+    """Elements to look up next: about as many as the room holds, going by those so far."""
+    if not items_count:
+        return min(max(1, room // _FRAME_BYTES_GUESSED), _FIRST_CHUNK)
+    return max(1, min(room * items_count // max(items_bytes, 1) + 1, _CHUNK_MAX))
+
+
+def items_size(items: Iterable[Item]) -> int:
+    """Bytes that items take in a message, at most."""
+    return sum(map(_size, items))
+
+
+def _size(item: Item) -> int:
+    return item.ByteSize() + _ITEM_OVERHEAD_BYTES
+
+
+def _fitting_count(sizes: Sequence[int], room: int, is_begun: bool) -> int:
+    """How many items fit; one at least, unless the message has begun."""
+    fitting = sum(total <= room for total in accumulate(sizes))
+    return fitting if is_begun else max(fitting, min(len(sizes), 1))

@@ -1,0 +1,1 @@
+"""The driver of a reconciliation session: start at `sdstore.sync.session`."""

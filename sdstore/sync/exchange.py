@@ -1,0 +1,111 @@
+"""Single calls of the reconciliation protocol: counted, and their status words understood."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from recon.events import Busy, Expired, Unsupported
+from recon.initiator import refusal_of
+from recon.limits import PROTOCOL_VERSION
+from recon.session import SessionHeader, interest_hash
+from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
+
+
+class Transport(Protocol):
+    """The two calls that a session makes. A method raises `SyncError` if the peer is at fault."""
+
+    bytes_up: int
+    bytes_down: int
+
+    async def interest(self) -> bytes:
+        """The canonical bytes of what the peer wants."""
+
+    async def recon(self, request: bytes) -> bytes:
+        """One call of the reconciliation protocol."""
+
+
+class NonceExpiredError(Exception):
+    """The responder wants another nonce: what was moved stays, the rest is asked again."""
+
+    def __init__(self, responder_nonce: bytes) -> None:
+        super().__init__("the responder's nonce has expired")
+        self.responder_nonce = responder_nonce
+
+
+def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncError:
+    """What a refusal means for the session."""
+    match refusal:
+        case Expired():
+            return NonceExpiredError(refusal.responder_nonce)
+        case Busy(refused=True):
+            detail = "the peer refuses to reconcile this interest with us"
+            return SyncError(SyncCode.FORBIDDEN, detail)
+        case Busy():
+            detail = f"the peer is busy, try again in {refusal.retry_after_s} s"
+            return SyncError(SyncCode.OVERLOADED, detail)
+        case Unsupported():
+            detail = f"the peer speaks version {refusal.version}, we speak {PROTOCOL_VERSION}"
+            return SyncError(SyncCode.PEER_VERSION, detail)
+
+
+class Exchange:
+    """Calls of one session. A round is a call that could not be made before another's answer."""
+
+    def __init__(self, transport: Transport, counts: Counts) -> None:
+        self._transport = transport
+        self._counts = counts
+        self._send_interest = False
+        self.policy: int | None = None
+        """The peer's policy, from its last answer."""
+
+    async def call(self, message: ReconRequest) -> ReconResponse:
+        """Send a request; the answer, whatever its status. Raises SyncError."""
+        round_number = self._counts["rounds"] + 1
+        self._counts["requests"] += 1
+        try:
+            raw = await self._transport.recon(message.SerializeToString())
+            response = ReconResponse.FromString(raw)
+        except DecodeError:
+            raise misbehaved("an answer is not a ReconResponse") from None
+        finally:
+            self._counts["bytes_up"] = self._transport.bytes_up
+            self._counts["bytes_down"] = self._transport.bytes_down
+        self._counts["rounds"] = max(self._counts["rounds"], round_number)
+        if response.status == recon_pb2.OK and not message.idle_root:
+            self.policy = response.policy
+        return response
+
+    async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
+        """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError."""
+        message.session.CopyFrom(header.message(in_full=self._send_interest))
+        response = await self.call(message)
+        if response.status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
+            self._send_interest = True
+            return await self.content_call(header, message)
+        if refusal := refusal_of(response, header.responder_nonce):
+            raise error_of(refusal)
+        return response
+
+    async def first_contact(self, initiator_nonce: bytes, interest: bytes) -> bytes:
+        """The responder's nonce."""
+        session = Session(initiator_nonce=initiator_nonce, interest_bytes=interest)
+        response = await self.call(ReconRequest(version=PROTOCOL_VERSION, session=session))
+        match refusal_of(response):
+            case Expired(responder_nonce):
+                return responder_nonce
+            case None:
+                raise misbehaved("a request without a nonce was answered")
+            case refusal:
+                raise error_of(refusal)
+
+    async def same_root(self, root: bytes, interest: bytes) -> bool:
+        """Whether the peer holds what has this root. False also if it cannot tell."""
+        session = Session(interest_hash=interest_hash(interest))
+        response = await self.call(
+            ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=root)
+        )
+        return response.status == recon_pb2.OK and response.same_root

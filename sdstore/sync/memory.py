@@ -1,0 +1,354 @@
+"""What is remembered of one peer from one session to the next, and what a session sets aside.
+
+A memory is a value: a session gets one and gives another back. It is kept per peer, so that one
+peer's bad frame of a message never costs another's good one. Times in it are seconds since the Unix
+epoch by this side's clock; where the clock went back, what was remembered counts as old.
+
+One disputed element must not block the rest. An element that this side refuses, or cannot get from
+the peer, is added to the session's view; one that the peer refuses, or that cannot be sent, is
+taken out of it. So both views are equal although the sets are not, nothing is fetched or sent
+again, and idle peers still agree. Other peers are asked as if nothing had happened, and after a
+while so is this one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from recon.hashing import Total
+from recon.store import Columns
+from recon.view import View
+from sdstore.sync.replica import Replica, columns
+from sdstore.sync.report import SyncCode, SyncError
+
+INTERESTS_MAX = 4  # whose set-aside elements are remembered; the rest is found once more
+SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; a session that finds more is partial
+REPORTED_MAX = 100  # names in a report; their number is always exact
+RETRIES_MAX = 256  # elements of a session that are tried again: about one batch
+RETRY_S_MIN = 900.0  # when an element is tried again first: a mended store is found the same hour
+RETRY_S_MAX = 86_400.0  # and at last: once a day
+RETRY_FACTOR = 4.0
+LOST_ASKED_MAX = 4_096  # lost entries that this peer could not give; the oldest are asked for again
+
+NO_ENTRY = "no_entry"  # a claim whose entry the other side lacks
+REFUSED = "refused"  # by the peer, which does not say why
+LOST = "lost"
+RETIRED = "retired"
+_UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that came, changes these
+
+
+def age_s(at_s: float) -> float:
+    """Seconds since `at_s`; for ever if that is still to come."""
+    age = time.time() - at_s
+    return age if age >= 0 else float("inf")
+
+
+def _is_due(retry_at_s: float) -> bool:
+    """Whether to try again: a time that no wait leads to is that of another clock."""
+    return not 0 < retry_at_s - time.time() <= RETRY_S_MAX + 1
+
+
+def _retry_at_s(retries: int) -> float:
+    return time.time() + min(RETRY_S_MIN * RETRY_FACTOR**retries, RETRY_S_MAX)
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+class LackedBy(StrEnum):
+    """The side that does not hold an element set aside."""
+
+    HERE = "here"
+    THERE = "there"
+
+
+@dataclass(frozen=True, slots=True)
+class AsideElement:
+    """An element set aside: which side lacks it, and why.
+
+    `entry_id`: of a claim, the entry it is about. `retries`: how often it was tried again.
+    """
+
+    lacked_by: LackedBy
+    order: int
+    element_id: bytes
+    code: str
+    entry_id: bytes = b""
+    retries: int = 0
+    retry_at_s: float = 0.0
+
+    def document(self) -> dict[str, str]:
+        """The element as a report names it."""
+        kind = "claim" if self.entry_id else "entry"
+        return {
+            "id": self.element_id.hex(),
+            "kind": kind,
+            "lacked_by": self.lacked_by,
+            "code": self.code,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The elements set aside over one mutual interest (its canonical bytes).
+
+    `tried_again`: those taken out to be tried again, while nothing shows that they are settled.
+    """
+
+    interest: bytes
+    elements: tuple[AsideElement, ...] = ()
+    tried_again: tuple[AsideElement, ...] = ()
+
+    def without_refused_there(self) -> Aside:
+        """The peer's policy has changed: it may take what it refused."""
+        gone = {e.element_id for e in self.elements if e.lacked_by is LackedBy.THERE}
+        kept = tuple(e for e in self.elements if not gone & {e.element_id, e.entry_id})
+        tried = tuple(e for e in self.tried_again if e.element_id not in gone)
+        return replace(self, elements=kept, tried_again=tried)
+
+    def unserved_due(self) -> Aside:
+        """Due now: what the peer could not serve, and claims that waited for an entry."""
+        elements = (replace(e, retry_at_s=0.0) if e.code in _UNSERVED else e for e in self.elements)
+        return replace(self, elements=tuple(elements))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A lost entry that the peer was asked for in vain, and when to ask again."""
+
+    entry_id: bytes
+    times: int
+    again_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That both sides held the same of an interest: what its root was, if it has one, and when."""
+
+    interest: bytes
+    root: bytes | None
+    elements_count: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """What one peer's sessions leave to the next.
+
+    `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
+    `arrived_count` is how much had arrived here when the last session began, `proof` the last total
+    of the peer's that was ours; `policy` is the peer's, from its last answer; the search for lost
+    content to ask this peer for goes on after `lost_after`. The newest of `asides` is the last.
+    """
+
+    responder_nonce: bytes = b""
+    interest: bytes = b""
+    interest_read_at_s: float = 0.0
+    policy: int | None = None
+    arrived_count: int = 0
+    proof: Proof | None = None
+    lost_after: int = 0
+    lost_asked: tuple[Asked, ...] = ()
+    asides: tuple[Aside, ...] = ()
+
+    def aside_over(self, interest: bytes) -> Aside:
+        """What is set aside over one mutual interest."""
+        return next((each for each in self.asides if each.interest == interest), Aside(interest))
+
+    def with_aside(self, aside: Aside) -> PeerMemory:
+        """The same memory with what a session over one interest set aside."""
+        asides = [each for each in self.asides if each.interest != aside.interest]
+        if aside.elements or aside.tried_again:
+            asides.append(aside)
+        return replace(self, asides=tuple(asides[-INTERESTS_MAX:]))
+
+    def unserved_due(self) -> PeerMemory:
+        """Ask again for what the peer could not serve: somebody has reason to believe it can now."""
+        asides = tuple(each.unserved_due() for each in self.asides)
+        return replace(self, lost_asked=(), asides=asides)
+
+    def with_policy(self, policy: int) -> PeerMemory:
+        """The peer has another policy: what it refused is offered again."""
+        if self.policy in (None, policy):
+            return replace(self, policy=policy)
+        asides = tuple(each.without_refused_there() for each in self.asides)
+        return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0)
+
+    def lost_waiting(self) -> set[bytes]:
+        """Entries whose content is lost here, and which the peer is not to be asked for now."""
+        return {each.entry_id for each in self.lost_asked if not _is_due(each.again_at_s)}
+
+    def asked_in_vain(self, lost_ids: Iterable[bytes]) -> PeerMemory:
+        """The peer was asked for these lost entries, and did not give them."""
+        asked = {each.entry_id: each for each in self.lost_asked}
+        for lost_id in lost_ids:
+            times = asked.pop(lost_id).times if lost_id in asked else 0
+            asked[lost_id] = Asked(lost_id, times + 1, _retry_at_s(times))
+        return replace(self, lost_asked=tuple(asked.values())[-LOST_ASKED_MAX:])
+
+    def document(self) -> dict[str, Any]:
+        """The memory as JSON: bytes in hex."""
+        document: dict[str, Any] = _with_hex(asdict(self))
+        return document
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> PeerMemory:
+        """The memory of a `document`."""
+        proof = document["proof"]
+        return cls(
+            **{
+                **document,
+                "responder_nonce": bytes.fromhex(document["responder_nonce"]),
+                "interest": bytes.fromhex(document["interest"]),
+                "proof": proof and Proof(**_with_bytes(proof, "interest", "root")),
+                "lost_asked": tuple(
+                    Asked(**_with_bytes(each, "entry_id")) for each in document["lost_asked"]
+                ),
+                "asides": tuple(
+                    Aside(
+                        bytes.fromhex(each["interest"]),
+                        tuple(map(_aside_element, each["elements"])),
+                        tuple(map(_aside_element, each["tried_again"])),
+                    )
+                    for each in document["asides"]
+                ),
+            }
+        )
+
+
+def _with_hex(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_hex(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_with_hex(each) for each in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _with_bytes(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {
+        name: bytes.fromhex(value) if name in names and value is not None else value
+        for name, value in row.items()
+    }
+
+
+def _aside_element(row: Mapping[str, Any]) -> AsideElement:
+    fields = _with_bytes(row, "element_id", "entry_id")
+    return AsideElement(**fields | {"lacked_by": LackedBy(row["lacked_by"])})
+
+
+# --- one session's working copy ----------------------------------------------------------------
+
+
+class SetAside:
+    """The elements set aside with one peer over one interest, by ID, while a session runs."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._interest = aside.interest
+        self._elements = {each.element_id: each for each in aside.elements}
+        self._tried_again = {each.element_id: each for each in aside.tried_again}
+        self._columns: dict[LackedBy, Columns] = {}
+
+    def value(self) -> Aside:
+        """What to remember."""
+        elements, tried = self._elements.values(), self._tried_again.values()
+        return Aside(self._interest, tuple(elements), tuple(tried))
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __contains__(self, element_id: bytes) -> bool:
+        return element_id in self._elements
+
+    def get(self, element_id: bytes) -> AsideElement | None:
+        """The element of this ID, if it is set aside."""
+        return self._elements.get(element_id)
+
+    def reported(self) -> tuple[dict[str, str], ...]:
+        """The first of them as JSON, entries before claims."""
+        ranked = sorted(self._elements.values(), key=lambda each: bool(each.entry_id))
+        return tuple(each.document() for each in ranked[:REPORTED_MAX])
+
+    def add(self, element: AsideElement) -> None:
+        """Set an element aside; one tried again in vain waits longer. Raises SyncError if full."""
+        if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
+            detail = f"more than {SET_ASIDE_MAX} elements would have to be set aside"
+            raise SyncError(SyncCode.OVERLOADED, detail)
+        before = self._tried_again.pop(element.element_id, None)
+        retries = before.retries + 1 if before else element.retries
+        retry_at_s = _retry_at_s(retries)
+        element = replace(element, retries=retries, retry_at_s=retry_at_s)
+        self._elements[element.element_id] = element
+        self._columns.clear()
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Elements that both sides hold, or neither names any more, and the claims on them."""
+        named = set(ids)
+        for each in named & self._tried_again.keys():
+            del self._tried_again[each]
+        gone = named & self._elements.keys()
+        if gone:
+            gone |= {e.element_id for e in self._elements.values() if e.entry_id in gone}
+            self._elements = {key: e for key, e in self._elements.items() if key not in gone}
+            self._columns.clear()
+
+    def forget_held(self, replica: Replica) -> None:
+        """What came from elsewhere is not lacked here; claims may come once their entry is here."""
+        here = self.columns(LackedBy.HERE)
+        if not len(here):
+            return
+        held = replica.holds(here.orders, here.ids)
+        claims = [
+            each
+            for each in self._elements.values()
+            if each.lacked_by is LackedBy.HERE and each.code == NO_ENTRY
+        ]
+        with_entry = replica.holds(*columns((each.order, each.entry_id) for each in claims))
+        self.forget([row.tobytes() for row in here.ids[held]])
+        self.forget([c.element_id for c, found in zip(claims, with_entry, strict=True) if found])
+
+    async def forget_mended(self, replica: Replica) -> None:
+        """What could not be sent because its content was lost, and is whole again."""
+        lost = [
+            each.element_id
+            for each in self._elements.values()
+            if each.lacked_by is LackedBy.THERE and each.code == LOST
+        ]
+        if lost:
+            self.forget(set(lost) - await replica.lost_among(lost))
+
+    def is_due(self) -> bool:
+        """Whether an element is to be tried again."""
+        return any(_is_due(each.retry_at_s) for each in self._elements.values())
+
+    def try_again(self) -> None:
+        """Take out what is due, a bounded number: the session finds it lacking, and moves it."""
+        due = [each for each in self._elements.values() if _is_due(each.retry_at_s)]
+        before = self._elements
+        self.forget([each.element_id for each in due[:RETRIES_MAX]])
+        if len(self._tried_again) > SET_ASIDE_MAX:
+            self._tried_again.clear()
+        self._tried_again |= {key: e for key, e in before.items() if key not in self._elements}
+
+    def columns(self, lacked_by: LackedBy) -> Columns:
+        """The elements that one side lacks."""
+        if lacked_by not in self._columns:
+            rows = [e for e in self._elements.values() if e.lacked_by is lacked_by]
+            orders, ids = columns((each.order, each.element_id) for each in rows)
+            self._columns[lacked_by] = Columns(orders, ids, np.zeros(len(rows), np.uint32))
+        return self._columns[lacked_by]
+
+    def view(self, base: View) -> View:
+        """A session's view: the replica's own, with and without what is set aside."""
+        if not self._elements:
+            return base
+        return base.apart(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))
+
+    def total(self, base: View) -> Total:
+        """The total of that view, at the cost of what is set aside."""
+        return base.total(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))

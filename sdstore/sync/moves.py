@@ -1,0 +1,552 @@
+"""The content of one pass, both ways, in bounded batches.
+
+What is lacked there waits in a queue of elements; what is lacked here in `recon.fetch.FetchQueue`,
+by range and short ID. A batch takes from both: one request pushes items and fetches others. An item
+that arrives is read once (`Replica.prepare`), must be an element that was asked for, by its own
+content, and is then stored (`Replica.commit`). Everything is paid from the session's budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from recon.elements import END, U8, U64, Bound, Mask, Range, heads_of
+from recon.events import Have, Need
+from recon.fetch import Batch, FetchQueue, pack_fetch
+from recon.initiator import Initiator
+from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
+from recon.session import SessionHeader
+from recon.view import View
+from sdstore.sync.exchange import Exchange, NonceExpiredError
+from sdstore.sync.memory import (
+    LOST,
+    NO_ENTRY,
+    REFUSED,
+    RETIRED,
+    AsideElement,
+    LackedBy,
+    SetAside,
+)
+from sdstore.sync.replica import Element, Prepared, Replica, Stored, columns
+from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+
+MOVE_ELEMENTS_MAX = 1_024  # one group of a node's door, while the batches before and behind travel
+MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
+REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # earns a full batch where it has to be earned
+ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
+ORPHANS_MAX = 1 << 17  # 40 MB; all of 10^5 entries of one order, hints first, have fewer
+PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
+PATIENCE_STEP_S = 0.1
+
+
+# --- what arrives ------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A received item, what its replica read of it, and the element that it was checked to be."""
+
+    item: Item
+    prepared: Prepared
+    element: Element
+
+
+@dataclass(slots=True)
+class Arrived:
+    """The items of one answer, as they came. `named` are all elements that the items name.
+
+    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` what cannot be
+    had from this peer; `folded` are claims that came inside entries.
+    """
+
+    named: list[Element] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    orphans: list[Row] = field(default_factory=list)
+    folded: list[Element] = field(default_factory=list)
+    aside: list[AsideElement] = field(default_factory=list)
+
+    def sort(self, claim: Row) -> None:
+        """Put a claim with what can be stored, or with the orphans. Raises SyncError."""
+        order = claim.prepared.order
+        if order not in (None, claim.element.order):
+            raise misbehaved("a claim is served under another order")
+        (self.orphans if order is None else self.rows).append(claim)
+
+
+async def read_items(replica: Replica, items: Sequence[Item]) -> Arrived:
+    """Check every item against the element that it names. Raises SyncError.
+
+    Content is what it is by its own digest: another name is a fault of the peer. A frame that this
+    side cannot read has no digest, so the name stands for it, and it is set aside.
+    """
+    for item in items:
+        if item.WhichOneof("item") is None:
+            raise misbehaved("a served item names no element")
+        if len(item.claim.digest if item.HasField("claim") else item.id) != ID_BYTES:
+            raise misbehaved(f"a served item names no element: an ID has {ID_BYTES} bytes")
+    with_content = [item for item in items if not item.HasField("absent")]
+    prepared = iter(await replica.prepare(with_content))
+    arrived = Arrived()
+    for item in items:
+        if item.HasField("absent"):
+            element = Element(item.order, item.id)
+            code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
+            arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
+        elif item.HasField("claim"):
+            claim = next(prepared)
+            element = Element(item.order, claim.element_id)
+            arrived.sort(Row(item, claim, element))
+        else:
+            entry = next(prepared)
+            element = Element(item.order, item.id)
+            if entry.element_id and (entry.order, entry.element_id) != element:
+                raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
+            row = Row(item, entry, element)
+            arrived.folded += _claims_of(row)
+            if entry.refusal:
+                arrived.aside += _refused(row, entry.refusal)
+            else:
+                arrived.rows.append(row)
+        arrived.named.append(element)
+    return arrived
+
+
+def _claims_of(row: Row) -> list[Element]:
+    """The claims that travel inside an entry."""
+    return [Element(row.element.order, each) for each in row.prepared.claims]
+
+
+def _refused(row: Row, code: str) -> list[AsideElement]:
+    """An item that this side does not take; an entry covers the claims on it."""
+    entry_id = row.prepared.entry_id
+    covered = (
+        AsideElement(LackedBy.HERE, *claim, code, row.element.element_id)
+        for claim in _claims_of(row)
+    )
+    return [AsideElement(LackedBy.HERE, *row.element, code, entry_id), *covered]
+
+
+def _news(rows: Sequence[Row], folded: Iterable[Element]) -> list[Row]:
+    """A claim may come alone after it came inside its entry: no need to store it again."""
+    known = {claim.element_id for claim in folded}
+    return [row for row in rows if not row.prepared.is_held and row.element.element_id not in known]
+
+
+# --- what is sent ------------------------------------------------------------------------------
+
+
+class Outbox:
+    """Elements that wait to be sent, filled and emptied in pieces: a disjoint million takes 40 MB."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[U64, U8]] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, orders: U64, ids: U8) -> None:
+        """Put elements at the end."""
+        if len(ids):
+            self._pieces.append((orders, ids))
+            self._count += len(ids)
+
+    def take(self, count_max: int) -> list[Element]:
+        """The first elements, at most `count_max`."""
+        taken: list[Element] = []
+        while self._pieces and len(taken) < count_max:
+            orders, ids = self._pieces.popleft()
+            room = count_max - len(taken)
+            if len(ids) > room:
+                self._pieces.appendleft((orders[room:], ids[room:]))
+            rows = zip(orders[:room].tolist(), ids[:room], strict=True)
+            taken += [Element(order, row.tobytes()) for order, row in rows]
+        self._count -= len(taken)
+        return taken
+
+    def put_back(self, elements: Iterable[Element]) -> None:
+        """Put elements where they are taken next."""
+        orders, ids = columns(elements)
+        if len(ids):
+            self._pieces.appendleft((orders, ids))
+            self._count += len(ids)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the passes of a session tell each other, 8 bytes an element.
+
+    `acknowledged`: heads of what the peer said it stored; `offered`: of what it was found to lack;
+    `doubted`: of what it acknowledged and lacked in a later pass.
+    """
+
+    acknowledged: list[U64] = field(default_factory=list)
+    offered: list[U64] = field(default_factory=list)
+    doubted: list[U64] = field(default_factory=list)
+    policy_changed: bool = False
+
+    def acknowledge(self, elements: Sequence[Element]) -> None:
+        """The peer has these, by its word."""
+        if elements:
+            self.acknowledged.append(heads_of(columns(elements)[1]))
+
+    def offer(self, ids: U8) -> int:
+        """The peer lacks these, u8[n, 32]; how many of them it was not found to lack before.
+
+        A store whose workers commit side by side may see an element a moment after it was stored,
+        so what was acknowledged is offered once more. Raises SyncError where it is lacking again.
+        """
+        heads = heads_of(np.ascontiguousarray(ids))
+        if count := int(_known(self.doubted, heads).sum()):
+            if self.policy_changed:
+                detail = "the peer's policy changed during the session"
+                raise SyncError(SyncCode.OVERLOADED, detail)
+            raise misbehaved(f"the peer acknowledged {count} elements that it does not hold")
+        repeated = heads[_known(self.acknowledged, heads)]
+        if len(repeated):
+            self.doubted.append(repeated)
+        is_known = _known(self.offered, heads)
+        self.offered.append(heads[~is_known])
+        return int((~is_known).sum())
+
+
+def _known(pieces: list[U64], heads: U64) -> Mask:
+    return np.isin(heads, np.concatenate(pieces)) if pieces else np.zeros(len(heads), bool)
+
+
+# --- one pass ----------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """One batch: what to fetch, and elements to send."""
+
+    fetch: Batch
+    send: list[Element]
+
+
+class Moves:
+    """Queues of both directions, and how one batch is carried."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        view: View,
+        header: SessionHeader,
+        exchange: Exchange,
+        aside: SetAside,
+        ledger: Ledger,
+        counts: Counts,
+        initiator: Initiator,
+    ) -> None:
+        self._replica = replica
+        self._view = view
+        self._header = header
+        self._exchange = exchange
+        self._aside = aside
+        self._ledger = ledger
+        self._counts = counts
+        self._initiator = initiator
+        self._started_s = time.monotonic()
+        self._outbox = Outbox()
+        self._fetches = FetchQueue(view)
+        self._orphans: list[Row] = []
+        self._early_claims: list[Element] = []
+        self._is_last_offer = False
+        self._request_bytes = 0
+        self._postponed_steps = 0
+        self._refused_there = _short_ids_of(view, aside)
+
+    def add_have(self, event: Have) -> None:
+        """Queue what the peer lacks."""
+        self._outbox.add(event.orders, event.ids)
+
+    def add_need(self, event: Need) -> None:
+        """Queue what we lack. What the peer refused before and names now is no need."""
+        need = event
+        if self._refused_there and event.short_ids is not None:
+            names = [row.tobytes() for row in event.short_ids]
+            self._aside.forget(self._refused_there[n] for n in names if n in self._refused_there)
+            kept = event.short_ids[[n not in self._refused_there for n in names]]
+            need = Need(event.range, kept, len(kept))
+        if need.count or need.short_ids is None:
+            self._fetches.add(need)
+
+    @property
+    def waiting_count(self) -> int:
+        """Batches and elements that wait: zero when nothing is left to do."""
+        return len(self._outbox) + len(self._fetches)
+
+    @property
+    def unserved_count(self) -> int:
+        """Elements that the peer named, and neither brought nor said why not."""
+        return self._fetches.unserved_count
+
+    def take(self) -> Move:
+        """The next batch."""
+        return Move(
+            self._fetches.next_batch(MOVE_ELEMENTS_MAX), self._outbox.take(MOVE_ELEMENTS_MAX)
+        )
+
+    async def carry(self, move: Move) -> None:
+        """Fetch and send one batch. Raises SyncError, NonceExpiredError, RemoteProtocolError."""
+        send = [each for each in move.send if each.element_id not in self._aside]
+        loaded = await self._replica.load(send, MOVE_BYTES_MAX)
+        self._outbox.put_back(send[loaded.covered :])
+        sent = []
+        for item, element in zip(loaded.items, loaded.elements, strict=True):
+            if item.HasField("absent"):
+                self._set_aside([AsideElement(LackedBy.THERE, *element, LOST)])
+            else:
+                sent.append((item, element))
+        if not (move.fetch or sent):
+            return
+        request = ReconRequest(
+            version=PROTOCOL_VERSION,
+            push=[_unnamed(item) for item, _ in sent],
+            response_bytes_max=MOVE_BYTES_MAX,
+        )
+        padded_bytes = self._request_bytes
+        if move.fetch:
+            _add_fetch(request, move.fetch, padded_bytes)
+        try:
+            response = await self._exchange.content_call(self._header, request)
+        except NonceExpiredError as expired:
+            if sent:  # the same push under the fresh nonce: a push has nothing to do with the key
+                ours = self._header
+                header = SessionHeader(ours.initiator_nonce, expired.responder_nonce, ours.interest)
+                again = ReconRequest(version=PROTOCOL_VERSION, push=request.push)
+                response = await self._exchange.content_call(header, again)
+                await self._take_outcomes(sent, response.push_outcomes)
+            raise
+        await self._take_outcomes(sent, response.push_outcomes)
+        if self._has_to_ask_longer(response, padded_bytes):
+            self._fetches.put_back(move.fetch)
+        else:
+            await self._take_arrivals(move.fetch, response)
+        # What is pushed costs nothing: each element of ours goes once, whatever the peer says.
+        size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
+        self._initiator.charge(size, time.monotonic() - self._started_s)
+
+    def _has_to_ask_longer(self, response: ReconResponse, padded_bytes: int) -> bool:
+        """Whether the answer is nothing but how long the request has to be; the next ones are."""
+        wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
+        self._request_bytes = max(self._request_bytes, wanted_bytes)
+        return response.truncated and not response.resume and wanted_bytes > padded_bytes
+
+    async def finish(self) -> None:
+        """Offer claims once more whose entries the peer may have by now, and store ours."""
+        self._is_last_offer = True
+        self._outbox.put_back(self._early_claims)
+        while self.waiting_count:
+            await self.carry(self.take())
+        await self._try_orphans()
+        for claim in self._orphans:
+            entry = self._aside.get(claim.prepared.entry_id)
+            self._set_aside(_refused(claim, entry.code if entry else NO_ENTRY))
+
+    def _set_aside(self, elements: Iterable[AsideElement]) -> None:
+        for element in elements:
+            if element.element_id not in self._aside:
+                self._aside.add(element)
+                self._counts["claims_refused" if element.entry_id else "entries_refused"] += 1
+
+    # --- sent ----------------------------------------------------------------------------------
+
+    async def _take_outcomes(
+        self, sent: Sequence[tuple[Item, Element]], outcomes: Sequence[int]
+    ) -> None:
+        if len(outcomes) != len(sent):
+            raise misbehaved(f"{len(outcomes)} outcomes for {len(sent)} pushed items")
+        postponed: list[Element] = []
+        taken: list[Element] = []
+        refused: list[tuple[Item, Element]] = []
+        for (item, element), outcome in zip(sent, outcomes, strict=True):
+            if outcome == recon_pb2.NOT_EXAMINED:
+                postponed.append(element)
+                continue
+            self._initiator.credit(item.ByteSize())
+            entry_id = item.claim.digest
+            if outcome == recon_pb2.NO_ENTRY and entry_id:
+                # A claim may be offered before its entry: once more at the end.
+                if self._is_last_offer or entry_id in self._aside:
+                    early = AsideElement(LackedBy.THERE, *element, NO_ENTRY, entry_id)
+                    self._set_aside([early])
+                else:
+                    self._early_claims.append(element)
+            elif outcome == recon_pb2.PUSH_REFUSED:
+                refused.append((item, element))
+            elif outcome in (recon_pb2.STORED, recon_pb2.DUPLICATE):
+                taken.append(element)
+                if outcome == recon_pb2.STORED:
+                    self._count("sent", is_claim=bool(entry_id), claims=len(item.entry.hints))
+            else:
+                raise misbehaved(f"the outcome {outcome} for a pushed item")
+        self._ledger.acknowledge(taken)
+        await self._take_refusals(refused)
+        await self._postpone(postponed)
+
+    async def _take_refusals(self, rows: Sequence[tuple[Item, Element]]) -> None:
+        """A refused entry covers the claims on it, however many are waiting."""
+        for item, element in rows:
+            refused = AsideElement(LackedBy.THERE, *element, REFUSED, item.claim.digest)
+            self._set_aside([refused])
+        orders = {element.element_id: element.order for item, element in rows if item.id}
+        claims = await self._replica.claims_on(list(orders)) if orders else {}
+        for entry_id, claim_ids in claims.items():
+            self._set_aside(
+                AsideElement(LackedBy.THERE, orders[entry_id], each, REFUSED, entry_id)
+                for each in claim_ids
+            )
+
+    async def _postpone(self, elements: list[Element]) -> None:
+        if not elements:
+            return
+        self._postponed_steps += 1
+        if self._postponed_steps > PATIENCE_STEPS:
+            detail = f"the peer left {len(elements)} items unexamined"
+            raise SyncError(SyncCode.OVERLOADED, detail)
+        await asyncio.sleep(PATIENCE_STEP_S)
+        self._outbox.put_back(elements)
+
+    # --- fetched -------------------------------------------------------------------------------
+
+    async def fetch_lost(self, lost: Sequence[Element]) -> set[bytes]:
+        """Ask for entries whose content is lost here; the IDs of those that came."""
+        queue = FetchQueue(self._view)
+        for need in _needs_of(self._view, lost):
+            queue.add(need)
+        came: set[bytes] = set()
+        while batch := queue.next_batch(MOVE_ELEMENTS_MAX):
+            request = ReconRequest(version=PROTOCOL_VERSION, response_bytes_max=MOVE_BYTES_MAX)
+            padded_bytes = self._request_bytes
+            _add_fetch(request, batch, padded_bytes)
+            response = await self._exchange.content_call(self._header, request)
+            if self._has_to_ask_longer(response, padded_bytes):
+                queue.put_back(batch)
+            else:
+                arrived = await self._checked(queue, batch, response)
+                await self._store(arrived.rows)
+                came.update(row.element.element_id for row in arrived.rows)
+                self._initiator.credit(_content_bytes(response))
+                queue.settle(batch, *columns(arrived.named), _resume_of(response))
+            self._initiator.charge(
+                request.ByteSize() + response.ByteSize(), time.monotonic() - self._started_s
+            )
+        return came
+
+    async def _checked(self, queue: FetchQueue, batch: Batch, response: ReconResponse) -> Arrived:
+        """The items of an answer, if all were asked for."""
+        if len(response.items) > ITEMS_MAX:
+            raise misbehaved(f"{len(response.items)} items in one answer")
+        arrived = await read_items(self._replica, response.items)
+        asked = queue.accept(batch, *columns(arrived.named), _resume_of(response))
+        if not asked.all():
+            count = int((~asked).sum())
+            raise misbehaved(f"{count} of {len(asked)} served elements were not asked for")
+        return arrived
+
+    async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
+        """Store what was served."""
+        arrived = await self._checked(self._fetches, batch, response)
+        self._set_aside(arrived.aside)
+        await self._store(_news(arrived.rows, arrived.folded))
+        self._initiator.credit(_content_bytes(response))
+        brought = columns([*arrived.named, *arrived.folded])
+        self._fetches.settle(batch, *brought, _resume_of(response))
+        self._orphans += arrived.orphans
+        if len(self._orphans) > ORPHANS_MAX:
+            await self._try_orphans()
+        if len(self._orphans) > ORPHANS_MAX:
+            raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
+
+    async def _try_orphans(self) -> None:
+        """Store those whose entries are here by now."""
+        orphans, self._orphans = self._orphans, []
+        arrived = Arrived()
+        prepared = await self._replica.prepare([row.item for row in orphans])
+        for row, claim in zip(orphans, prepared, strict=True):
+            arrived.sort(row._replace(prepared=claim))
+        self._orphans += arrived.orphans
+        await self._store(_news(arrived.rows, ()))
+
+    async def _store(self, waiting: Sequence[Row]) -> None:
+        """Commit; while this side is overloaded, again and again for a while."""
+        for _ in range(PATIENCE_STEPS):
+            if not waiting:
+                return
+            outcomes = await self._replica.commit([row.prepared for row in waiting])
+            rows = zip(waiting, outcomes, strict=True)
+            waiting = [row for row, stored in rows if not self._is_settled(row, stored)]
+            if waiting:
+                await asyncio.sleep(PATIENCE_STEP_S)
+        raise SyncError(SyncCode.OVERLOADED, "this node's own ingest queue stays full")
+
+    def _is_settled(self, row: Row, stored: Stored) -> bool:
+        """Take note of what became of an item; False: there was no room for it now."""
+        prepared, (_, element_id) = row.prepared, row.element
+        match stored.outcome:
+            case recon_pb2.NOT_EXAMINED:
+                return False
+            case recon_pb2.NO_ENTRY:
+                self._orphans.append(row)
+            case recon_pb2.PUSH_REFUSED:
+                self._set_aside(_refused(row, stored.code))
+            case outcome:
+                self._aside.forget([element_id])
+                if outcome == recon_pb2.STORED:
+                    is_claim = bool(prepared.entry_id)
+                    self._count("received", is_claim=is_claim, claims=len(prepared.claims))
+        return True
+
+    def _count(self, what: str, *, is_claim: bool, claims: int) -> None:
+        """Count an entry with the claims inside it, or a claim."""
+        self._counts[f"claims_{what}"] += claims + is_claim
+        self._counts[f"entries_{what}"] += not is_claim
+
+
+def _unnamed(item: Item) -> Item:
+    """The same item without the name of its element, which only an answer needs."""
+    return Item(entry=item.entry) if item.HasField("entry") else Item(claim=item.claim)
+
+
+def _add_fetch(request: ReconRequest, batch: Batch, bytes_min: int) -> None:
+    """Ask for a batch, by a request as long as the answer has to be earned by."""
+    request.fetch.CopyFrom(pack_fetch(batch))
+    request.padding = os.urandom(max(bytes_min - request.fetch.ByteSize(), 0))
+
+
+def _resume_of(response: ReconResponse) -> bytes | None:
+    return response.resume if response.truncated else None
+
+
+def _content_bytes(response: ReconResponse) -> int:
+    return sum(item.ByteSize() for item in response.items)
+
+
+def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:
+    """IDs of what the peer refused before, by the short ids of this session."""
+    refused = aside.columns(LackedBy.THERE)
+    if not len(refused):
+        return {}
+    names = view.short_ids(refused.orders, refused.ids)
+    rows = zip(names, refused.ids, strict=True)
+    return {name.tobytes(): row.tobytes() for name, row in rows}
+
+
+def _needs_of(view: View, elements: Sequence[Element]) -> list[Need]:
+    """A need for each element, in a range of its own."""
+    needs = []
+    for (order, element_id), name in zip(elements, view.short_ids(*columns(elements)), strict=True):
+        lower = Bound(order, int.from_bytes(element_id[:8], "big"))
+        upper = Bound(*divmod((lower.order << 64) + lower.head + 1, 1 << 64))
+        needs.append(Need(Range(lower, min(upper, END)), name.reshape(1, -1), 1))
+    return needs

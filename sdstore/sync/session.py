@@ -1,0 +1,499 @@
+"""One session with one peer, as the initiator: make two sets equal over what both sides want.
+
+Theory of operation. This side has a `Replica` (a set of elements with content) and a `Transport` (a
+way to call the peer). The peer keeps nothing between calls, so all state of a session is here.
+
+1. Hand-shake. `_Session.run` reads what the peer wants, intersects it with what this side wants,
+   and takes a nonce from the peer; a `PeerMemory` saves both calls from one session to the next.
+2. Idle pairs. If both sides were proved equal lately and nothing changed here, `_is_idle` sends the
+   32-byte root of that set. The same root there: done, in one small round trip.
+3. A pass (`_Pass`). Two streams of requests run side by side. `recon.Initiator` has a work list of
+   ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
+   `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
+   as enough of it is known. A received item is read once, checked to be what was asked for, and
+   committed to the replica.
+4. The proof. Equal ranges are the peer's word. It also states the total of its set under the
+   session's key, which this side never sends: if that equals ours, the sets are equal, and the
+   proof is remembered for step 2. Otherwise something was dropped or a side grew, and another pass
+   under the same key finds it; there are at most four.
+5. Disputes. What one side refuses or cannot serve is set aside (`memory.SetAside`) on both sides of
+   the comparison, so that it costs nothing afterwards; it is tried again after a while.
+
+Whatever the peer does, the session ends within its budgets, with a `SyncReport`: every answered
+request makes progress or is the peer's fault, content is paid from the budget of `recon`, and the
+whole has a limit of time. A `SyncError` of the replica or the transport ends it too. What was
+committed stays, and the memory that is returned with the report knows what was learned so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from recon.codec import closing_request, read_total
+from recon.errors import RemoteProtocolError
+from recon.events import (
+    Busy,
+    Event,
+    Expired,
+    Fault,
+    Have,
+    Need,
+    NotThere,
+    RangeState,
+    Stated,
+    Unsupported,
+)
+from recon.initiator import Initiator, OutgoingRequest
+from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
+from recon.limits import NONCE_BYTES
+from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
+from recon.view import View
+from sdstore.sync.exchange import Exchange, NonceExpiredError, Transport, error_of
+from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
+from sdstore.sync.memory import LackedBy, PeerMemory, Proof, SetAside, age_s
+from sdstore.sync.moves import MOVE_ELEMENTS_MAX, Ledger, Moves
+from sdstore.sync.replica import Element, Replica
+from sdstore.sync.report import (
+    Counts,
+    Progress,
+    SegmentState,
+    SyncCode,
+    SyncError,
+    SyncOutcome,
+    SyncReport,
+    filled,
+    misbehaved,
+    outcome_of,
+)
+
+ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
+MOVES_IN_FLIGHT_MAX = 3  # one on its way, one at the peer, one at our own door
+RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
+PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
+PASS_PAUSE_S = 0.2  # before the third: what was stored is seen by every worker of the peer
+LOST_FETCHED_MAX = 256  # entries with lost content that a pass asks for, about: one batch
+LOST_PAGES_MAX = 8  # of lost entries read to find those; the others wait for their time
+PROGRESS_INTERVAL_S = 0.1
+NOTHING_SHARED = "nothing was compared: the two nodes want no channel in common"
+
+NOTHING_REMEMBERED = PeerMemory()
+
+
+async def sync_with_peer(
+    replica: Replica,
+    transport: Transport,
+    interest: Interest,
+    *,
+    memory: PeerMemory = NOTHING_REMEMBERED,
+    limits: SyncLimits = DEFAULT_LIMITS,
+    nonce_secret: bytes | None = None,
+    dry_run: bool = False,
+    fetch_only: bool = False,
+    changed: Callable[[Progress], None] = lambda _: None,
+) -> tuple[SyncReport, PeerMemory]:
+    """Make a replica and a peer equal over what both want of `interest`.
+
+    Returns the report and what to remember of this peer for its next session. `changed` is called
+    while the session runs, with how far it is. A dry run finds the differences and moves nothing,
+    `fetch_only` sends nothing. `nonce_secret`: by this the caller's own responder recognises the
+    nonces of its sessions. Never raises for what the peer does: the report says it.
+    """
+    started_s = time.monotonic()
+    session = _Session(replica, transport, interest, memory, limits, changed)
+    session.nonce_secret = nonce_secret or os.urandom(NONCE_BYTES)
+    session.fetches = not dry_run
+    session.sends = not (dry_run or fetch_only)
+    outcome, code, detail = await _judged(session, limits.seconds_max)
+    is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
+    session.show_progress(is_last=True, is_equal=is_equal)
+    report = SyncReport(
+        outcome=outcome,
+        code=code,
+        detail=detail,
+        elements=session.elements_count,
+        missing_here=session.missing_here,
+        missing_there=session.missing_there,
+        proved=session.proof is not None,
+        set_aside_count=len(session.aside),
+        set_aside=session.aside.reported(),
+        mended=session.mended_count,
+        lost_here=session.lost_count,
+        seconds=round(time.monotonic() - started_s, 3),
+        **session.counts,
+    )
+    return report, session.memory
+
+
+async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
+    """Run the session; how it ended: outcome, code, detail."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            await session.run()
+    except SyncError as error:
+        return error.outcome, error.code, error.detail
+    except RemoteProtocolError as error:
+        is_spent = error.code.startswith("budget")
+        code = SyncCode.BUDGET_SPENT if is_spent else SyncCode.PEER_MISBEHAVED
+        return outcome_of(code), code, str(error)
+    except TimeoutError:
+        return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not done after {seconds_max} s"
+    if not session.fetches and (session.missing_here or session.missing_there):
+        return SyncOutcome.DIFFERENT, "", ""
+    if session.unserved_count:
+        detail = f"the peer offered {session.unserved_count} elements that it did not serve"
+        return SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED, detail
+    return SyncOutcome.IN_SYNC, "", NOTHING_SHARED if session.shares_nothing else ""
+
+
+class _Session:
+    def __init__(
+        self,
+        replica: Replica,
+        transport: Transport,
+        interest: Interest,
+        memory: PeerMemory,
+        limits: SyncLimits,
+        changed: Callable[[Progress], None],
+    ) -> None:
+        self.replica = replica
+        self.limits = limits
+        self.nonce_secret = b""
+        self.fetches = True
+        self.sends = True
+        # What the report says.
+        self.counts = Counts()
+        self.missing_here = 0
+        self.missing_there = 0
+        self.shares_nothing = False
+        self.elements_count = 0
+        self.mended_count = 0
+        self.lost_count = 0
+        self.proof: Proof | None = None
+        # Of the last pass.
+        self.found_count = 0
+        self.unserved_count = 0
+        self.stated: Stated | None = None
+        self.initiator: Initiator | None = None
+
+        self.exchange = Exchange(transport, self.counts)
+        self.ledger = Ledger()
+        self._transport = transport
+        self._interest = interest
+        self._memory = memory
+        self._mutual, self._mutual_bytes = Interest(), b""
+        self.aside = SetAside(memory.aside_over(b""))
+        self._changed = changed
+        self._segments: tuple[tuple[SegmentState, float], ...] = ()
+        self._shown_at_s = float("-inf")
+
+    @property
+    def memory(self) -> PeerMemory:
+        """What to remember of the peer."""
+        return self._memory.with_aside(self.aside.value())
+
+    def _learn(self, **parts: object) -> None:
+        self._memory = replace(self._memory, **parts)  # type: ignore[arg-type]
+
+    # --- from the hand-shake to the proof --------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hand-shake and reconcile, again where the peer's nonce expires under way."""
+        self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
+        self._mutual_bytes = self._mutual.encode()
+        self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
+        await self.aside.forget_mended(self.replica)
+        self.shares_nothing = self._mutual.is_empty
+        if self.shares_nothing or (self.sends and await self._is_idle()):
+            return
+        for _ in range(RESTARTS_MAX):
+            try:
+                await self._attempt(await self._header())
+            except NonceExpiredError as expired:
+                self._learn(responder_nonce=expired.responder_nonce)
+            else:
+                return
+        raise misbehaved("the peer's nonces expire faster than they are used")
+
+    async def _peer_interest(self) -> bytes:
+        if age_s(self._memory.interest_read_at_s) > self.limits.nonce_lifetime_s:
+            interest = await self._transport.interest()
+            self._learn(interest=interest, interest_read_at_s=time.time())
+        return self._memory.interest
+
+    async def _is_idle(self) -> bool:
+        """Whether both sides still hold what they held when they were proved equal.
+
+        Sets can be made whose roots agree, so this saves sessions for a bounded time only.
+        """
+        due, after = await self._lost_due()
+        if due:
+            return False
+        self._learn(lost_after=after)
+        proof, policy = self._memory.proof, self._memory.policy
+        if proof is None or proof.root is None or policy is None:
+            return False
+        if age_s(proof.at_s) > self.limits.proof_lifetime_s or self.aside.is_due():
+            return False
+        await self.replica.catch_up()
+        if (self._mutual_bytes, self._root(policy)) != (proof.interest, proof.root):
+            return False
+        if not await self.exchange.same_root(proof.root, self._mutual_bytes):
+            return False
+        self.elements_count = proof.elements_count
+        return True
+
+    async def _header(self) -> SessionHeader:
+        ours = initiator_nonce(self.nonce_secret, os.urandom(NONCE_BYTES // 2))
+        theirs = self._memory.responder_nonce
+        if len(theirs) != NONCE_BYTES:
+            theirs = await self.exchange.first_contact(ours, self._mutual_bytes)
+            self._learn(responder_nonce=theirs)
+        return SessionHeader(ours, theirs, self._mutual_bytes)
+
+    async def _attempt(self, header: SessionHeader) -> None:
+        """Passes under one key until the peer's total is ours.
+
+        An honest pair needs one, and another where a side grew, or where claims were dropped.
+        """
+        # What an attempt that was broken off found missing there is in the ledger.
+        self.missing_here = self._arrived_count
+        self.aside.try_again()
+        arrived_count = self.replica.arrived_count
+        for number in range(PASSES_MAX):
+            if number > 1:
+                await asyncio.sleep(PASS_PAUSE_S)
+            compared = await self._pass(header)
+            if self._learn_policy(self.exchange.policy or 0):
+                self.ledger.policy_changed = True
+                self.missing_here *= self.fetches  # a dry run finds it once more
+                continue  # what the peer refused before is offered again
+            if self.stated is not None and self.stated.agrees:
+                self.proof = compared
+            elif self._is_comparable:
+                self.proof = await self._compare_everything(header)
+            if self.proof is not None or not self._is_comparable:
+                break
+        self._learn(arrived_count=arrived_count, proof=self.proof)
+        if self.proof is None and self._is_comparable and not self.found_count:
+            detail = "the peer says that all ranges are equal, and that it holds something else"
+            raise misbehaved(detail)
+
+    def _learn_policy(self, policy: int) -> bool:
+        """Whether the peer's policy has changed; what it refused is then offered again."""
+        known = self._memory.policy
+        if known == policy:
+            return False
+        self._memory = self.memory.with_policy(policy)
+        if known is None:
+            return False
+        self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
+        return True
+
+    @property
+    def _is_comparable(self) -> bool:
+        """Whether both totals have to be equal now: everything found was moved, both ways."""
+        if self.sends or not self.fetches:
+            is_moved = self.sends or not (self.missing_here or self.missing_there)
+            return is_moved and not self.unserved_count
+        return False
+
+    async def _pass(self, header: SessionHeader) -> Proof:
+        """Compare, and move what differs. The proof to record if the first answer was equality."""
+        await self.replica.catch_up()
+        self.aside.forget_held(self.replica)
+        view = self.aside.view(self.replica.view(header.key(), self._mutual))
+        compared = self._proof_of(view)
+        self.stated, self.found_count = None, 0
+        recent = self.replica.arrived_count - self._memory.arrived_count
+        one_pass = _Pass(self, header, view, recent)
+        await one_pass.run()
+        if self.fetches:
+            await self._fetch_lost(one_pass.moves)
+        self.unserved_count = one_pass.moves.unserved_count
+        if self.exchange.policy != self._memory.policy:
+            compared = self._proof_of(view)
+        return compared
+
+    async def _compare_everything(self, header: SessionHeader) -> Proof | None:
+        """Ask for the peer's total under the key of the session; None where it is not ours.
+
+        A difference is nobody's fault, because both sides may have grown: the next pass finds it.
+        """
+        await self.replica.catch_up()
+        self.aside.forget_held(self.replica)
+        view = self.replica.view(header.key(), self._mutual)
+        ours, proof = self.aside.total(view), self._proof_of(view)
+        theirs = read_total(await self.exchange.content_call(header, closing_request()))
+        return proof if ours == theirs else None
+
+    def _proof_of(self, view: View) -> Proof:
+        """The proof to record if the peer equals this view, without what is set aside."""
+        policy = self._memory.policy if self.exchange.policy is None else self.exchange.policy
+        return Proof(self._mutual_bytes, self._root(policy or 0), len(view), time.time())
+
+    def _root(self, policy: int) -> bytes | None:
+        added, removed = (self.aside.columns(side).ids for side in (LackedBy.HERE, LackedBy.THERE))
+        return self.replica.root(self._mutual, policy, added, removed)
+
+    # --- content that is lost here ---------------------------------------------------------------
+
+    async def _lost_due(self) -> tuple[list[Element], int]:
+        """Entries whose content is lost here, and which this peer is to be asked for now.
+
+        Sought from where the last pass stopped, and at the end from the start; and where to go on.
+        A peer is asked for no element outside of what both want, not even by name.
+        """
+        after = self._memory.lost_after
+        waiting = self._memory.lost_waiting()
+        is_from_start = after == 0
+        found: dict[bytes, Element] = {}
+        for _ in range(LOST_PAGES_MAX):
+            page = await self.replica.lost(self._mutual, after, LOST_FETCHED_MAX)
+            self.lost_count, after = page.total, page.next
+            due = (each for each in page.elements if each.element_id not in waiting)
+            found |= {each.element_id: each for each in due}
+            if len(found) >= LOST_FETCHED_MAX or (after == 0 and is_from_start):
+                break
+            is_from_start = is_from_start or after == 0
+        return list(found.values()), after
+
+    async def _fetch_lost(self, moves: Moves) -> None:
+        """The sets may be equal although content is lost here: the peer is asked for it by name."""
+        lost, after = await self._lost_due()
+        if lost:
+            came = await moves.fetch_lost(lost)
+            in_vain = [each.element_id for each in lost if each.element_id not in came]
+            self._memory = self._memory.asked_in_vain(in_vain)
+            self.mended_count += len(came)
+            self.lost_count -= len(came)
+        self._learn(lost_after=after)
+
+    # --- how far it is ---------------------------------------------------------------------------
+
+    @property
+    def _arrived_count(self) -> int:
+        return self.counts["entries_received"] + self.counts["claims_received"]
+
+    def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
+        """Announce how far the session is, at most ten times a second until the last time."""
+        now_s = time.monotonic()
+        if not is_last and now_s - self._shown_at_s < PROGRESS_INTERVAL_S:
+            return
+        self._shown_at_s = now_s
+        if self.initiator is not None:
+            measured = self.initiator.progress
+            total = sum(measured.elements.values())
+            # Where a session breaks off, the rest of the elements was not compared.
+            self.elements_count = total - measured.elements[RangeState.SYNCING]
+            bar = tuple((SegmentState[each.state.name], each.share) for each in measured.segments)
+            self._segments = tuple(filled(bar, self._arrived_count / max(total, 1)))
+        if is_equal:
+            self._segments = ((SegmentState.IN_SYNC, 1.0),)
+        in_sync = sum(share for state, share in self._segments if state is SegmentState.IN_SYNC)
+        self._changed(
+            Progress(in_sync_percent=100.0 * in_sync, segments=self._segments, **self.counts)
+        )
+
+
+class _Pass:
+    """One comparison of two sets: the requests about ranges, and beside them those of content."""
+
+    def __init__(self, session: _Session, header: SessionHeader, view: View, recent: int) -> None:
+        limits = replace(
+            RECON_LIMITS,
+            response_bytes_max=session.limits.answer_bytes_max,
+            in_flight_max=ASKS_IN_FLIGHT_MAX,
+        )
+        seed = secrets.randbits(64)
+        self._initiator = Initiator(view, header, limits=limits, seed=seed, recent=recent)
+        self.moves = Moves(
+            session.replica,
+            view,
+            header,
+            session.exchange,
+            session.aside,
+            session.ledger,
+            session.counts,
+            self._initiator,
+        )
+        self._session = session
+        session.initiator = self._initiator
+        self._started_s = time.monotonic()
+        self._asks: set[asyncio.Task[None]] = set()
+        self._carries: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until nothing is left to ask or to move."""
+        try:
+            while tasks := self._launched():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self._asks -= done
+                self._carries -= done
+                await self._end_of(done)
+                self._session.show_progress()
+        finally:
+            running = self._asks | self._carries
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        await self.moves.finish()
+
+    async def _end_of(self, done: set[asyncio.Task[None]]) -> None:
+        failed = [error for task in done if (error := task.exception())]
+        for error in failed:
+            if not isinstance(error, NonceExpiredError):
+                raise error
+        if failed:
+            # What is on its way was refused too: each batch sends its push again, then ends.
+            await asyncio.gather(*self._carries, return_exceptions=True)
+            raise failed[0]
+
+    def _launched(self) -> set[asyncio.Task[None]]:
+        while request := self._initiator.next_request(self._elapsed_s()):
+            self._asks.add(asyncio.create_task(self._ask(request)))
+        while self._may_carry():
+            self._carries.add(asyncio.create_task(self.moves.carry(self.moves.take())))
+        return self._asks | self._carries
+
+    def _may_carry(self) -> bool:
+        """Small batches wait until nothing more can join them."""
+        waiting = self.moves.waiting_count
+        if not waiting or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
+            return False
+        return waiting >= MOVE_ELEMENTS_MAX or not self._asks
+
+    async def _ask(self, request: OutgoingRequest) -> None:
+        response = await self._session.exchange.call(request.message)
+        for event in self._initiator.receive(request.request_id, response, self._elapsed_s()):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        session = self._session
+        match event:
+            case Have():
+                session.found_count += 1
+                session.missing_there += session.ledger.offer(event.ids)
+                if session.sends:
+                    self.moves.add_have(event)
+            case Need():
+                session.found_count += 1
+                session.missing_here += event.count
+                if session.fetches:
+                    self.moves.add_need(event)
+            case NotThere():
+                session.found_count += 1
+                session.aside.forget([row.tobytes() for row in event.ids])
+            case Stated():
+                session.stated = event
+            case Fault():
+                raise event.error
+            case Expired() | Busy() | Unsupported():
+                raise error_of(event)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s

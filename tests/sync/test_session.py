@@ -1,0 +1,168 @@
+"""The driver of a session over a replica in memory: no node, no SQL, no HTTP, no SDS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from recon.limits import ID_BYTES
+from sdstore.sync.memory import PeerMemory
+from sdstore.sync.replica import Prepared, Stored
+from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
+from sdstore.sync.session import sync_with_peer
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
+
+CONTENTS = [content(n, "some text") for n in range(3_000)]
+
+
+def synced(
+    ours: MemoryReplica,
+    peer: MemoryPeer,
+    memory: PeerMemory | None = None,
+    seen: list[Progress] | None = None,
+) -> tuple[SyncReport, PeerMemory]:
+    """One session; a minute would be a fault."""
+    changed = (seen if seen is not None else []).append
+    session = sync_with_peer(ours, peer, EVERYTHING, memory=memory or PeerMemory(), changed=changed)
+    return asyncio.run(asyncio.wait_for(session, 60))
+
+
+def test_two_sets_heal_and_each_item_is_read_once() -> None:
+    ours, theirs = MemoryReplica(CONTENTS[:2_000]), MemoryReplica(CONTENTS[500:])
+    peer, seen = MemoryPeer(theirs), list[Progress]()
+    report, memory = synced(ours, peer, seen=seen)
+    assert (report.outcome, report.detail, report.proved) == (SyncOutcome.IN_SYNC, "", True)
+    assert (report.entries_received, report.entries_sent) == (1_000, 500)
+    assert ours.contents == theirs.contents == set(CONTENTS)
+    assert ours.prepared_count == 1_000
+    assert seen[-1].in_sync_percent == 100.0
+    peer.requests.clear()
+    assert synced(ours, peer, memory)[0].outcome is SyncOutcome.IN_SYNC
+    assert [bool(each.idle_root) for each in peer.requests] == [True]
+
+
+def test_what_is_remembered_of_a_peer_survives_as_json() -> None:
+    ours = MemoryReplica(CONTENTS[:100], refuses=lambda raw: raw == CONTENTS[150])
+    lost = CONTENTS[7]
+    ours.lose(lost)
+    theirs = MemoryReplica(CONTENTS[10:200])
+    theirs.add(lost)
+    theirs.lose(lost)
+    peer = MemoryPeer(theirs)
+    _, memory = synced(ours, peer)
+    text = json.dumps(memory.document())
+    again = PeerMemory.of(json.loads(text))
+    assert again == memory
+    assert (len(again.lost_asked), len(again.asides[0].elements)) == (1, 1)
+    assert again.proof is not None
+    peer.requests.clear()
+    assert synced(ours, peer, again)[0].set_aside_count == 1
+    assert [bool(each.idle_root) for each in peer.requests] == [True]
+
+
+def test_a_refused_item_is_set_aside_and_the_others_arrive() -> None:
+    odd = CONTENTS[50]
+    ours = MemoryReplica(CONTENTS[:20], refuses=lambda raw: raw == odd)
+    peer = MemoryPeer(MemoryReplica(CONTENTS[:100]))
+    report, memory = synced(ours, peer)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert ours.contents == set(CONTENTS[:100]) - {odd}
+    element_id = element_of(odd).element_id.hex()
+    assert report.set_aside == (
+        {"id": element_id, "kind": "entry", "lacked_by": "here", "code": "not_wanted"},
+    )
+    again, _ = synced(ours, peer, memory)
+    assert (again.entries_received, again.entries_refused) == (0, 0)
+
+
+def test_a_lost_item_that_one_peer_lacks_is_asked_of_another() -> None:
+    lost = CONTENTS[3]
+    ours, poor = MemoryReplica(CONTENTS[:50]), MemoryReplica(CONTENTS[:50])
+    ours.lose(lost)
+    poor.lose(lost)
+    report, _ = synced(ours, MemoryPeer(poor))
+    assert (report.outcome, report.mended, report.lost_here) == (SyncOutcome.IN_SYNC, 0, 1)
+    report, _ = synced(ours, MemoryPeer(MemoryReplica(CONTENTS[:50])))
+    assert (report.mended, report.lost_here) == (1, 0)
+    assert lost in ours.contents
+
+
+class Failing(MemoryReplica):
+    """The disk is full after the first batch."""
+
+    commits_left = 1
+
+    async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
+        self.commits_left -= 1
+        if self.commits_left < 0:
+            raise SyncError("disk_full", "no room left")
+        return await super().commit(prepared)
+
+
+def test_a_commit_that_fails_loses_nothing() -> None:
+    ours, theirs = Failing(CONTENTS[:10]), MemoryReplica(CONTENTS)
+    broken, memory = synced(ours, MemoryPeer(theirs))
+    assert (broken.outcome, broken.code) == (SyncOutcome.LOCAL_FAULT, "disk_full")
+    assert len(ours.contents) == 10 + broken.entries_received
+    assert 0 < broken.entries_received < len(CONTENTS) - 10
+    assert broken.set_aside_count == 0
+    ours.commits_left = len(CONTENTS)
+    mended, _ = synced(ours, MemoryPeer(theirs), memory)
+    assert (mended.outcome, mended.proved) == (SyncOutcome.IN_SYNC, True)
+    assert broken.entries_received + mended.entries_received == len(CONTENTS) - 10
+    assert ours.contents == set(CONTENTS)
+
+
+class Breaking(MemoryPeer):
+    """Ends the session with an error of the transport."""
+
+    def __init__(self, replica: MemoryReplica, error: Exception) -> None:
+        super().__init__(replica)
+        self._error = error
+
+    async def recon(self, request: bytes) -> bytes:
+        if len(self.requests) == 2:
+            raise self._error
+        return await super().recon(request)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (SyncCode.OVERLOADED, SyncOutcome.PARTIAL),
+        (SyncCode.PEER_UNREACHABLE, SyncOutcome.PEER_FAULT),
+        (SyncCode.FORBIDDEN, SyncOutcome.REFUSED),
+        ("anything else", SyncOutcome.LOCAL_FAULT),
+    ],
+)
+def test_an_error_of_the_driver_says_who_is_at_fault(code: str, outcome: SyncOutcome) -> None:
+    peer = Breaking(MemoryReplica(CONTENTS), SyncError(code, "why"))
+    report, _ = synced(MemoryReplica(), peer)
+    assert (report.outcome, report.code, report.detail) == (outcome, code, "why")
+
+
+def test_an_error_that_is_not_the_drivers_is_no_report() -> None:
+    with pytest.raises(ZeroDivisionError):
+        synced(MemoryReplica(), Breaking(MemoryReplica(CONTENTS), ZeroDivisionError()))
+
+
+class Lying(MemoryPeer):
+    """Serves other content under the name that was asked for."""
+
+    async def _answer(self, request: ReconRequest) -> ReconResponse:
+        response = await super()._answer(request)
+        for item in response.items:
+            item.entry.frame += b"!"
+        return response
+
+
+def test_content_under_a_wrong_name_is_a_fault_of_the_peer_and_is_not_stored() -> None:
+    ours = MemoryReplica()
+    report, _ = synced(ours, Lying(MemoryReplica(CONTENTS[:5])))
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED)
+    assert ours.contents == set()
+    assert len(element_of(CONTENTS[0]).element_id) == ID_BYTES
