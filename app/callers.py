@@ -17,7 +17,9 @@ from typing import Protocol, TypeVar
 
 from app.entries import Entry
 from app.errors import Code, Problem, problem_of_message
-from app.store.records import ChannelInfo, ContentState, Found
+from app.store.channelpages import ChannelInfo
+from app.store.entryrows import ContentState
+from app.store.lookups import Found
 from app.store.store import Store
 from recon.session import Interest
 from sdstore.sds.codec import MessageError, decode
@@ -123,9 +125,9 @@ class Readable:
         """The variant served under an ID; `not_found`, `content_lost`."""
         channels = self.caller.channels
         if channel_id is None and channels is not None:
-            found = await self.store.find_among(message_id, channels)
+            found = await self.store.entries.find_among(message_id, channels)
         else:
-            found = await self.store.find(message_id, channel_id)
+            found = await self.store.entries.find(message_id, channel_id)
         if found is None:
             raise _not_found()
         return found
@@ -133,10 +135,10 @@ class Readable:
     async def entry(self, digest: bytes) -> Entry:
         """The entry with a digest; `not_found`, `content_lost`."""
         try:
-            entry = await self.store.entry(digest) if len(digest) == 32 else None
+            entry = await self.store.entries.entry(digest) if len(digest) == 32 else None
         except Problem as problem:
             if problem.code is Code.CONTENT_LOST and self.caller.channels is not None:
-                known = await self.store.left_out([digest])
+                known = await self.store.frames.left_out([digest])
                 if not self.caller.visible(known):
                     raise _not_found() from None
             raise
@@ -146,12 +148,12 @@ class Readable:
 
     async def contents(self, digests: Sequence[bytes]) -> Mapping[bytes, Entry | ContentState]:
         """The entries with these digests, LOST for each whose content is lost."""
-        entries = await self.store.by_digest(digests)
+        entries = await self.store.entries.by_digest(digests)
         found: dict[bytes, Entry | ContentState] = {
             entry.digest: entry for entry in self.caller.visible(entries)
         }
         if len(entries) < len(digests):
-            for left_out in self.caller.visible(await self.store.left_out(digests)):
+            for left_out in self.caller.visible(await self.store.frames.left_out(digests)):
                 found.setdefault(left_out.digest, ContentState.LOST)
         return found
 
@@ -160,8 +162,8 @@ class Readable:
     ) -> list[ChannelInfo]:
         """Channels by name, after one of them."""
         if self.caller.channels is None:
-            return await self.store.channels(after, limit, prefix)
-        return await self.store.channels_among(self.caller.channels, after, limit, prefix)
+            return await self.store.channels.after(after, limit, prefix)
+        return await self.store.channels.among(self.caller.channels, after, limit, prefix)
 
 
 def _not_found() -> Problem:

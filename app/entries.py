@@ -57,6 +57,35 @@ class NewEntry(NamedTuple):
     claims: tuple[Claim, ...] = ()
 
 
+class MetId(NamedTuple):
+    """The ID of a sync message: known, without content. A gap with this ID is marked from now on."""
+
+    channel_id: str
+    message_id: str
+
+
+class NewClaim(NamedTuple):
+    """A hint claim that a write made; `element_id` is its 32-byte element."""
+
+    claim_no: int
+    hint: bytes
+    element_id: bytes
+
+
+class WriteResult(NamedTuple):
+    """The outcome of writing one entry. `received_at_ms` is that of the first copy.
+
+    `is_mended`: the entry was known, its content was lost, and now the store has it again.
+    """
+
+    seq: int
+    channel_no: int
+    received_at_ms: int
+    is_new: bool
+    new_claims: tuple[NewClaim, ...] = ()
+    is_mended: bool = False
+
+
 class Outcome(NamedTuple):
     """What became of one published message; `digest` is None for relayed messages."""
 

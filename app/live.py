@@ -24,7 +24,8 @@ from app.ingest.committer import Committed
 from app.ingest.prepare import Relayed
 from app.limits import Limits
 from app.sharing import Sharing, Turns
-from app.store.records import LeftOut, Page
+from app.store.channelpages import Page
+from app.store.entryrows import LeftOut
 from app.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class LiveHub:
         if self._readers_count >= self._limits.live_readers_max:
             raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
         # Once events are promised, all that a reader could be told is that they end.
-        await self._store.watermark()
+        await self._store.arrivals.watermark()
 
     async def events(
         self, wanted: Wanted, after: Token | None, caller: str = ""
@@ -156,8 +157,8 @@ class LiveHub:
         with await self._sharing.turns[Turns.READS].take(caller, 1):
             # Taken before the read: what is committed after it comes later in the buffer.
             reader.number = self._end
-            page = await self._store.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
-            is_same = await self._store.holds(reader.last)
+            page = await self._store.channels.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
+            is_same = await self._store.arrivals.holds(reader.last)
         if not is_same:
             gap = Gap(reader.last)
             reader.is_behind, reader.last = False, self._last
@@ -218,7 +219,7 @@ class LiveHub:
     async def _start(self) -> None:
         async with self._starting:
             if self._follower is None:
-                self._last = (await self._store.arrived()).entries
+                self._last = (await self._store.arrivals.arrived()).entries
                 self._follower = asyncio.create_task(self._follow_store(), name="live")
 
     def _stop(self) -> None:
@@ -248,9 +249,11 @@ class LiveHub:
                         await self._committed.wait()
 
     async def _read_feed(self) -> bool:
-        page = await self._store.feed(self._last.number, FEED_PAGE, self._limits.reply_bytes_max)
+        page = await self._store.channels.feed(
+            self._last.number, FEED_PAGE, self._limits.reply_bytes_max
+        )
         # Asked after the read: what was read is of the history that still holds then.
-        if not await self._store.holds(self._last):
+        if not await self._store.arrivals.holds(self._last):
             await self._begin_again()
             return False
         for item in _in_order(page):
@@ -264,7 +267,7 @@ class LiveHub:
 
     async def _begin_again(self) -> None:
         """The database went back in time: give every reader a gap that ends at the present."""
-        self._last = (await self._store.arrived()).entries
+        self._last = (await self._store.arrivals.arrived()).entries
         _log.warning("the database went back in time: live readers are told of a gap")
         self._first_number = self._end + 1
         self._buffer.clear()

@@ -84,7 +84,7 @@ class Verification:
     async def count_lost(self) -> int:
         """How many entries are marked as lost now; the last known number where the database is away."""
         with suppress(Problem):
-            self.lost_count = await self._store.lost_count()
+            self.lost_count = await self._store.frames.lost_count()
         return self.lost_count
 
     async def document(self) -> dict[str, Any]:
@@ -114,9 +114,11 @@ class Verification:
                 _log.warning("marks of lost content could not be read", exc_info=True)
 
     async def _follow_marks(self) -> None:
-        self.lost_count = await self._store.follow_marks()
+        self.lost_count = await self._store.frames.follow_marks()
         if self.lost_count:
-            self._retried_seq = await self._store.retry_lost(self._retried_seq, LOST_RETRIED_COUNT)
+            self._retried_seq = await self._store.frames.retry_lost(
+                self._retried_seq, LOST_RETRIED_COUNT
+            )
 
     # ---- all frames
 
@@ -141,7 +143,7 @@ class Verification:
         place, began = self.current, time.perf_counter()
         if not place.seq and not place.frames_count:
             place.began_at_ms = time.time_ns() // 1_000_000
-        found = await self._store.verify_frames(place.seq, FRAMES_PER_STEP, BYTES_PER_STEP)
+        found = await self._store.frames.verify(place.seq, FRAMES_PER_STEP, BYTES_PER_STEP)
         if not found.frames_count:
             return self._end_pass()
         place.seq = found.last_seq

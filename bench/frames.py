@@ -19,16 +19,14 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from app.entries import NewEntry
+from app.entries import NewEntry, WriteResult
 from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.store.database import ManyQuery, Row
 from app.store.frames import Ask, Codec, FrameRow, FrameUnpacker, PackedFrame
-from app.store.framewriter import FrameWriter
-from app.store.records import WriteResult
+from app.store.framewriter import FrameWriter, insert_frames
 from app.store.sqlite import SQLITE
 from app.store.store import Store
-from app.store.writestatements import write_statements
 from bench.frame_workloads import LONG_HISTORY, filter_frames, small_frames
 from bench.table import publish
 
@@ -53,7 +51,6 @@ class Rows:
     """The writer's transaction as two dictionaries."""
 
     def __init__(self) -> None:
-        self.statements = write_statements(SQLITE, DEFAULT_LIMITS)
         self.frames: dict[int, FrameRow] = {}
         self.references: dict[int, FrameRow] = {}
 
@@ -67,7 +64,7 @@ class Rows:
 
     def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
         """Keep what is written."""
-        if query is self.statements.insert_frames:
+        if query is insert_frames(SQLITE):
             self.frames.update((row[0], row) for row in rows)
         else:
             self.references.update((row[0], (row[0], *row[2:])) for row in rows)
@@ -108,7 +105,7 @@ def entries_of(frames: Iterable[bytes]) -> list[NewEntry]:
 def measured(name: str, entries: Sequence[NewEntry]) -> dict[str, str | int | float]:
     """One workload, without a database."""
     rows = Rows()
-    writer = FrameWriter(rows.statements)
+    writer = FrameWriter(SQLITE)
     written = [(entry, WriteResult(seq, 1, 0, is_new=True)) for seq, entry in enumerate(entries, 1)]
     start = time.thread_time()
     for at in range(0, len(written), GROUP_ITEMS):
@@ -160,7 +157,7 @@ async def on_disk(name: str, frames: Iterable[bytes]) -> dict[str, str | int | f
         store.begin_writing()
         start = time.perf_counter()
         for at in range(0, len(entries), 20 * GROUP_ITEMS):
-            store.write_group(entries[at : at + 20 * GROUP_ITEMS])
+            store.writer.write(entries[at : at + 20 * GROUP_ITEMS])
         written_s = time.perf_counter() - start
         packed_us = await get_us(store, entries)
         await store.close()
@@ -188,7 +185,7 @@ async def get_us(store: Store, entries: Sequence[NewEntry]) -> float:
     for _ in range(3):
         start = time.thread_time()
         for entry in chosen:
-            await store.find(entry.message.message_id, None)
+            await store.entries.find(entry.message.message_id, None)
         best = min(best, time.thread_time() - start)
     return 1e6 * best / GETS
 

@@ -220,7 +220,7 @@ async def _add(url: str, messages: Iterator[Item]) -> None:
     store.begin_writing()
     try:
         while group := list(islice(entries, WRITE_ROWS)):
-            store.write_group(group, ())
+            store.writer.write(group, ())
     finally:
         await store.close()
 

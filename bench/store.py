@@ -193,23 +193,23 @@ async def measure_reads(path: Path, note: Callable[[str, float, str], None]) -> 
     started = time.perf_counter()
     store = await Store.open(f"sqlite:///{path}", LIMITS)
     position = (0, 0)
-    while len((columns := await store.elements_after(*position, 8_192)).orders):
+    while len((columns := await store.arrivals.elements_after(*position, 8_192)).orders):
         position = columns.next
     note("open, read all elements", time.perf_counter() - started, "s")
-    sample = await store.feed(position[0] // 2, 1_000, 10**9)
+    sample = await store.channels.feed(position[0] // 2, 1_000, 10**9)
     ids = [entry.message_id for entry in sample.entries]
     digests = [entry.digest for entry in sample.entries]
     channel = sample.entries[0].channel_id
     lamport = sample.entries[0].lamport_timestamp
     numbers = count()
     reads: dict[str, Callable[[], Awaitable[object]]] = {
-        "get by ID": lambda: store.find(ids[next(numbers) % len(ids)], None),
-        "get by digest": lambda: store.by_digest([digests[next(numbers) % len(ids)]]),
-        "look up a hint": lambda: store.hint(b"no such hint", None, 100),
-        "page of 100": lambda: store.page(
+        "get by ID": lambda: store.entries.find(ids[next(numbers) % len(ids)], None),
+        "get by digest": lambda: store.entries.by_digest([digests[next(numbers) % len(ids)]]),
+        "look up a hint": lambda: store.claims.page(b"no such hint", None, 100),
+        "page of 100": lambda: store.channels.page(
             channel, lamport_from=lamport + next(numbers), limit=100, bytes_max=10**9
         ),
-        "look-up of 100 IDs": lambda: store.lookup(
+        "look-up of 100 IDs": lambda: store.entries.lookup(
             ids[:100], [], None, presence_only=False, bytes_max=10**9
         ),
     }

@@ -21,7 +21,7 @@ from app.errors import Code, Problem
 from app.store import schema
 from app.store.arrivals import ArrivalChain
 from app.store.database import Row
-from app.store.groupwriter import PREFIX_BYTES
+from app.store.entryrows import PREFIX_BYTES
 from app.store.keys import Keys
 from app.store.sqlite import SQLITE, insert_many, replace_file
 from pipeline.bulkrows import DIGEST_COLUMN, MadeRows

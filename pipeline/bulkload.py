@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from app.entries import NewEntry, OutcomeKind, Token
+from app.entries import MetId, NewEntry, OutcomeKind, Token
 from app.ingest.prepare import Publication, prepare
 from app.limits import Limits
 from app.store.groupwriter import GroupWriter
 from app.store.keys import Keys
-from app.store.records import MetId
 from app.store.sqlite import SqliteDatabase, prepare_file, writing_alone
 from pipeline.bulkdraft import CPUS, Draft, Item, remove_draft, replace_store
 from pipeline.bulkrows import MadeRows, make_rows, start_here, start_worker

@@ -285,7 +285,9 @@ class _Sink:
         """Have the store read frames again that could not be read here."""
         self._finish()
         for start in range(0, len(seqs), _GROUP_ROWS):
-            self._writer.submit(self._store.recheck, seqs[start : start + _GROUP_ROWS]).result()
+            self._writer.submit(
+                self._store.writer.recheck, seqs[start : start + _GROUP_ROWS]
+            ).result()
 
     def take_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
         """Write claims on entries that are there."""
@@ -307,9 +309,9 @@ class _Sink:
         self._writing = None
 
     def _write(self, group: Sequence[NewEntry]) -> None:
-        results = self._store.write_group(group)
+        results = self._store.writer.write(group)
         self._restored.written_count += sum(result.is_new for result in results)
         self._restored.mended_count += sum(result.is_mended for result in results)
 
     def _write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
-        self._restored.claims_count += self._store.write_claims(claims)
+        self._restored.claims_count += self._store.writer.write_claims(claims)

@@ -14,11 +14,11 @@ from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import NodeIndex, root_of
 from app.settings import Settings
+from app.store.channelpages import ChannelInfo
 from app.store.database import chunks
+from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
 from app.store.faults import StoreError
-from app.store.framereads import MARKS_REMEMBERED_MAX
 from app.store.integrity import check_structure
-from app.store.records import ChannelInfo, Position
 from app.store.store import Store
 from recon.elements import ALL_ORDERS, U8, U64, WHOLE
 from recon.session import SessionKey
@@ -81,7 +81,7 @@ async def audit(
     last call.
     """
     async with store.snapshot() as frozen:
-        last_seq, _ = await frozen.watermark()
+        last_seq, _ = await frozen.arrivals.watermark()
         index = NodeIndex(frozen, DEFAULT_LIMITS)
         await index.catch_up()
         async for channel in channels_of(frozen):
@@ -90,7 +90,7 @@ async def audit(
             _check_channel(index, channel, findings)
             if not deep:
                 tick(channel.count)
-        findings.lost_count = await frozen.lost_count()
+        findings.lost_count = await frozen.frames.lost_count()
     if deep:
         await _check_content(store, index, last_seq, findings, tick)
     elif findings.lost_count:
@@ -116,11 +116,11 @@ async def _check_content(
     async for channel in channels_of(store):
         await _check_messages(store, index, channel, last_seq, findings, lost, tick)
     findings.lost_count = len(lost)
-    marked = {each.seq for each in await store.lost_elements(MARKS_REMEMBERED_MAX)}
+    marked = {each.seq for each in await store.frames.lost_elements(MARKS_REMEMBERED_MAX)}
     _mark_lost(store, sorted(lost | marked), findings)
-    async for fault in store.row_faults():
+    async for fault in store.row_check.faults():
         findings.add(fault)
-    for seq in await store.references_in_doubt(FINDINGS_MAX):
+    for seq in await store.frames.references_in_doubt(FINDINGS_MAX):
         findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
 
 
@@ -131,7 +131,7 @@ def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
     try:
         store.begin_writing()
         for part in chunks(seqs, ENTRIES_PER_READ):
-            store.recheck(part)
+            store.writer.recheck(part)
     except (StoreError, Problem) as error:
         findings.unchecked.append(
             f"lost content was not marked ({error}); a running node marks what it reads, and reads every "
@@ -142,7 +142,7 @@ def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
 async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
     """Every channel of a store, by name."""
     after: str | None = None
-    while found := await store.channels(after, CHANNELS_PER_READ):
+    while found := await store.channels.after(after, CHANNELS_PER_READ):
         for channel in found:
             yield channel
         after = found[-1].channel_id
@@ -192,13 +192,13 @@ async def _check_messages(
         # Rows of messages do not change but to be mended, so each page may be of another moment. One
         # snapshot for all of the reading would keep the database's log growing for as long.
         async with store.snapshot() as frozen:
-            page = await frozen.page(
+            page = await frozen.channels.page(
                 channel.channel_id,
                 after=after,
                 limit=ENTRIES_PER_READ,
                 bytes_max=DEFAULT_LIMITS.reply_bytes_max,
             )
-            sizes = await frozen.frame_sizes([entry.digest for entry in page.entries])
+            sizes = await frozen.entries.frame_sizes([entry.digest for entry in page.entries])
         entries = [entry for entry in page.entries if entry.seq <= last_seq]
         left_out = [each for each in page.left_out if each.seq <= last_seq]
         for gone in left_out:

@@ -43,11 +43,13 @@ async def export_to(
             held += _is_wanted(last.channel_id, channels)
         if last is not None:
             seq = await _seq_of(store, last, file)
-        total, _ = await store.watermark()
+        total, _ = await store.arrivals.watermark()
         written = messages = 0
         damaged: list[str] = []
         with continued(existing) as target:
-            while (page := await store.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)).last_seq is not None:
+            while (
+                page := await store.channels.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)
+            ).last_seq is not None:
                 wanted = [e for e in page.entries if _is_wanted(e.channel_id, channels)]
                 written += target.write(await _records(store, wanted, file_format))
                 messages += len(wanted)
@@ -76,7 +78,7 @@ async def _count(store: Store, channels: frozenset[str]) -> int:
 
 async def _seq_of(store: Store, message: Message, file: Path) -> int:
     """Where the store has the message that the file ends with."""
-    entries = await store.by_digest([entry_digest(message)])
+    entries = await store.entries.by_digest([entry_digest(message)])
     if not entries:
         detail = f"{file} ends with a message that this store does not have"
         raise CliError(Exit.REFUSED, "foreign_file", detail)
@@ -86,7 +88,7 @@ async def _seq_of(store: Store, message: Message, file: Path) -> int:
 async def _records(store: Store, entries: list[Entry], file_format: FileFormat) -> bytes:
     claims = {}
     if file_format is FileFormat.NDJSON:
-        claims = await store.hints_of([entry.digest for entry in entries])
+        claims = await store.claims.of([entry.digest for entry in entries])
     return b"".join(
         record_of(entry.frame, [c.hint for c in claims.get(entry.digest, ())], file_format)
         for entry in entries

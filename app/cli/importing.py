@@ -138,7 +138,7 @@ class Import:
                 door.store.database_id,
                 is_fresh=is_fresh,
             )
-            if not await door.store.holds(*progress.arrived):
+            if not await door.store.arrivals.holds(*progress.arrived):
                 self._progress = progress = progress.begin_anew()
             began(progress)
             if progress.position:
@@ -183,7 +183,7 @@ class Import:
         self._progress.counts = dict(counts)
         self._progress.items_count += len(batch.items)
         self._progress.position = batch.position
-        self._progress.arrived = await door.store.arrived()
+        self._progress.arrived = await door.store.arrivals.arrived()
         self._progress.save()
         tell(self._progress, refusals)
 

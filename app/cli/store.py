@@ -163,7 +163,7 @@ async def _check(settings: Settings, *, deep: bool) -> Findings:
     try:
         async with existing_store(settings) as store:
             with progress_bar() as bar:
-                total, _ = await store.watermark()
+                total, _ = await store.arrivals.watermark()
                 task = bar.add_task("checking", total=total or None, figures="")
                 await audit(
                     store,

@@ -18,7 +18,7 @@ from app.http.replies import json_reply, message_json, message_protobuf, protobu
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
 from app.sharing import Turns
-from app.store.records import AncestorPage
+from app.store.ancestry import AncestorPage
 from sdstore.wire import store_pb2 as wire
 
 routes = Routes("messages")
@@ -130,7 +130,7 @@ async def _wanted(call: Call) -> _Wanted:
 async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPage, str | None]:
     store = call.node.store
     cursors = Cursors(store.database_id)
-    page = await store.ancestors(
+    page = await store.ancestors.page(
         wanted.channel_id,
         wanted.heads,
         wanted.known,

@@ -30,7 +30,9 @@ from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
 from app.sharing import Turns
-from app.store.records import ChannelInfo, Gap, Position
+from app.store.channelpages import ChannelInfo
+from app.store.entryrows import Position
+from app.store.gaps import Gap
 from sdstore.wire import store_pb2 as wire
 
 routes = Routes("channels")
@@ -93,7 +95,7 @@ _BELOW_A_CHANNEL = ("messages", "gaps", "live")
 )
 async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
     """Count, first and last Lamport timestamp, and the root: BLAKE3 over the sorted digests."""
-    channel = await call.node.store.channel(channel_id)
+    channel = await call.node.store.channels.named(channel_id)
     if channel is None:
         detail = f"no message of channel {channel_id!r} is here"
         if channel_id in _BELOW_A_CHANNEL:
@@ -137,7 +139,7 @@ async def list_messages(
         return cursors.read(kind, token)
 
     read = partial(
-        call.node.store.page,
+        call.node.store.channels.page,
         channel_id,
         order=order.value,
         direction=direction.value,
@@ -168,7 +170,7 @@ async def list_gaps(
     """Message IDs that the channel's histories name and the store lacks, with their hints."""
     cursors = Cursors(call.node.store.database_id)
     position = cursors.read(CursorKind.GAPS, after)
-    page = await call.node.store.gaps(channel_id, position, limit)
+    page = await call.node.store.gaps.page(channel_id, position, limit)
     token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
     headers = next_link(call, token)
     if call.form is Form.PROTOBUF:
@@ -203,7 +205,7 @@ async def feed(
     place = await cursors.read_arrival(call.node.store, after) or START
     bytes_max = frame_bytes_max(call)
     page, described = await read_described(
-        call, limit, lambda limit: call.node.store.feed(place.number, limit, bytes_max)
+        call, limit, lambda limit: call.node.store.channels.feed(place.number, limit, bytes_max)
     )
     # A follower always gets a place to go on from, also at the end.
     token = cursors.write(CursorKind.ARRIVAL, *(page.last or place))

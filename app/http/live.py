@@ -23,7 +23,7 @@ from app.http.replies import event, event_stream, heartbeat, message_json
 from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Relayed
 from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
-from app.store.records import LeftOut
+from app.store.entryrows import LeftOut
 from sdstore.sds.jsonform import to_json
 
 routes = Routes("live")

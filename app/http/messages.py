@@ -34,7 +34,8 @@ from app.http.replies import (
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
 from app.sharing import Turns
-from app.store.records import ContentState, LookupResult
+from app.store.entryrows import ContentState
+from app.store.lookups import LookupResult
 from sdstore.wire import store_pb2 as wire
 
 routes = Routes("messages")
@@ -125,7 +126,7 @@ async def _get_variant(
     if entry.message_id != message_id or channel_id not in (None, entry.channel_id):
         raise _not_found()
     if variants is None:
-        found = await call.node.store.lookup(
+        found = await call.node.store.entries.lookup(
             [entry.message_id],
             [],
             entry.channel_id,
@@ -173,7 +174,7 @@ def _frame_reply(
 
 
 async def _entry_json_reply(call: Call, entry: Entry, variants: Sequence[bytes]) -> Reply:
-    claims = await call.node.store.hints_of([entry.digest])
+    claims = await call.node.store.claims.of([entry.digest])
     hints = published_hints(claims.get(entry.digest, ()))
     others = [digest for digest in variants if digest != entry.digest]
     return _tagged(call, message_json(entry, others, hints), NO_CACHE)
@@ -215,7 +216,7 @@ async def get_hint(
     position = await cursors.read_walk(CursorKind.HINT, store, after)
     wanted = hint_bytes(hint, "the hint")
     page, described = await read_described(
-        call, limit, lambda limit: store.hint(wanted, channel_id, limit, position)
+        call, limit, lambda limit: store.claims.page(wanted, channel_id, limit, position)
     )
     token = None
     if page.next is not None:
@@ -244,7 +245,7 @@ async def lookup(call: CurrentCall) -> Reply:
     call.caller.require_channel_of_body(channel_id)
 
     async def read(bytes_max: int) -> Reply:
-        result = await call.node.store.lookup(
+        result = await call.node.store.entries.lookup(
             wanted.message_ids,
             wanted.retrieval_hints,
             channel_id,
@@ -364,7 +365,7 @@ async def _next_part(
     call: Call, digests: Sequence[bytes]
 ) -> list[tuple[bytes, Entry | ContentState | None]]:
     """The first of these digests, as many as fit into a part, with their entries."""
-    sizes = await call.node.store.frame_sizes(digests)
+    sizes = await call.node.store.entries.frame_sizes(digests)
     sums = accumulate(sizes.get(digest, 0) for digest in digests)
     asked = digests[: max(1, sum(1 for bytes_count in sums if bytes_count <= PART_BYTES))]
     found = await call.readable.contents(asked)

@@ -25,8 +25,10 @@ from app.http.call import Call, Headers, Reply, raw_path
 from app.http.forms import Form
 from app.http.replies import JSON_HEADERS, message_json, message_protobuf, protobuf_reply
 from app.limits import DEFAULT_LIMITS
-from app.store.metareads import Meta
-from app.store.records import HintPage, Page, Position
+from app.store.channelpages import Page
+from app.store.claims import HintPage
+from app.store.entryrows import Position
+from app.store.lookups import Meta
 from app.store.store import Store
 from sdstore.wire import store_pb2 as wire
 
@@ -138,7 +140,7 @@ class Cursors:
 
     async def write_walk(self, kind: CursorKind, store: Store, position: Position) -> str:
         """The token of a position that contains row numbers: it names the history that numbered them."""
-        entries, claims = await store.arrived()
+        entries, claims = await store.arrivals.arrived()
         return self.write(kind, *position, *entries, *claims)
 
     async def read_walk(self, kind: CursorKind, store: Store, token: str | None) -> Position | None:
@@ -179,7 +181,7 @@ def _fits(position: list[int | str], shape: tuple[_Check, ...]) -> bool:
 
 
 async def _require_history(store: Store, entries: Token, claims: Token = START) -> None:
-    if not await store.holds(entries, claims):
+    if not await store.arrivals.holds(entries, claims):
         raise Problem(
             Code.CURSOR_ROLLED_BACK,
             "this database went back to an older copy, or is another copy, and its history up to "
@@ -213,7 +215,7 @@ async def read_described(
     """
     page = await read(limit)
     entries = call.caller.visible(page.entries)
-    metas = await call.node.store.meta_of(entries)
+    metas = await call.node.store.entries.meta_of(entries)
     is_json = call.form is Form.JSON
     room = call.node.limits.reply_bytes_max
     shown: list[Shown] = []

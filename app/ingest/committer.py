@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from app.entries import NewEntry
+from app.entries import MetId, NewEntry, WriteResult
 from app.errors import Code, Problem
 from app.limits import Limits
+from app.store.entryrows import Rechecked
 from app.store.integrity import is_damage
-from app.store.records import MetId, Rechecked, WriteResult
 from app.store.store import Store
 
 
@@ -112,7 +112,7 @@ class GroupCommitter:
             target=self._run, args=(self._loop,), name="sdstore-writer", daemon=True
         )
         self._thread.start()
-        self._store.recheck_with(self.recheck)
+        self._store.frames.recheck = self.recheck
 
     async def close(self) -> None:
         """Write what waits, then stop."""
@@ -141,7 +141,7 @@ class GroupCommitter:
 
     async def recheck(self, seqs: Sequence[int]) -> Rechecked:
         """Have the writer read frames again, and mark or unmark each as lost. Raises as `submit`."""
-        rechecked: Rechecked = await self.call(lambda: self._store.recheck(seqs))
+        rechecked: Rechecked = await self.call(lambda: self._store.writer.recheck(seqs))
         return rechecked
 
     async def call(self, do: Callable[[], T]) -> T:
@@ -222,7 +222,7 @@ class GroupCommitter:
                 if self._waiting or self._closing or self._wake.wait(TRY_AGAIN_S):
                     return
             try:
-                self._store.write_group([])
+                self._store.writer.write([])
                 self.fault = None
                 self._told.clear()
             except Problem as problem:
@@ -264,7 +264,7 @@ class GroupCommitter:
         entries = [entry for job in group for entry in job.entries]
         met = [each for job in group for each in job.met]
         refused = [digest for job in group for digest in job.refused]
-        written = self._store.write_group(entries, met, refused)
+        written = self._store.writer.write(entries, met, refused)
         results = iter(written)
         self.fault = None
         counters = self.counters
@@ -292,7 +292,7 @@ class GroupCommitter:
         self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
     ) -> Sequence[Written]:
         try:
-            return self._store.write_group(entries, met, refused)
+            return self._store.writer.write(entries, met, refused)
         except Problem as problem:
             return [problem.detached()] * len(entries)
         except Exception:  # noqa: BLE001 - the row's fault, of whatever kind

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from app.entries import Claim, NewEntry, Outcome, OutcomeKind
+from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
 from app.ingest.prepare import Publication, Relayed, prepare, published_claim
 from app.limits import Limits
-from app.store.records import MetId
 from app.store.store import Store
 from sdstore.sds.model import Kind
 
@@ -112,7 +111,7 @@ class Door:
                 faults.append(problem.detached())
         try:
             if wanted:
-                await self._committer.call(lambda: self.store.write_claims(wanted))
+                await self._committer.call(lambda: self.store.writer.write_claims(wanted))
         except Problem as problem:
             return [fault or problem for fault in faults]
         return faults

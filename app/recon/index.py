@@ -96,7 +96,7 @@ class NodeIndex:
             read = Watermark(Token(*entries), Token(*claims))
         except (ValueError, TypeError):
             return None
-        is_ours = database == self._store.database_id and await self._store.holds(*read)
+        is_ours = database == self._store.database_id and await self._store.arrivals.holds(*read)
         return read if is_ours else None
 
     def _caches(self) -> tuple[ViewCache, GroupSums]:
@@ -121,14 +121,14 @@ class NodeIndex:
 
     async def catch_up(self) -> None:
         """Take in everything that is committed by now."""
-        if await self._store.follows(self._read) == (True, False):
+        if await self._store.arrivals.follows(self._read) == (True, False):
             return
         async with self._following:
-            is_same, _ = await self._store.follows(self._read)
+            is_same, _ = await self._store.arrivals.follows(self._read)
             if not is_same:
                 _log.warning("the database went back in time: the index is read again")
                 self._begin()
-            arrived = await self._store.arrived()
+            arrived = await self._store.arrivals.arrived()
             while await self._read_more():
                 pass
             # The last numbers may have no rows.
@@ -202,7 +202,7 @@ class NodeIndex:
 
     async def _read_more(self) -> bool:
         seq, claim_no = (token.number for token in self._read)
-        columns = await self._store.elements_after(seq, claim_no, ELEMENTS_PER_READ)
+        columns = await self._store.arrivals.elements_after(seq, claim_no, ELEMENTS_PER_READ)
         if not len(columns.orders):
             return False
         if int(columns.groups.max()) // 2 > self._last_channel_number:
@@ -214,7 +214,7 @@ class NodeIndex:
 
     async def _learn_channels(self) -> None:
         while True:
-            found = await self._store.channels_numbered_after(
+            found = await self._store.channels.numbered_after(
                 self._last_channel_number, CHANNELS_PER_READ
             )
             self._channels.add({info.channel_id: info.channel_no for info in found})

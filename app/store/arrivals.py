@@ -1,51 +1,54 @@
-"""The arrival chain: what tells a database from one that went back in time, or went another way.
+"""Arrival order: elements as they were committed, and the chains that recognise a database's history.
 
 Entries and published claims are numbered by counters of their own, and each row stores a running sum
 over all rows numbered up to it. The sum is keyed with a secret of the database, so that nobody who
 publishes can choose it, and covers number and element, so that order counts. A `Token` is a number
 and the sum there. Two databases agree on a token exactly if they share their history up to its number,
-but for an accident of one in 2^64.
+but for an accident of one in 2^64. So a token recognises a database that went back in time, or that went
+another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Integer,
+    bindparam,
+    func,
+    literal_column,
+    select,
+)
 
-from app.entries import Token, Watermark
+from app.entries import START, Token, Watermark
+from app.store.database import Database, ManyQuery, Query, Row, SqlDialect, constant
+from app.store.schema import messages, published_claims, refused_digests, watermark
+from sdstore.sds.digest import order_value
+
+DIGEST_BYTES = 32
 
 _KEY_CONTEXT = "sdstore arrival chain v1"
 _BLOCK_BYTES = 16
 _WORD = np.dtype("<u8")
+_NUMBER_MAX = 2**63 - 1
+_ORDER_OFFSET = np.uint64(order_value(0))
 
 ROWS_ONE_BY_ONE = 4
 """Fewer rows cost less one by one: numpy takes 20 µs for however few."""
 
 
-def watermark_of(row: Sequence[int]) -> Watermark:
-    """The watermark in a row of (sequence number, sum, claim number, sum)."""
-    seq, entry_sum, claim_no, claim_sum = row
-    return Watermark(Token(seq, entry_sum), Token(claim_no, claim_sum))
-
-
-def goes_on_from(read: Watermark, sums_at: Sequence[int]) -> bool:
-    """Whether a database's history up to `read` is the one that was read, by its row of sums there."""
-    there = watermark_of(sums_at)
-    return (
-        read.entries.number <= there.entries.number
-        and read.claims.number <= there.claims.number
-        and (read.entries.sum, read.claims.sum) == (there.entries.sum, there.claims.sum)
-    )
-
-
-def last_of(before: Token, numbers: Sequence[int], sums: Sequence[int]) -> Token:
-    """Where the chain is after rows with these numbers and sums; `before` if there are none."""
-    return Token(numbers[-1], sums[-1]) if numbers else before
+# ---- chains
 
 
 class ArrivalChain:
@@ -57,7 +60,7 @@ class ArrivalChain:
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update  # noqa: S305
 
     def sums(self, before: int, numbers: Sequence[int], elements: Sequence[bytes]) -> list[int]:
-        """The sums of consecutive rows (elements of 32 bytes) behind the sum `before`, signed.
+        """The sums of consecutive rows (elements of 32 bytes) after the sum `before`, signed.
 
         A row adds the first 64 bits of AES-128 CBC-MAC over its number and its element, three blocks.
         """
@@ -90,3 +93,209 @@ class ArrivalChain:
 def _signed(value: int) -> int:
     """The low 64 bits of `value` as BIGINT columns hold them."""
     return ((value + 2**63) & (2**64 - 1)) - 2**63
+
+
+def watermark_of(row: Sequence[int]) -> Watermark:
+    """The watermark in a row of (sequence number, sum, claim number, sum)."""
+    seq, entry_sum, claim_no, claim_sum = row
+    return Watermark(Token(seq, entry_sum), Token(claim_no, claim_sum))
+
+
+def goes_on_from(read: Watermark, there: Watermark) -> bool:
+    """Whether a database's history up to `read` is the one that was read.
+
+    `there`: the database's counters, with its sums at the numbers of `read`.
+    """
+    return (
+        read.entries.number <= there.entries.number
+        and read.claims.number <= there.claims.number
+        and (read.entries.sum, read.claims.sum) == (there.entries.sum, there.claims.sum)
+    )
+
+
+def last_of(before: Token, numbers: Sequence[int], sums: Sequence[int]) -> Token:
+    """The chain's place after rows with these numbers and sums; `before` without rows."""
+    return Token(numbers[-1], sums[-1]) if numbers else before
+
+
+# ---- elements
+
+
+@dataclass(frozen=True, slots=True)
+class ElementColumns:
+    """Elements in the order of their commits: orders u64[n], ids u8[n, 32], groups u32[n].
+
+    Entries of channel number c are group 2c, its published claims group 2c + 1. The sums are those of the
+    arrival chains at `seq` and `claim_no`; None without rows of that kind.
+    """
+
+    orders: NDArray[np.uint64]
+    ids: NDArray[np.uint8]
+    groups: NDArray[np.uint32]
+    seq: int
+    claim_no: int
+    entry_sum: int | None
+    claim_sum: int | None
+
+    def read_up_to(self, before: Watermark) -> Watermark:
+        """The places of a reader who had read up to `before` and then these."""
+        entries, claims = before
+        if self.entry_sum is not None:
+            entries = Token(self.seq, self.entry_sum)
+        if self.claim_sum is not None:
+            claims = Token(self.claim_no, self.claim_sum)
+        return Watermark(entries, claims)
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """The arguments of the next read."""
+        return self.seq, self.claim_no
+
+
+class _Columns(NamedTuple):
+    """Rows of one kind as columns; `last` is the place of the last one."""
+
+    orders: NDArray[np.uint64]
+    ids: NDArray[np.uint8]
+    groups: NDArray[np.uint32]
+    last: Token | None
+
+
+class Arrivals:
+    """The arrival order of one open store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = database.sql
+
+    async def elements_after(self, seq: int, claim_no: int, limit: int) -> ElementColumns:
+        """Entries after `seq`, and once they end here claims after `claim_no`; up to `limit` of each.
+
+        Empty columns at the end.
+        """
+        rows = await self._database.rows(_entry_elements(self._sql), after=seq, limit=limit)
+        entries, claims = _columns(rows, 0), _columns((), 1)
+        if len(rows) < limit:
+            query = _claim_elements(self._sql)
+            claims = _columns(await self._database.rows(query, after=claim_no, limit=limit), 1)
+        return ElementColumns(
+            np.concatenate([entries.orders, claims.orders]),
+            np.concatenate([entries.ids, claims.ids]),
+            np.concatenate([entries.groups, claims.groups]),
+            entries.last.number if entries.last else seq,
+            claims.last.number if claims.last else claim_no,
+            entries.last.sum if entries.last else None,
+            claims.last.sum if claims.last else None,
+        )
+
+    async def watermark(self) -> tuple[int, int]:
+        """The sequence and claim numbers up to which everything is committed."""
+        entries, claims = await self.arrived()
+        return entries.number, claims.number
+
+    async def arrived(self) -> Watermark:
+        """The places of the arrival chains up to which everything is committed."""
+        return await self._places(Watermark(Token(_NUMBER_MAX, 0), Token(_NUMBER_MAX, 0)))
+
+    async def holds(self, entries: Token, claims: Token = START) -> bool:
+        """Whether this database's history up to these places is the one they were read from.
+
+        False if it went back in time since, or is another one.
+        """
+        is_same, _ = await self.follows(Watermark(entries, claims))
+        return is_same
+
+    async def follows(self, read: Watermark) -> tuple[bool, bool]:
+        """(as `holds`, whether there is more after these places)."""
+        there = await self._places(read)
+        numbers = read.entries.number, read.claims.number
+        has_more = (there.entries.number, there.claims.number) != numbers
+        return goes_on_from(read, there), has_more
+
+    async def _places(self, at: Watermark) -> Watermark:
+        """The counters, with the sums of the chains at the numbers of `at`."""
+        [row] = await self._database.rows(
+            places_at(self._sql), seq_at=at.entries.number, claim_no_at=at.claims.number
+        )
+        return watermark_of(row)
+
+    async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
+        """The digests among these that a local policy refused lately."""
+        rows = await self._database.among(refused_among(self._sql), digests)
+        return {digest for (digest,) in rows}
+
+
+def _columns(rows: Sequence[Row], parity: int) -> _Columns:
+    """Rows of (number, channel number, Lamport timestamp, 32 bytes, sum) as columns.
+
+    The group is 2 * channel number + parity.
+    """
+    numbers, channel_numbers, lamports, ids, sums = zip(*rows, strict=True) if rows else ((),) * 5
+    return _Columns(
+        np.array(lamports, dtype=np.int64).view(np.uint64) + _ORDER_OFFSET,
+        np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+        np.array(channel_numbers, dtype=np.uint32) * np.uint32(2) + np.uint32(parity),
+        Token(numbers[-1], sums[-1]) if numbers else None,
+    )
+
+
+# ---- statements
+
+
+@cache
+def _entry_elements(sql: SqlDialect) -> Query:
+    """The rows of `_columns`, after an entry's number."""
+    elements = select(
+        messages.c.seq,
+        messages.c.channel_no,
+        messages.c.lamport,
+        messages.c.digest,
+        messages.c.arrival_sum,
+    )
+    after: Any = bindparam("after", type_=BigInteger())
+    elements = elements.where(messages.c.seq > after).order_by(messages.c.seq)
+    return sql.query(elements.limit(bindparam("limit", type_=Integer())))
+
+
+@cache
+def _claim_elements(sql: SqlDialect) -> Query:
+    """The rows of `_columns`, after a claim's number."""
+    claims = published_claims
+    claimed = select(
+        claims.c.claim_no,
+        messages.c.channel_no,
+        messages.c.lamport,
+        claims.c.element_id,
+        claims.c.arrival_sum,
+    ).join_from(claims, messages, claims.c.seq == messages.c.seq)
+    after: Any = bindparam("after", type_=BigInteger())
+    claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
+    return sql.query(claimed.limit(bindparam("limit", type_=Integer())))
+
+
+@cache
+def places_at(sql: SqlDialect) -> Query:
+    """A row of `watermark_of`: the counters, each with the sum at the argument `<number>_at`."""
+    claims = published_claims
+    return sql.query(
+        select(
+            watermark.c.seq,
+            _sum_at(messages.c.seq, messages.c.arrival_sum),
+            watermark.c.claim_no,
+            _sum_at(claims.c.claim_no, claims.c.arrival_sum),
+        )
+    )
+
+
+def _sum_at(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]:
+    """The sum of the last row up to the argument `<number>_at`, 0 without rows."""
+    up_to = select(arrival_sum).where(number <= bindparam(f"{number.name}_at", type_=BigInteger()))
+    last = up_to.order_by(number.desc()).limit(constant(1))
+    return func.coalesce(last.scalar_subquery(), literal_column("0"))
+
+
+@cache
+def refused_among(sql: SqlDialect) -> ManyQuery:
+    """The refused ones of many digests."""
+    refused = refused_digests.c.digest
+    return sql.among(refused, select(refused).where)

@@ -22,7 +22,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import ColumnElement, Executable, Integer, Select, Table, literal_column
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Integer,
+    Select,
+    Table,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.types import TypeEngine
 
@@ -183,3 +192,8 @@ def constant(value: int) -> ColumnElement[int]:
     """A number written into the statement."""
     # PostgreSQL takes no argument as the LIMIT of a lateral query; a literal serves both.
     return literal_column(str(value), Integer)
+
+
+def highest(column: ColumnElement[Any]) -> ColumnElement[int]:
+    """The highest number of a table, 0 while it is empty."""
+    return select(func.coalesce(func.max(column), literal_column("0"))).scalar_subquery()

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TypeVar
+from functools import cache
+from itertools import groupby, starmap
+from typing import NamedTuple, TypeVar
 
-from app.entries import NewEntry
-from app.store.database import Row, Transaction
+from sqlalchemy import ColumnElement, Integer, exists, select
+
+from app.entries import NewEntry, WriteResult
+from app.store.database import ManyQuery, Row, SqlDialect, Transaction, constant
+from app.store.entryrows import FRAME_COLUMNS, lost_after, stored_frames
 from app.store.frames import (
     Ask,
     FramePacker,
@@ -26,9 +30,7 @@ from app.store.frames import (
     StoredFrame,
     is_referable,
 )
-from app.store.records import WriteResult
-from app.store.schema import FORMER_REFERENCE
-from app.store.writestatements import CHANNEL_REFERENCES_MAX, WriteStatements
+from app.store.schema import FORMER_REFERENCE, frame_references, frames, lost_content, messages
 from sdstore.sds.digest import frame_hash
 
 CHANNELS_BYTES_MAX = 64 * 1024 * 1024
@@ -40,10 +42,24 @@ LOST_NEAR_MAX = 2_048
 """Lost frames around a mended one that are looked at: a reference and most of what needs it came
 in one group or soon after it. The others are read again in turn (`app.verification`)."""
 
-_SEQ, _REFERENCE_NO = 2, 6  # columns of `latest_references`
+CHANNEL_REFERENCES_MAX = 4
+"""References of one channel that the writer chooses from: one conversation and what comes late."""
 
 T = TypeVar("T")
 Written = tuple[NewEntry, WriteResult]
+
+
+class _ReferenceRow(NamedTuple):
+    """A reference as the database holds it; `reference_no` is its base."""
+
+    channel_no: int
+    lamport: int
+    seq: int
+    frame_bytes: int
+    frame_hash: bytes
+    codec: int
+    reference_no: int | None
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +143,8 @@ class Channel:
 class FrameWriter:
     """Writes the frames of groups. Writer's thread only."""
 
-    def __init__(self, statements: WriteStatements) -> None:
-        self._statements = statements
+    def __init__(self, sql: SqlDialect) -> None:
+        self._sql = sql
         self._packer = FramePacker()
         self._channels: OrderedDict[int, Channel] = OrderedDict()
 
@@ -148,8 +164,8 @@ class FrameWriter:
                 self._pack_channel(channel_no, entries, rows, copies)
             rows.sort()
             self._trim()
-        transaction.many(self._statements.insert_frames, rows)
-        transaction.many(self._statements.insert_copies, copies)
+        transaction.many(insert_frames(self._sql), rows)
+        transaction.many(_insert_copies(self._sql), copies)
 
     def forget(self) -> None:
         """References may not be there: a group was rolled back, a frame is lost, or the database lost
@@ -178,12 +194,12 @@ class FrameWriter:
         be read. Returns the sequence numbers of the others, to be written as new ones are.
         """
         self.forget()
-        statements, seqs = self._statements, [each.seq for each in lost]
-        first = {row[0] for row in transaction.among(statements.frames, seqs)}
-        second = {row[0] for row in transaction.among(statements.references, seqs)}
-        former = {row[0] for row in transaction.among(statements.former_here, seqs)}
+        sql, seqs = self._sql, [each.seq for each in lost]
+        first = {row[0] for row in transaction.among(stored_frames(sql, frames), seqs)}
+        second = {row[0] for row in transaction.among(stored_frames(sql, frame_references), seqs)}
+        former = {seq for (seq,) in transaction.among(_former_references(sql), seqs)}
         channels = sorted({each.channel_no for each in lost})
-        needed = {row[0] for row in transaction.among(statements.bases, channels)}
+        needed = {base for (base,) in transaction.among(_bases(sql), channels)}
         needed |= {reference for _, reference in self.lost_near(transaction, min(seqs))}
         rows: list[Row] = []
         copies: list[Row] = []
@@ -206,24 +222,22 @@ class FrameWriter:
             if each.is_same:
                 copies.append((each.seq, each.channel_no, *stored))
             elif contents := _answered(
-                transaction, statements, FrameUnpacker(is_silent=True).contents(each.seq)
+                transaction, sql, FrameUnpacker(is_silent=True).contents(each.seq)
             ):
                 copies.append((each.seq, FORMER_REFERENCE, *self._packer.pack(contents[0])))
-        transaction.many(statements.delete_frames, [(seq,) for seq in seqs])
-        transaction.many(statements.delete_copies, [(seq,) for seq in seqs if seq not in former])
-        transaction.many(statements.insert_frames, rows)
-        transaction.many(statements.insert_copies, copies)
+        transaction.many(_delete_frames(sql), [(seq,) for seq in seqs])
+        transaction.many(_delete_copies(sql), [(seq,) for seq in seqs if seq not in former])
+        transaction.many(insert_frames(sql), rows)
+        transaction.many(_insert_copies(sql), copies)
         return others
 
     def lost_near(self, transaction: Transaction, first_seq: int) -> list[tuple[int, int]]:
         """(sequence number, reference) of lost frames that need one and came around `first_seq`
         or later."""
         near = transaction.rows(
-            self._statements.lost_elements,
-            after=first_seq - LOST_NEAR_MAX,
-            limit=LOST_NEAR_MAX,
+            lost_after(self._sql), after=first_seq - LOST_NEAR_MAX, limit=LOST_NEAR_MAX
         )
-        rows = transaction.among(self._statements.needed_references, [row[0] for row in near])
+        rows = transaction.among(_needed_references(self._sql), [row[0] for row in near])
         return [(seq, reference_no) for seq, reference_no in rows]
 
     def _trim(self) -> None:
@@ -293,32 +307,30 @@ class FrameWriter:
         """Forget what is no longer there, read what channels that are not in memory have."""
         self._forget_gone(transaction, channel_numbers)
         unknown = sorted(channel_numbers - self._channels.keys())
-        statements = self._statements
         # The latest comes first in each channel, and has to be added last.
-        latest = [
-            row[1:]
-            for row in reversed(
-                transaction.each(statements.latest_references, [(each,) for each in unknown])
-            )
-        ]
-        missing = {row[_REFERENCE_NO] for row in latest} - {row[_SEQ] for row in latest} - {None}
-        rows = [*transaction.among(statements.references_named, sorted(missing)), *latest]
-        packed = [PackedFrame(*row[_SEQ:]) for row in rows]
-        frames = _answered(transaction, statements, FrameUnpacker().unpack(packed))
+        found = transaction.each(_latest_references(self._sql), [(each,) for each in unknown])
+        latest = [_ReferenceRow(*columns) for _, *columns in reversed(found)]
+        missing = {row.reference_no for row in latest} - {row.seq for row in latest} - {None}
+        bases = transaction.among(_references_named(self._sql), sorted(missing))
+        rows = [*starmap(_ReferenceRow, bases), *latest]
+        packed = [PackedFrame(*row[2:]) for row in rows]
+        whole = _answered(transaction, self._sql, FrameUnpacker().unpack(packed))
         known: dict[int, Known] = {}
-        for channel_no, lamport, seq, _, _, _, base_no, data in rows:
-            if seq not in frames or (base_no is not None and base_no not in known):
+        for row in rows:
+            base_no, seq = row.reference_no, row.seq
+            if seq not in whole or (base_no is not None and base_no not in known):
                 continue
             base = None if base_no is None else known[base_no]
-            known[seq] = Known.of(lamport, Reference(seq, frames[seq]), base, len(data))
-            self._channels.setdefault(channel_no, Channel()).add(known[seq])
+            reference = Reference(seq, whole[seq])
+            known[seq] = Known.of(row.lamport, reference, base, len(row.data))
+            self._channels.setdefault(row.channel_no, Channel()).add(known[seq])
 
     def _forget_gone(self, transaction: Transaction, channel_numbers: set[int]) -> None:
         channels = {n: self._channels[n] for n in channel_numbers & self._channels.keys()}
         asked = sorted(set().union(*(channel.seqs for channel in channels.values())))
-        here = {row[0] for row in transaction.among(self._statements.references_here, asked)}
+        here = {seq for (seq,) in transaction.among(_usable_references(self._sql), asked)}
         candidates = [each.candidate[0] for each in channels.values() if each.candidate]
-        here |= {row[0] for row in transaction.among(self._statements.frames_here, candidates)}
+        here |= {seq for (seq,) in transaction.among(_usable_frames(self._sql), candidates)}
         for number, channel in channels.items():
             if channel.candidate and channel.candidate[0] not in here:
                 channel.candidate = None
@@ -328,27 +340,27 @@ class FrameWriter:
 
 def read_frames(
     transaction: Transaction,
-    statements: WriteStatements,
+    sql: SqlDialect,
     unpacker: FrameUnpacker,
     seqs: Sequence[int],
 ) -> tuple[dict[int, bytes], dict[int, PackedFrame]]:
     """The frames of entries as a transaction finds them, and the rows of those it cannot read."""
-    packed = [PackedFrame(*row) for row in transaction.among(statements.held, seqs)]
-    found = _answered(transaction, statements, unpacker.unpack(packed))
+    packed = [PackedFrame(*row) for row in transaction.among(_held_frames(sql), seqs)]
+    found = _answered(transaction, sql, unpacker.unpack(packed))
     return found, {each.seq: each for each in packed if each.seq not in found}
 
 
 def _answered(
     transaction: Transaction,
-    statements: WriteStatements,
+    sql: SqlDialect,
     asking: Generator[Ask, list[FrameRow], T],
 ) -> T:
     """What an unpacker finds that is given the rows it asks for."""
     try:
         ask = next(asking)
         while True:
-            query = statements.references if ask.of_references else statements.frames
-            ask = asking.send(transaction.among(query, ask.seqs))
+            table = frame_references if ask.of_references else frames
+            ask = asking.send(transaction.among(stored_frames(sql, table), ask.seqs))
     except StopIteration as end:
         found: T = end.value
         return found
@@ -362,3 +374,111 @@ def _in_log_order(written: Written) -> tuple[int, int, int]:
 def _size(stored: StoredFrame, entry: NewEntry) -> int:
     """What a frame costs apart from its content, which no reference makes smaller."""
     return max(1, len(stored.data) - len(entry.message.content))
+
+
+# ---- statements
+
+_COPIES = frame_references.c
+
+
+@cache
+def insert_frames(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(frames)
+
+
+@cache
+def _insert_copies(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(frame_references)
+
+
+@cache
+def _delete_frames(sql: SqlDialect) -> ManyQuery:
+    return sql.delete_each(frames, "seq")
+
+
+@cache
+def _delete_copies(sql: SqlDialect) -> ManyQuery:
+    return sql.delete_each(frame_references, "seq")
+
+
+@cache
+def _held_frames(sql: SqlDialect) -> ManyQuery:
+    """`PackedFrame`s of entries, from their first copies."""
+    held = select(messages.c.seq, messages.c.frame_bytes, messages.c.frame_hash, *FRAME_COLUMNS)
+    held = held.select_from(messages.outerjoin(frames, frames.c.seq == messages.c.seq))
+    return sql.among(messages.c.seq, held.where)
+
+
+_NAMED = select(
+    _COPIES.channel_no,
+    messages.c.lamport,
+    _COPIES.seq,
+    messages.c.frame_bytes,
+    messages.c.frame_hash,
+    _COPIES.codec,
+    _COPIES.reference_no,
+    _COPIES.data,
+).join_from(frame_references, messages, _COPIES.seq == messages.c.seq)
+"""The columns of `_ReferenceRow`."""
+
+
+@cache
+def _references_named(sql: SqlDialect) -> ManyQuery:
+    return sql.among(_COPIES.seq, _NAMED.where)
+
+
+@cache
+def _latest_references(sql: SqlDialect) -> ManyQuery:
+    return sql.each(
+        {"channel_no": Integer()},
+        lambda key: (
+            _NAMED.where(_COPIES.channel_no == key["channel_no"])
+            .order_by(_COPIES.seq.desc())
+            .limit(constant(CHANNEL_REFERENCES_MAX))
+        ),
+    )
+
+
+@cache
+def _usable_references(sql: SqlDialect) -> ManyQuery:
+    """The references among many that new frames can be compressed against."""
+    usable = select(_COPIES.seq).where(
+        _COPIES.channel_no != constant(FORMER_REFERENCE), ~_is_lost(_COPIES.seq)
+    )
+    return sql.among(_COPIES.seq, usable.where)
+
+
+@cache
+def _usable_frames(sql: SqlDialect) -> ManyQuery:
+    """The frames among many whose content is not lost."""
+    return sql.among(frames.c.seq, select(frames.c.seq).where(~_is_lost(frames.c.seq)).where)
+
+
+def _is_lost(seq: ColumnElement[int]) -> ColumnElement[bool]:
+    return exists().where(lost_content.c.seq == seq)
+
+
+@cache
+def _former_references(sql: SqlDialect) -> ManyQuery:
+    former = select(_COPIES.seq).where(_COPIES.channel_no == constant(FORMER_REFERENCE))
+    return sql.among(_COPIES.seq, former.where)
+
+
+@cache
+def _bases(sql: SqlDialect) -> ManyQuery:
+    """The bases of many channels' references."""
+    return sql.among(
+        _COPIES.channel_no,
+        lambda among: (
+            select(_COPIES.reference_no).where(among, _COPIES.reference_no.is_not(None)).distinct()
+        ),
+    )
+
+
+@cache
+def _needed_references(sql: SqlDialect) -> ManyQuery:
+    """(seq, reference number) of the frames among many that are compressed against a reference."""
+    return sql.among(
+        frames.c.seq,
+        select(frames.c.seq, frames.c.reference_no).where(frames.c.reference_no.is_not(None)).where,
+    )

@@ -9,17 +9,69 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
 
-from app.entries import NOTHING_ARRIVED, Claim, NewEntry, Token, Watermark
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    update,
+)
+
+from app.entries import (
+    NOTHING_ARRIVED,
+    Claim,
+    MetId,
+    NewClaim,
+    NewEntry,
+    Token,
+    Watermark,
+    WriteResult,
+)
 from app.limits import Limits
-from app.store.arrivals import ArrivalChain, goes_on_from, last_of, watermark_of
-from app.store.database import Database, Row, Transaction, chunks
+from app.store.arrivals import (
+    ArrivalChain,
+    goes_on_from,
+    last_of,
+    places_at,
+    refused_among,
+    watermark_of,
+)
+from app.store.claims import claims_by_seq
+from app.store.database import (
+    Database,
+    ManyQuery,
+    Query,
+    Row,
+    SqlDialect,
+    Transaction,
+    chunks,
+    constant,
+    highest,
+)
+from app.store.entryrows import PREFIX_BYTES, Rechecked, prefixes
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.framewriter import FrameWriter, Lost, Written, read_frames
+from app.store.gaps import Reference, ReferenceWriter
 from app.store.keys import Keys
-from app.store.records import MetId, NewClaim, Rechecked, WriteResult
-from app.store.references import Reference, ReferenceWriter
-from app.store.writestatements import write_statements
+from app.store.schema import (
+    channels,
+    history_claims,
+    lost_content,
+    messages,
+    missing_references,
+    published_claims,
+    refused_digests,
+    watermark,
+)
 from sdstore.sds.digest import claim_id
 
 CHANNEL_NUMBERS_MAX = 65_536
@@ -28,14 +80,25 @@ CHANNEL_NUMBERS_MAX = 65_536
 FRAMES_PER_READ = 256
 """Stored frames that are read at a time to see whether they are whole."""
 
-PREFIX_BYTES = 8
-
 _log = logging.getLogger(__name__)
+
+
+class _Numbers(NamedTuple):
+    """The state of the database when a group begins."""
+
+    seq: int
+    entry_sum: int
+    claim_no: int
+    claim_sum: int
+    last_history_no: int
+    last_channel_no: int
+    has_missing: bool
+    has_lost: bool
 
 
 @dataclass(slots=True)
 class Group:
-    """What one transaction finds out and decides."""
+    """The state of one transaction."""
 
     watermark: Watermark
     last_history_no: int
@@ -63,10 +126,10 @@ class GroupWriter:
         self._keys = keys
         self._limits = limits
         self._now_ms = now_ms
-        self._statements = write_statements(database.sql, limits)
-        self._frames = FrameWriter(self._statements)
+        self._sql = database.sql
+        self._frames = FrameWriter(self._sql)
         self._unpacker = FrameUnpacker(is_silent=True)
-        self._references = ReferenceWriter(self._statements, keys, limits)
+        self._references = ReferenceWriter(self._sql, keys, limits)
         self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
         # What is remembered was read or written up to here.
@@ -75,14 +138,17 @@ class GroupWriter:
     def write(
         self,
         entries: Sequence[NewEntry],
-        met: Sequence[MetId],
-        refused: Sequence[bytes],
+        met: Sequence[MetId] = (),
+        refused: Sequence[bytes] = (),
         places: Sequence[Token] | None = None,
     ) -> list[WriteResult]:
-        """One result for each entry, in order; nothing is written if it raises.
+        """Write entries, IDs of sync messages and digests that a local policy refuses.
 
-        New entries get the next sequence numbers. A bulk load, which has numbered its entries already,
-        gives their `places`: one for each entry.
+        One transaction; nothing is written if it raises. Returns one result for each entry, in order. Raises
+        `Problem` DISK_FULL or STORE_UNAVAILABLE, and the database's own error where the data are at fault.
+
+        New entries get the next sequence numbers. A bulk load has numbered its entries already, and passes
+        their `places`: one for each entry.
         """
         try:
             with self._database.transaction() as transaction:
@@ -113,9 +179,10 @@ class GroupWriter:
         return _with_claims(entries, results, claims)
 
     def recheck(self, seqs: Sequence[int]) -> Rechecked:
-        """Read frames again that were read with a wrong hash: mark those that are lost, unmark others.
+        """Read again the frames that a reader could not read; mark the lost ones, unmark the others.
 
-        One transaction, in which nobody else writes: a fault of the database marks nothing.
+        One transaction, in which nobody else writes: a fault of the database marks nothing. Raises as
+        `write`.
         """
         with self._database.transaction() as transaction:
             unreadable = self._unreadable(transaction, seqs)
@@ -124,15 +191,18 @@ class GroupWriter:
                 unreadable = self._unreadable(transaction, list(unreadable))
             if unreadable:
                 self._frames.forget()
-            marked = {row[0] for row in transaction.among(self._statements.lost_here, seqs)}
+            marked = {seq for (seq,) in transaction.among(_lost_among(self._sql), seqs)}
             found_at_ms = self._now_ms()
             new = [(seq, found_at_ms) for seq in sorted(unreadable.keys() - marked)]
-            transaction.many(self._statements.insert_lost, new)
+            transaction.many(_insert_lost(self._sql), new)
             self._unmark(transaction, marked - unreadable.keys())
         return Rechecked(frozenset(unreadable), frozenset(seqs) - unreadable.keys())
 
     def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
-        """Write claims on entries that are here, by digest; how many are new. Others are passed over."""
+        """Write hint claims on known entries, each with its entry's digest; returns the number of new ones.
+
+        One transaction. Claims on unknown entries are ignored.
+        """
         with self._database.transaction() as transaction:
             group = self._begin(transaction)
             self._find_known(transaction, group, {digest for digest, _ in claims})
@@ -149,17 +219,17 @@ class GroupWriter:
             self._references.settle(transaction, group, dict.fromkeys(references))
 
     def _begin(self, transaction: Transaction) -> Group:
-        [numbers] = transaction.rows(self._statements.numbers)
-        *sums, history_no, channel_no, has_missing, has_lost = numbers
-        watermark = watermark_of(sums)
+        [row] = transaction.rows(_numbers(self._sql))
+        numbers = _Numbers(*row)
+        watermark = watermark_of(numbers[:4])
         if watermark != self._remembered_at:
             self._forget_another_history(transaction)
         return Group(
             watermark,
-            history_no,
-            channel_no,
-            bool(has_missing),
-            bool(has_lost),
+            numbers.last_history_no,
+            numbers.last_channel_no,
+            bool(numbers.has_missing),
+            bool(numbers.has_lost),
             self._now_ms(),
         )
 
@@ -171,9 +241,9 @@ class GroupWriter:
         """
         entries, claims = self._remembered_at
         [row] = transaction.rows(
-            self._statements.sums_at, seq_at=entries.number, claim_no_at=claims.number
+            places_at(self._sql), seq_at=entries.number, claim_no_at=claims.number
         )
-        if not goes_on_from(self._remembered_at, row):
+        if not goes_on_from(self._remembered_at, watermark_of(row)):
             _log.warning("the database went back in time: the writer forgets what it knew of it")
             self._channel_numbers.clear()
             self._frames.forget()
@@ -181,8 +251,8 @@ class GroupWriter:
             self._remembered_at = NOTHING_ARRIVED
 
     def _find_known(self, transaction: Transaction, group: Group, wanted: set[bytes]) -> None:
-        prefixes = list({digest[:PREFIX_BYTES] for digest in wanted})
-        for digest, seq, channel_no, at_ms in transaction.among(self._statements.known, prefixes):
+        rows = transaction.among(_known(self._sql), prefixes(wanted))
+        for digest, seq, channel_no, at_ms in rows:
             if digest in wanted:
                 group.known[digest] = WriteResult(seq, channel_no, at_ms, is_new=False)
 
@@ -198,7 +268,7 @@ class GroupWriter:
         wanted = new | {each.channel_id for each in met}
         numbers.update((c, self._channel_numbers[c]) for c in wanted if c in self._channel_numbers)
         unknown = [channel_id for channel_id in wanted if channel_id not in numbers]
-        numbers.update(transaction.among(self._statements.channel_numbers, unknown))
+        numbers.update(transaction.among(_channel_numbers(self._sql), unknown))
         for channel_id in sorted(new - numbers.keys()):
             group.last_channel_no += 1
             numbers[channel_id] = group.last_channel_no
@@ -230,10 +300,10 @@ class GroupWriter:
         unreadable: dict[int, PackedFrame] = {}
         for part in chunks(seqs, FRAMES_PER_READ):
             self._unpacker.forget_references()
-            _, doubted = read_frames(transaction, self._statements, self._unpacker, part)
+            _, doubted = read_frames(transaction, self._sql, self._unpacker, part)
             if doubted:
                 again = FrameUnpacker(is_silent=True)
-                unreadable |= read_frames(transaction, self._statements, again, list(doubted))[1]
+                unreadable |= read_frames(transaction, self._sql, again, list(doubted))[1]
         return unreadable
 
     def _mend(
@@ -262,7 +332,7 @@ class GroupWriter:
             lost.append(Lost(seq, known.channel_no, entry.frame, is_same))
             if not is_same:
                 hashes.append((len(entry.frame), int(entry.dialect), entry.frame_hash, seq))
-        transaction.many(self._statements.replace_hash, hashes)
+        transaction.many(_replace_hash(self._sql), hashes)
         return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
 
     def _retry_dependents(self, transaction: Transaction, mended: set[int]) -> None:
@@ -276,7 +346,7 @@ class GroupWriter:
             self._unmark(transaction, whole)
 
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
-        transaction.many(self._statements.delete_lost, [(seq,) for seq in seqs])
+        transaction.many(_delete_lost(self._sql), [(seq,) for seq in seqs])
 
     def _insert(
         self,
@@ -295,9 +365,9 @@ class GroupWriter:
             sum_at = dict(places)
             sums = [sum_at[seq] for seq in seqs]
         rows = [self._message_row(*each, at) for each, at in zip(group.written, sums, strict=True)]
-        transaction.many(self._statements.insert_messages, rows)
+        transaction.many(_insert_messages(self._sql), rows)
         self._frames.write(transaction, [*group.written, *mended])
-        transaction.many(self._statements.count_channels, _channel_rows(group))
+        transaction.many(_count_channels(self._sql), _channel_rows(group))
 
     def _message_row(self, entry: NewEntry, result: WriteResult, arrival_sum: int) -> Row:
         message = entry.message
@@ -328,7 +398,7 @@ class GroupWriter:
         held: dict[bytes, dict[bytes, int]] = {digest: {} for digest in wanted}
         raised: list[Row] = []
         for seq, source, hint, claim_no in transaction.among(
-            self._statements.claims_by_seq, [seq for seq in here if seq not in made_now]
+            claims_by_seq(self._sql), [seq for seq in here if seq not in made_now]
         ):
             held[here[seq]][hint] = claim_no
             if wanted[here[seq]].get(hint, source) < source:
@@ -350,8 +420,8 @@ class GroupWriter:
         sums = self._chain.sums(before.sum, numbers, elements)
         group.watermark = group.watermark._replace(claims=last_of(before, numbers, sums))
         rows = [(*row, *rest) for row, *rest in zip(rows, sums, channel_numbers, strict=True)]
-        transaction.many(self._statements.insert_published, rows)
-        transaction.many(self._statements.raise_source, raised)
+        transaction.many(_insert_published(self._sql), rows)
+        transaction.many(_raise_source(self._sql), raised)
         return claims
 
     def _claim_row(self, claim: NewClaim, seq: int, source: int) -> Row:
@@ -363,7 +433,7 @@ class GroupWriter:
         if group.watermark != group.began_at:
             entries, claims = group.watermark
             transaction.execute(
-                self._statements.move_watermark,
+                _move_watermark(self._sql),
                 new_seq=entries.number,
                 new_claim_no=claims.number,
             )
@@ -372,14 +442,13 @@ class GroupWriter:
         """Those that were refused longest ago are forgotten first."""
         if not digests:
             return
-        statements = self._statements
-        known = {row[0] for row in transaction.among(statements.refused, digests)}
+        known = {digest for (digest,) in transaction.among(refused_among(self._sql), digests)}
         new = [digest for digest in dict.fromkeys(digests) if digest not in known]
-        last = int(transaction.rows(statements.last_refused)[0][0])
-        rows = [(last + number, digest) for number, digest in enumerate(new, 1)]
-        transaction.many(statements.insert_refused, rows)
-        until = last + len(rows) - self._limits.refused_digests_max
-        transaction.execute(statements.forget_refused, until=until)
+        [[last]] = transaction.rows(_last_refused(self._sql))
+        rows = [(int(last) + number, digest) for number, digest in enumerate(new, 1)]
+        transaction.many(_insert_refused(self._sql), rows)
+        until = int(last) + len(rows) - self._limits.refused_digests_max
+        transaction.execute(_forget_refused(self._sql), until=until)
 
     def _remember(self, group: Group) -> None:
         if len(self._channel_numbers) > CHANNEL_NUMBERS_MAX:
@@ -421,3 +490,118 @@ def _with_claims(
         r._replace(new_claims=tuple(new)) if (new := claims.pop(entry.digest, None)) else r
         for entry, r in zip(entries, results, strict=True)
     ]
+
+
+# ---- statements
+
+
+@cache
+def _numbers(sql: SqlDialect) -> Query:
+    """The row of `_Numbers`."""
+    return sql.query(
+        select(
+            watermark.c.seq,
+            _last_sum(messages.c.seq, messages.c.arrival_sum),
+            watermark.c.claim_no,
+            _last_sum(published_claims.c.claim_no, published_claims.c.arrival_sum),
+            highest(history_claims.c.claim_no),
+            highest(channels.c.channel_no),
+            exists(select(missing_references.c.channel_no)),
+            exists(select(lost_content.c.seq)),
+        )
+    )
+
+
+def _last_sum(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]:
+    last = select(arrival_sum).order_by(number.desc()).limit(constant(1)).scalar_subquery()
+    return func.coalesce(last, literal_column("0"))
+
+
+@cache
+def _move_watermark(sql: SqlDialect) -> Query:
+    moved: dict[str, Any] = {column: bindparam(f"new_{column}") for column in ("seq", "claim_no")}
+    return sql.query(update(watermark).values(moved))
+
+
+@cache
+def _known(sql: SqlDialect) -> ManyQuery:
+    """(digest, seq, channel number, time) of entries, by digest prefix."""
+    known = select(
+        messages.c.digest, messages.c.seq, messages.c.channel_no, messages.c.received_at_ms
+    )
+    return sql.among(messages.c.digest_prefix, known.where)
+
+
+@cache
+def _insert_messages(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(messages)
+
+
+@cache
+def _replace_hash(sql: SqlDialect) -> ManyQuery:
+    return sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash")
+
+
+@cache
+def _channel_numbers(sql: SqlDialect) -> ManyQuery:
+    """(name, number) of channels."""
+    return sql.among(
+        channels.c.channel_id,
+        lambda among: select(channels.c.channel_id, channels.c.channel_no).where(among),
+    )
+
+
+@cache
+def _count_channels(sql: SqlDialect) -> ManyQuery:
+    """Adds new entries to the rows of their channels."""
+    return sql.upsert(channels, "channel_no", _merged_channel)
+
+
+def _merged_channel(new: Any) -> dict[str, Any]:
+    first, last = channels.c.lamport_first, channels.c.lamport_last
+    return {
+        "count": channels.c.count + new.count,
+        "lamport_first": case((first > new.lamport_first, new["lamport_first"]), else_=first),
+        "lamport_last": case((last < new.lamport_last, new["lamport_last"]), else_=last),
+    }
+
+
+@cache
+def _insert_published(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(published_claims)
+
+
+@cache
+def _raise_source(sql: SqlDialect) -> ManyQuery:
+    return sql.update_each(published_claims, "claim_no", "source")
+
+
+@cache
+def _lost_among(sql: SqlDialect) -> ManyQuery:
+    return sql.among(lost_content.c.seq, select(lost_content.c.seq).where)
+
+
+@cache
+def _insert_lost(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(lost_content, or_ignore=True)
+
+
+@cache
+def _delete_lost(sql: SqlDialect) -> ManyQuery:
+    return sql.delete_each(lost_content, "seq")
+
+
+@cache
+def _last_refused(sql: SqlDialect) -> Query:
+    return sql.query(select(highest(refused_digests.c.refused_no)))
+
+
+@cache
+def _insert_refused(sql: SqlDialect) -> ManyQuery:
+    return sql.insert(refused_digests)
+
+
+@cache
+def _forget_refused(sql: SqlDialect) -> Query:
+    until: Any = bindparam("until", type_=BigInteger())
+    return sql.query(delete(refused_digests).where(refused_digests.c.refused_no <= until))

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from app.entries import START, Entry
 from app.limits import DEFAULT_LIMITS
 from app.live import Gap, LiveEvent, LiveHub, LiveMessage
-from app.store.records import LeftOut
+from app.store.entryrows import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
 from tests.support.stores import Stores, entry_of, taken_back
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def write(store: Store, numbers: range) -> None:
-    store.write_group([entry_of(content_frame(number)) for number in numbers])
+    store.writer.write([entry_of(content_frame(number)) for number in numbers])
 
 
 def lose_frames(url: str, first: int, last: int) -> None:
@@ -91,7 +91,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
         hub = LiveHub(store, DEFAULT_LIMITS)
         events = hub.events(lambda _: True, after=None)
         await anext(events)
-        read, failures = store.feed, iter([OSError("the disk is gone")] * 5)
+        read, failures = store.channels.feed, iter([OSError("the disk is gone")] * 5)
 
         async def failing(*arguments: Any) -> Any:
             for failure in failures:
@@ -118,7 +118,7 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
     store.begin_writing()
     hub = LiveHub(store, replace(DEFAULT_LIMITS, live_heartbeat_s=1))
     write(store, range(1, 4))
-    present = (await store.arrived()).entries
+    present = (await store.arrivals.arrived()).entries
     async with asyncio.timeout(10):
         events = hub.events(lambda _: True, after=present if is_behind else None)
         await anext(events)
@@ -134,7 +134,7 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
             told = list(await anext(events))
         assert told
         assert isinstance(told[0], Gap)
-        while hub._last != (await store.arrived()).entries:  # noqa: ASYNC110 - another task's state
+        while hub._last != (await store.arrivals.arrived()).entries:  # noqa: ASYNC110 - another task's state
             await asyncio.sleep(0.01)
         write(store, range(30, 32))
         hub.on_committed([])

@@ -13,14 +13,16 @@ def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _CHAIN) 
     return Fault(f"store: {name}", f"app.store.{seam}", plant, tests)
 
 
-def _numbers(read: Any, sums_at: Any) -> bool:
+def _numbers(read: Any, there: Any) -> bool:
     """Whether a database has as many rows as were read, whatever their sums."""
-    return bool(read.entries.number <= sums_at[0] and read.claims.number <= sums_at[2])
+    return bool(
+        read.entries.number <= there.entries.number and read.claims.number <= there.claims.number
+    )
 
 
-def _sums(read: Any, sums_at: Any) -> bool:
+def _sums(read: Any, there: Any) -> bool:
     """Whether the sums agree, wherever the watermark is."""
-    return (read.entries.sum, read.claims.sum) == (sums_at[1], sums_at[3])
+    return (read.entries.sum, read.claims.sum) == (there.entries.sum, there.claims.sum)
 
 
 def _begin_at_the_newest(table: str, column: str, place: str) -> Plant:

@@ -82,24 +82,24 @@ def names_in(folder: Path) -> list[str]:
 async def answers(store: Store) -> list[object]:
     """What a store says, but for sequence numbers and the order of claims."""
     told: list[object] = []
-    for channel in await store.channels(None, 100):
+    for channel in await store.channels.after(None, 100):
         name = channel.channel_id
         told.append((name, channel.count, channel.lamport_first, channel.lamport_last))
-        page = await store.page(name, limit=1000, bytes_max=BYTES_MAX)
+        page = await store.channels.page(name, limit=1000, bytes_max=BYTES_MAX)
         told.append([(entry.digest, entry.lamport_timestamp) for entry in page.entries])
-        gaps = await store.gaps(name, None, 1000)
+        gaps = await store.gaps.page(name, None, 1000)
         told.append([(gap.message_id, set(gap.hints)) for gap in gaps.gaps])
         for hint in HINTS:
-            candidates = await store.hint(hint, name, 1000)
+            candidates = await store.claims.page(hint, name, 1000)
             told.append((hint, {entry.digest for entry in candidates.entries}))
     for name in CHANNELS:
         for message_id in MESSAGE_IDS:
-            found = await store.find(message_id, name)
+            found = await store.entries.find(message_id, name)
             told.append(None if found is None else (found.entry.digest, found.variants))
-    feed = (await store.feed(0, 1000, BYTES_MAX)).entries
+    feed = (await store.channels.feed(0, 1000, BYTES_MAX)).entries
     told.append([entry.frame for entry in feed])
     digests = [entry.digest for entry in feed]
-    claims = (await store.hints_of(sorted(digests))).items()
+    claims = (await store.claims.of(sorted(digests))).items()
     told.append(sorted((digest, {(c.hint, c.source) for c in its}) for digest, its in claims))
     return told
 
@@ -121,13 +121,13 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
         published = await Store.open(f"sqlite:///{folder}/published.db", DEFAULT_LIMITS)
         published.begin_writing()
         entries, met = prepared([Publication(*item) for item in items])
-        results = published.write_group(entries, met)
+        results = published.writer.write(entries, met)
         store = await Store.open(f"sqlite:///{folder}/loaded.db", DEFAULT_LIMITS)
         assert await answers(store) == await answers(published)
         assert loaded.counts[OutcomeKind.STORED] == sum(result.is_new for result in results)
         assert loaded.counts.total() + loaded.refused.total() == len(items)
         store.begin_writing()
-        again = store.write_group(entries, met)
+        again = store.writer.write(entries, met)
         assert not any(result.is_new for result in again)
         await store.close()
         await published.close()
@@ -145,10 +145,10 @@ async def test_worker_processes_change_nothing_but_the_speed(tmp_path: Path) -> 
     assert loaded.counts == Counter({OutcomeKind.STORED: 25_000, OutcomeKind.DUPLICATE: 100})
     assert loaded.refused == {Code.MALFORMED_FRAME: 1}
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    assert await store.watermark() == (25_000, 0)
-    gaps = await store.gaps("channel", None, 10)
+    assert await store.arrivals.watermark() == (25_000, 0)
+    gaps = await store.gaps.page("channel", None, 10)
     assert [(gap.message_id, gap.hints) for gap in gaps.gaps] == [("gone", (b"hint",))]
-    feed = await store.feed(0, 30_000, BYTES_MAX)
+    feed = await store.channels.feed(0, 30_000, BYTES_MAX)
     assert [entry.frame for entry in feed.entries] == frames
     await store.close()
     assert names_in(tmp_path) == ["store.db", "store.db-writer"]
@@ -165,15 +165,15 @@ async def test_the_first_message_under_an_id_is_served_whichever_way_it_was_load
         path = tmp_path / f"{name}.db"
         load_empty_store(path, numbered(frames), DEFAULT_LIMITS, workers=0)
         store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-        feed = await store.feed(0, 10, BYTES_MAX)
+        feed = await store.channels.feed(0, 10, BYTES_MAX)
         assert [(entry.seq, entry.frame) for entry in feed.entries] == [
             (1, frames[0]),
             (2, frames[1]),
         ]
-        found = await store.find("x", "channel")
+        found = await store.entries.find("x", "channel")
         assert found is not None
         assert found.entry.frame == frames[0]
-        assert [channel.count for channel in await store.channels(None, 10)] == [2]
+        assert [channel.count for channel in await store.channels.after(None, 10)] == [2]
         await store.close()
 
 
@@ -183,7 +183,7 @@ async def test_only_an_empty_store_that_nobody_writes_is_loaded(tmp_path: Path) 
     store.begin_writing()
     with pytest.raises(StoreBusyError):
         load_empty_store(path, numbered([]), DEFAULT_LIMITS, workers=0)
-    store.write_group(prepared([Publication(content_frame(1))])[0])
+    store.writer.write(prepared([Publication(content_frame(1))])[0])
     await store.close()
     with pytest.raises(Problem, match="empty"):
         load_empty_store(path, numbered([]), DEFAULT_LIMITS, workers=0)
@@ -197,7 +197,7 @@ async def test_a_load_that_is_killed_has_not_happened_and_goes_on_where_it_was(
     held = committed(path)
     assert 0 < held < MANY
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    assert await store.watermark() == (0, 0)
+    assert await store.arrivals.watermark() == (0, 0)
     await store.close()
     loaded, asked = load_many(path)
     assert asked == [held]

@@ -38,8 +38,8 @@ def mark(path: Path) -> None:
         store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
         try:
             store.begin_writing()
-            store.recheck(ROTTEN)
-            assert await store.lost_count() == len(ROTTEN)
+            store.writer.recheck(ROTTEN)
+            assert await store.frames.lost_count() == len(ROTTEN)
         finally:
             await store.close()
 
@@ -52,8 +52,8 @@ def frames_served(path: Path) -> tuple[int, int]:
     async def read() -> tuple[int, int]:
         store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
         try:
-            page = await store.feed(0, 1_000, 10**9)
-            return len(page.entries), await store.lost_count()
+            page = await store.channels.feed(0, 1_000, 10**9)
+            return len(page.entries), await store.frames.lost_count()
         finally:
             await store.close()
 

@@ -137,8 +137,8 @@ def message(number: int, channel_id: str = "c", **parts: Any) -> Message:
 
 async def holdings(node: Node) -> dict[tuple[str, str, bytes], frozenset[bytes]]:
     """(channel, ID, digest) of everything a node has, with the published hints of each."""
-    page = await node.store.feed(0, 100_000, 1 << 40)
-    claims = await node.store.hints_of([entry.digest for entry in page.entries])
+    page = await node.store.channels.feed(0, 100_000, 1 << 40)
+    claims = await node.store.claims.of([entry.digest for entry in page.entries])
     return {
         (entry.channel_id, entry.message_id, entry.digest): frozenset(
             claim.hint for claim in claims.get(entry.digest, ())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.entries import ClaimSource, NewEntry
+from app.entries import ClaimSource, MetId, NewEntry
 from app.limits import Limits
-from app.store.records import MetId
 
 
 @dataclass

@@ -21,9 +21,9 @@ from typing import Any
 
 import psycopg
 
+from app.entries import MetId
 from app.ingest.prepare import Publication, WakuEnvelope
 from app.limits import DEFAULT_LIMITS
-from app.store.records import MetId
 from app.store.schema import SCHEMA_REVISION
 from app.store.store import Store
 from bench.postgres_server import postgres_binaries, running_postgres
@@ -64,14 +64,14 @@ def fill(store: Store) -> None:
     everything = publications()
     for part in (everything[:20], everything[10:]):
         entries, _ = prepared(part)
-        store.write_group(entries, [MetId("é", "m-met")], REFUSED)
+        store.writer.write(entries, [MetId("é", "m-met")], REFUSED)
 
 
 async def answers(store: Store) -> dict[str, Any]:
     """What the store says about all of it, as JSON."""
-    feed = await store.feed(0, 1_000, BYTES_MAX)
+    feed = await store.channels.feed(0, 1_000, BYTES_MAX)
     digests = [entry.digest for entry in feed.entries]
-    claims = await store.hints_of(digests)
+    claims = await store.claims.of(digests)
     told: dict[str, Any] = {
         "entries": [
             [
@@ -88,12 +88,12 @@ async def answers(store: Store) -> dict[str, Any]:
             ]
             for entry in feed.entries
         ],
-        "refused": [each.hex() for each in await store.refused([*REFUSED, bytes(32)])],
-        "watermark": list(await store.watermark()),
+        "refused": [each.hex() for each in await store.arrivals.refused([*REFUSED, bytes(32)])],
+        "watermark": list(await store.arrivals.watermark()),
     }
-    for channel in await store.channels(None, 100):
-        gaps = await store.gaps(channel.channel_id, None, 100)
-        page = await store.page(channel.channel_id, limit=1_000, bytes_max=BYTES_MAX)
+    for channel in await store.channels.after(None, 100):
+        gaps = await store.gaps.page(channel.channel_id, None, 100)
+        page = await store.channels.page(channel.channel_id, limit=1_000, bytes_max=BYTES_MAX)
         told[f"channel {channel.channel_id}"] = {
             "count": [
                 channel.channel_no,
@@ -105,7 +105,7 @@ async def answers(store: Store) -> dict[str, Any]:
             "gaps": [[gap.message_id, [hint.hex() for hint in gap.hints]] for gap in gaps.gaps],
         }
     for hint in (b"published", b"hint 5", b"own 6"):
-        found = await store.hint(hint, None, 100)
+        found = await store.claims.page(hint, None, 100)
         told[f"hint {hint.decode()}"] = [entry.seq for entry in found.entries]
     return told
 

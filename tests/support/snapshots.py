@@ -57,6 +57,6 @@ async def _fill(url: str, publications: Sequence[Publication], days: int) -> Non
         for start in range(0, len(publications), rows):
             clock = FIRST_DAY_MS + start * days // len(publications) * DAY_MS
             portion = publications[start : start + rows]
-            store.write_group([prepare(each, DEFAULT_LIMITS) for each in portion], ())
+            store.writer.write([prepare(each, DEFAULT_LIMITS) for each in portion], ())
     finally:
         await store.close()

@@ -13,12 +13,11 @@ import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from app.entries import NewEntry
+from app.entries import MetId, NewEntry
 from app.errors import Problem
 from app.ingest.prepare import Publication, Relayed, prepare
 from app.limits import DEFAULT_LIMITS, Limits
 from app.store.migrate import migrate
-from app.store.records import MetId
 from app.store.schema import metadata
 from app.store.store import Store
 from sdstore.sds.model import Kind

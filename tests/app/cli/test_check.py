@@ -118,7 +118,10 @@ def ids_served(path: Path) -> int:
         try:
             publications = conversation(seed=3)
             entries = [entry_of(next(publications).frame) for _ in range(MESSAGES)]
-            found = [await store.find(e.message.message_id, e.message.channel_id) for e in entries]
+            found = [
+                await store.entries.find(e.message.message_id, e.message.channel_id)
+                for e in entries
+            ]
             return sum(each is not None for each in found)
         finally:
             await store.close()
@@ -152,7 +155,7 @@ def test_a_deep_check_finds_a_claim_whose_channel_is_not_that_of_its_entry(tmp_p
     path = tmp_path / "sdstore.db"
     store = asyncio.run(Store.open(f"sqlite:///{path}", DEFAULT_LIMITS))
     store.begin_writing()
-    store.write_group([entry_of(content_frame(1), b"hint")])
+    store.writer.write([entry_of(content_frame(1), b"hint")])
     asyncio.run(store.close())
     assert check(path).code == 0
     with closing(sqlite3.connect(path)) as connection:
@@ -314,6 +317,6 @@ async def fill(url: str, first: int = 0) -> None:
     store = await Store.open(url, DEFAULT_LIMITS)
     try:
         store.begin_writing()
-        store.write_group([entry_of(content_frame(n)) for n in range(first, first + 100)])
+        store.writer.write([entry_of(content_frame(n)) for n in range(first, first + 100)])
     finally:
         await store.close()

@@ -192,11 +192,11 @@ class World:
         except Problem as problem:
             assert problem.code in {Code.FOREIGN_CURSOR, Code.CURSOR_ROLLED_BACK}  # noqa: PT017
             place = START
-        while (page := await store.feed(place.number, 3, 1 << 30)).last is not None:
+        while (page := await store.channels.feed(place.number, 3, 1 << 30)).last is not None:
             place = page.last
             self.seen[follower].update(entry.digest for entry in page.entries)
         self.cursors[follower] = cursors.write(CursorKind.ARRIVAL, *place)
-        everything = await store.feed(0, 1_000, 1 << 30)
+        everything = await store.channels.feed(0, 1_000, 1 << 30)
         assert {entry.digest for entry in everything.entries} <= self.seen[follower]
 
     async def snapshot(self, node: int, _: int) -> None:

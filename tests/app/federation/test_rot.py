@@ -98,7 +98,7 @@ def harm_rows(
 async def _read_all(path: Path) -> dict[bytes, bytes]:
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     try:
-        page = await store.feed(0, 1_000_000, BYTES_MAX)
+        page = await store.channels.feed(0, 1_000_000, BYTES_MAX)
         return {entry.digest: entry.frame for entry in page.entries}
     finally:
         await store.close()

@@ -231,7 +231,7 @@ def test_content_that_the_peer_has_lost_is_named_and_others_are_asked(tmp_path: 
 
 async def found_lost(node: Node, count: int) -> None:
     """Until the node has read again what it could not read, and marked it."""
-    while await node.store.lost_count() < count:  # noqa: ASYNC110 - the store tells nobody
+    while await node.store.frames.lost_count() < count:  # noqa: ASYNC110 - the store tells nobody
         await asyncio.sleep(0.02)
 
 
@@ -242,14 +242,16 @@ def test_content_lost_here_is_fetched_from_a_peer_whose_set_is_equal(tmp_path: P
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, MESSAGES[:200])
         lost = [each for n, each in enumerate(MESSAGES[:200]) if n in ODD]
-        assert await one.store.by_digest([entry_digest(each) for each in lost]) == []
+        assert await one.store.entries.by_digest([entry_digest(each) for each in lost]) == []
         await found_lost(one, len(lost))
         peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
         assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
         assert (report.mended, report.lost_here) == (len(lost), 0)
         assert report.requests <= 3
-        assert len(await one.store.by_digest([entry_digest(each) for each in lost])) == len(lost)
+        assert len(await one.store.entries.by_digest([entry_digest(each) for each in lost])) == len(
+            lost
+        )
         assert (await sync(one, peer, memory)).requests == 1
 
     pair(tmp_path, scenario)
@@ -264,7 +266,7 @@ def test_content_lost_on_both_sides_is_asked_for_once_and_then_now_and_again(
 
     async def scenario(one: Node, two: Node) -> None:
         lost = [entry_digest(each) for n, each in enumerate(MESSAGES[:200]) if n in ODD]
-        await one.store.by_digest(lost)
+        await one.store.entries.by_digest(lost)
         await found_lost(one, len(lost))
         peer, memory = InProcessPeer(two), Remembered()
         report = await sync(one, peer, memory)
@@ -287,7 +289,7 @@ def test_lost_content_comes_back_from_a_peer_whose_long_answers_have_to_be_earne
 
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, long)
-        await one.store.by_digest([entry_digest(each) for each in long])
+        await one.store.entries.by_digest([entry_digest(each) for each in long])
         await found_lost(one, 3)
         report = await sync(one, InProcessPeer(two, is_stranger=True), Remembered())
         assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
@@ -305,7 +307,7 @@ def test_lost_content_that_a_peer_lacks_does_not_hide_what_it_has(
 
     async def scenario(one: Node, two: Node) -> None:
         await publish(two, [MESSAGES[7]])
-        await one.store.by_digest([entry_digest(each) for each in MESSAGES[:10]])
+        await one.store.entries.by_digest([entry_digest(each) for each in MESSAGES[:10]])
         await found_lost(one, 10)
         memory = Remembered()
         reports = [await sync(one, InProcessPeer(two), memory) for _ in range(6)]
@@ -324,7 +326,7 @@ def test_a_peer_is_not_asked_for_lost_content_that_it_does_not_want(tmp_path: Pa
 
     async def scenario(one: Node, two: Node) -> None:
         digests = [entry_digest(each) for each in (inside, later, outside)]
-        await one.store.by_digest(digests)
+        await one.store.entries.by_digest(digests)
         await found_lost(one, 3)
         peer, memory = InProcessPeer(two), Remembered()
         wanted = Interest.make(channels=frozenset("b"), lamport_to=8)

@@ -147,10 +147,10 @@ def test_a_hint_that_only_the_peer_knows_arrives_without_its_message_again(tmp_p
             assert (report.entries_received, report.entries_sent) == (0, 0)
             for node in (one, two):
                 assert [
-                    e.message_id for e in (await node.store.hint(b"theirs", None, 9)).entries
+                    e.message_id for e in (await node.store.claims.page(b"theirs", None, 9)).entries
                 ] == ["m1"]
                 assert [
-                    e.message_id for e in (await node.store.hint(b"ours", None, 9)).entries
+                    e.message_id for e in (await node.store.claims.page(b"ours", None, 9)).entries
                 ] == ["m2"]
 
     run(scenario())
@@ -163,7 +163,7 @@ def test_hints_of_histories_lead_to_the_same_messages_on_both_sides(tmp_path: Pa
             await publish(one, [message(1), told])
             await sync(two, one)
             for node in (one, two):
-                page = await node.store.hint(b"a hint", None, 9)
+                page = await node.store.claims.page(b"a hint", None, 9)
                 assert [entry.message_id for entry in page.entries] == ["m1"]
 
     run(scenario())

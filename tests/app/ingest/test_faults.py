@@ -39,7 +39,7 @@ async def test_every_acknowledged_message_survives_kill_9(stores: Stores) -> Non
     for number in range(ROUNDS):
         acknowledged += await asyncio.to_thread(kill_while_publishing, url, number)
     store = await Store.open(url, DEFAULT_LIMITS)
-    found = await store.by_digest(acknowledged)
+    found = await store.entries.by_digest(acknowledged)
     assert [entry.digest for entry in found] == acknowledged
     assert len(acknowledged) > 100
     await store.close()
@@ -88,11 +88,11 @@ async def test_wherever_a_write_to_the_log_fails_nothing_is_lost_and_it_recovers
         for failing_write in count():
             with files_end_at(log_bytes + failing_write * WAL_FRAME_BYTES // 2):
                 codes = await publish_batch(ingest, 1)
-            assert await ingest.store.find("message-000000", "channel") is not None
+            assert await ingest.store.entries.find("message-000000", "channel") is not None
             if codes == [None] * 20:
                 break
             assert codes == [Code.DISK_FULL] * 20
-            assert await ingest.store.find("message-000100", "channel") is None
+            assert await ingest.store.entries.find("message-000100", "channel") is None
         assert failing_write > 10
         await check_everything_acknowledged(ingest, [0, 1])
         assert await publish_batch(ingest, 2) == [None] * 20
@@ -167,7 +167,7 @@ def change(path: Path, script: str) -> None:
 
 
 async def check_everything_acknowledged(ingest: Ingest, batches: list[int]) -> None:
-    feed = await ingest.store.feed(0, 1000, 10**9)
+    feed = await ingest.store.channels.feed(0, 1000, 10**9)
     expected = {f"message-{batch * 100 + n:06}" for batch in batches for n in range(20)}
     assert {entry.message_id for entry in feed.entries} == expected
 

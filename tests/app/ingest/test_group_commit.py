@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.entries import OutcomeKind
+from app.entries import OutcomeKind, WriteResult
 from app.errors import Code, Problem
 from app.ingest.committer import Committed
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import Limits
-from app.store.records import WriteResult
 from app.store.store import Store
 from tests.support.ingest import Ingest, open_ingest
 from tests.support.publications import content_frame
@@ -29,10 +28,10 @@ class SlowDisk:
 
     def __init__(self, store: Store) -> None:
         self.groups: list[int] = []
-        self.write = store.write_group
+        self.write = store.writer.write
         self.may_go_on = threading.Semaphore(0)
         self.entered = threading.Semaphore(0)
-        store.write_group = self._write_group  # type: ignore[method-assign]
+        store.writer.write = self._write_group  # type: ignore[method-assign]
 
     def _write_group(
         self, entries: Sequence, met: Sequence, refused: Sequence
@@ -126,7 +125,7 @@ async def test_one_bad_row_costs_only_itself(stores: Stores) -> None:
         refused = [number for number, each in enumerate(outcomes) if isinstance(each, Problem)]
         assert refused == [5]
         assert outcomes[5].code is Code.INTERNAL_ERROR  # type: ignore[union-attr]
-        assert len((await ingest.store.feed(0, 100, 10**6)).entries) == 9
+        assert len((await ingest.store.channels.feed(0, 100, 10**6)).entries) == 9
         assert ingest.committer.counters.failed_groups >= 1
         # What a failed group learned must not be remembered.
         again = await ingest.door.publish(Publication(content_frame(50)))
@@ -193,7 +192,7 @@ async def test_publishers_of_a_group_that_fails_raise_a_fault_each(stores: Store
             for n in range(1, 4)
         ]
         await asyncio.sleep(0.05)
-        ingest.store.write_group = fail  # type: ignore[method-assign, assignment]
+        ingest.store.writer.write = fail  # type: ignore[method-assign, assignment]
         disk.may_go_on.release(10)
         faults = await asyncio.gather(*others, return_exceptions=True)
         await first
@@ -212,7 +211,7 @@ async def test_a_caller_that_goes_away_loses_nothing(stores: Stores) -> None:
         task.cancel()
         disk.may_go_on.release(2)
         await publish_numbers(ingest.door, [2])
-        assert await ingest.store.find("message-000001", "channel") is not None
+        assert await ingest.store.entries.find("message-000001", "channel") is not None
 
 
 async def test_closing_writes_what_waits_and_then_refuses(stores: Stores) -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.entries import Entry, NewEntry
+from app.entries import Entry, MetId, NewEntry
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS, Limits
-from app.store.records import AncestorPage, MetId, Position
+from app.store.ancestry import AncestorPage
+from app.store.entryrows import Position
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
@@ -69,7 +70,7 @@ async def all_pages(
     pages: list[AncestorPage] = []
     after: Position | None = None
     while not pages or after is not None:
-        page = await store.ancestors(
+        page = await store.ancestors.page(
             CHANNEL, heads, known, limit=limit, bytes_max=BYTES_MAX, after=after
         )
         pages.append(page)
@@ -101,7 +102,7 @@ def test_the_pages_together_are_the_closure_and_each_is_in_causal_order(
         entries = [entry_of(encode(message)) for message in sent]
         found, missing = closure(entries, heads, known)
         async with stores.open() as store:
-            store.write_group(entries)
+            store.writer.write(entries)
             pages = await all_pages(store, heads, known, limit)
             times = Counter(entry.digest for page in pages for entry in page.entries)
             assert set(times) == found
@@ -135,7 +136,7 @@ def test_where_clocks_agree_with_causes_nothing_comes_twice(
         entries = [entry_of(frame) for frame in honest]
         heads = [entries[-1].message.message_id]
         async with stores.open() as store:
-            store.write_group(entries)
+            store.writer.write(entries)
             pages = await all_pages(store, heads, (), limit)
             found = [entry.digest for page in pages for entry in page.entries]
             assert len(found) == len(set(found))
@@ -164,8 +165,10 @@ def chain(count: int, *, channel_id: str = CHANNEL) -> list[NewEntry]:
 async def test_a_chain_comes_back_oldest_first(stores: Stores) -> None:
     async with stores.open() as store:
         entries = chain(400)
-        store.write_group(entries)
-        page = await store.ancestors(CHANNEL, ["message-000399"], limit=1000, bytes_max=BYTES_MAX)
+        store.writer.write(entries)
+        page = await store.ancestors.page(
+            CHANNEL, ["message-000399"], limit=1000, bytes_max=BYTES_MAX
+        )
         assert [entry.digest for entry in page.entries] == [e.digest for e in entries[:-1]]
         assert (page.missing, page.next) == ([], None)
 
@@ -173,11 +176,11 @@ async def test_a_chain_comes_back_oldest_first(stores: Stores) -> None:
 @pytest.mark.anyio
 async def test_a_page_is_cut_at_its_bound_in_bytes_but_never_empty(stores: Stores) -> None:
     async with stores.open() as store:
-        store.write_group(chain(20))
-        page = await store.ancestors(CHANNEL, ["message-000019"], limit=1000, bytes_max=1)
+        store.writer.write(chain(20))
+        page = await store.ancestors.page(CHANNEL, ["message-000019"], limit=1000, bytes_max=1)
         found = [len(page.entries)]
         while page.next is not None:
-            page = await store.ancestors(
+            page = await store.ancestors.page(
                 CHANNEL, ["message-000019"], limit=1000, bytes_max=1, after=page.next
             )
             found.append(len(page.entries))
@@ -192,12 +195,12 @@ async def test_what_a_continuation_cannot_remember_is_named_as_missing(stores: S
     history = tuple(HistoryEntry(entry.message.message_id) for entry in leaves)
     head = entry_of(content_frame(99, message_id="head", history=history))
     async with stores.open(narrow) as store:
-        store.write_group([*leaves, head])
-        page = await store.ancestors(CHANNEL, ["head"], limit=1, bytes_max=BYTES_MAX)
+        store.writer.write([*leaves, head])
+        page = await store.ancestors.page(CHANNEL, ["head"], limit=1, bytes_max=BYTES_MAX)
         found = {entry.message_id for entry in page.entries}
         left = set(page.missing)
         while page.next is not None:
-            page = await store.ancestors(
+            page = await store.ancestors.page(
                 CHANNEL, ["head"], limit=1, bytes_max=BYTES_MAX, after=page.next
             )
             found |= {entry.message_id for entry in page.entries}
@@ -212,16 +215,16 @@ async def test_what_a_continuation_cannot_remember_is_named_as_missing(stores: S
 async def test_a_cursor_leads_to_no_other_channel_and_nonsense_is_refused(stores: Stores) -> None:
     async with stores.open() as store:
         secret = entry_of(content_frame(1, channel_id="secret"))
-        (result,) = store.write_group([secret])
-        store.write_group(chain(3))
+        (result,) = store.writer.write([secret])
+        store.writer.write(chain(3))
         waiting = f"{result.seq:x}"
-        page = await store.ancestors(
+        page = await store.ancestors.page(
             CHANNEL, ["x"], limit=10, bytes_max=BYTES_MAX, after=(9, "z", "00", waiting, "")
         )
         assert (page.entries, page.next) == ([], None)
         for nonsense in ("g", "-1", "f" * 40, "1.-5"):
             with pytest.raises(Problem) as refused:
-                await store.ancestors(
+                await store.ancestors.page(
                     CHANNEL, ["x"], limit=1, bytes_max=1, after=(9, "z", "00", nonsense, "")
                 )
             assert refused.value.code is Code.INVALID_CURSOR
@@ -230,7 +233,7 @@ async def test_a_cursor_leads_to_no_other_channel_and_nonsense_is_refused(stores
 @pytest.mark.anyio
 async def test_a_channel_that_is_not_here_has_nothing_but_missing_heads(stores: Stores) -> None:
     async with stores.open(DEFAULT_LIMITS) as store:
-        page = await store.ancestors("none", ["b", "a"], ["b"], limit=1, bytes_max=1)
+        page = await store.ancestors.page("none", ["b", "a"], ["b"], limit=1, bytes_max=1)
         assert page == AncestorPage([], ["a"], None)
 
 
@@ -239,8 +242,8 @@ async def test_ids_of_sync_messages_stay_missing_and_are_marked(stores: Stores) 
     async with stores.open(DEFAULT_LIMITS) as store:
         named = HistoryEntry("met"), HistoryEntry("never")
         frame = content_frame(1, channel_id=CHANNEL, message_id="head", history=named)
-        store.write_group([entry_of(frame)], [MetId(CHANNEL, "met"), MetId("other", "never")])
-        page = await store.ancestors(CHANNEL, ["head"], limit=9, bytes_max=BYTES_MAX)
+        store.writer.write([entry_of(frame)], [MetId(CHANNEL, "met"), MetId("other", "never")])
+        page = await store.ancestors.page(CHANNEL, ["head"], limit=9, bytes_max=BYTES_MAX)
         assert page == AncestorPage([], ["met", "never"], None, (), ("met",))
-        other = await store.ancestors("other", ["never"], limit=9, bytes_max=BYTES_MAX)
+        other = await store.ancestors.page("other", ["never"], limit=9, bytes_max=BYTES_MAX)
         assert other == AncestorPage([], ["never"], None, (), ("never",))

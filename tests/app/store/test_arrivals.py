@@ -102,13 +102,13 @@ async def test_groups_of_any_size_fill_both_chains(stores: Stores) -> None:
     for size in (1, 3, 40, 1, 7):
         frames = [content_frame(number + n) for n in range(size)]
         entries = [entry_of(frame, b"hint %d" % n, b"h") for n, frame in enumerate(frames)]
-        store.write_group([*entries, *entries[:2]])
-        store.write_claims([(entries[0].digest, Claim(b"late", ClaimSource.PUBLISHER))])
+        store.writer.write([*entries, *entries[:2]])
+        store.writer.write_claims([(entries[0].digest, Claim(b"late", ClaimSource.PUBLISHER))])
         number += size
     require_whole(url)
     _, entry_rows, claim_rows = stored(url)
     assert (len(entry_rows), len(claim_rows)) == (52, 52 * 2 + 5)
-    arrived = await store.arrived()
+    arrived = await store.arrivals.arrived()
     assert arrived.entries == (52, entry_rows[-1][2])
     assert arrived.claims == (109, claim_rows[-1][2])
     await store.close()
@@ -120,13 +120,13 @@ async def test_a_migration_fills_the_chains_of_what_was_there(
     url = restored(stores, "0001", tmp_path)
     store = await Store.open(url, DEFAULT_LIMITS)
     require_whole(url)
-    before = await store.arrived()
+    before = await store.arrivals.arrived()
     assert before.entries.number > 10
     assert before.claims.number > 10
     store.begin_writing()
-    store.write_group([entry_of(content_frame(1), b"hint")])
+    store.writer.write([entry_of(content_frame(1), b"hint")])
     require_whole(url)
-    assert await store.holds(*before)
+    assert await store.arrivals.holds(*before)
     await store.close()
 
 
@@ -140,8 +140,8 @@ async def test_a_bulk_load_fills_the_chain_whichever_way_a_message_takes(tmp_pat
     require_whole(f"sqlite:///{path}")
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     store.begin_writing()
-    assert await store.watermark() == (51, 7)
-    assert store.write_group([entry_of(content_frame(99))])[0].seq == 52
+    assert await store.arrivals.watermark() == (51, 7)
+    assert store.writer.write([entry_of(content_frame(99))])[0].seq == 52
     require_whole(f"sqlite:///{path}")
     await store.close()
 
@@ -156,12 +156,12 @@ async def test_tokens_of_a_bulk_load_hold_also_where_later_copies_were_dropped(
     )
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     store.begin_writing()
-    arrived = await store.arrived()
-    places = [entry.place for entry in (await store.feed(0, 100, BYTES_MAX)).entries]
+    arrived = await store.arrivals.arrived()
+    places = [entry.place for entry in (await store.channels.feed(0, 100, BYTES_MAX)).entries]
     assert (arrived.entries.number, len(places)) == (9, 9)
-    assert store.write_group([entry_of(content_frame(99))])[0].seq == 10
+    assert store.writer.write([entry_of(content_frame(99))])[0].seq == 10
     for place in (*places, arrived.entries):
-        assert await store.holds(place)
+        assert await store.arrivals.holds(place)
     await store.close()
 
 
@@ -169,8 +169,8 @@ async def test_a_number_is_given_once_also_after_the_newest_row_is_gone(stores: 
     url = stores.new_url()
     store = await Store.open(url, DEFAULT_LIMITS)
     store.begin_writing()
-    first = store.write_group([entry_of(content_frame(n), b"hint") for n in range(3)])
-    before = await store.arrived()
+    first = store.writer.write([entry_of(content_frame(n), b"hint") for n in range(3)])
+    before = await store.arrivals.arrived()
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM published_claims WHERE claim_no = 3"))
@@ -178,13 +178,13 @@ async def test_a_number_is_given_once_also_after_the_newest_row_is_gone(stores: 
         connection.execute(text("DELETE FROM messages WHERE seq = 3"))
     engine.dispose()
     await asyncio.sleep(0)  # reads of one turn of the loop share a transaction
-    gone = await store.arrived()
-    [result] = store.write_group([entry_of(content_frame(7), b"hint")])
+    gone = await store.arrivals.arrived()
+    [result] = store.writer.write([entry_of(content_frame(7), b"hint")])
     assert result.seq == first[-1].seq + 1
     assert result.new_claims[0].claim_no == first[-1].new_claims[0].claim_no + 1
     # A token made while the last number had no row means the last row below it, for ever.
     assert gone.entries.number == before.entries.number
-    assert await store.holds(*gone)
+    assert await store.arrivals.holds(*gone)
     await store.close()
 
 
@@ -192,15 +192,15 @@ async def test_a_token_above_the_watermark_or_with_another_sum_does_not_hold(
     stores: Stores,
 ) -> None:
     async with stores.open() as store:
-        assert await store.holds(START)
-        assert not await store.holds(Token(1, 0))
-        store.write_group([entry_of(content_frame(n), b"hint") for n in range(3)])
-        entries, claims = await store.arrived()
-        assert await store.holds(entries, claims)
+        assert await store.arrivals.holds(START)
+        assert not await store.arrivals.holds(Token(1, 0))
+        store.writer.write([entry_of(content_frame(n), b"hint") for n in range(3)])
+        entries, claims = await store.arrivals.arrived()
+        assert await store.arrivals.holds(entries, claims)
         for wrong in (entries._replace(sum=entries.sum ^ 1), Token(4, entries.sum), Token(0, 1)):
-            assert not await store.holds(wrong, claims)
+            assert not await store.arrivals.holds(wrong, claims)
         for wrong in (claims._replace(sum=claims.sum ^ 1), Token(4, claims.sum), Token(-1, 1)):
-            assert not await store.holds(entries, wrong)
+            assert not await store.arrivals.holds(entries, wrong)
 
 
 steps = st.lists(
@@ -236,13 +236,13 @@ def test_a_token_holds_on_exactly_the_copies_that_share_the_history_up_to_it(
             store = await Store.open(f"sqlite:///{folder}/{one}.db", DEFAULT_LIMITS)
             store.begin_writing()
             entry = entry_of(content_frame(other), *([b"h"] if has_hint else []))
-            [result] = store.write_group([entry])
+            [result] = store.writer.write([entry])
             entries, claims = histories[one]
             if result.is_new:
                 entries.append(f"m{other}")
             if result.new_claims:
                 claims.append(f"m{other}")
-            tokens[await store.arrived()] = (tuple(entries), tuple(claims))
+            tokens[await store.arrivals.arrived()] = (tuple(entries), tuple(claims))
             await store.close()
             # Nothing may be left in the log that a copy would miss.
             with closing(sqlite3.connect(folder / f"{one}.db")) as connection:
@@ -254,7 +254,7 @@ def test_a_token_holds_on_exactly_the_copies_that_share_the_history_up_to_it(
                     tuple(entries[: len(its_entries)]) == its_entries
                     and tuple(claims[: len(its_claims)]) == its_claims
                 )
-                assert await store.holds(*token) is shared
+                assert await store.arrivals.holds(*token) is shared
             await store.close()
 
     with tempfile.TemporaryDirectory() as folder:

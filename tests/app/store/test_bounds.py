@@ -7,11 +7,13 @@ import time
 
 import pytest
 
+from app.entries import MetId
 from app.limits import DEFAULT_LIMITS, Limits
+from app.store.entryrows import Position
+from app.store.gaps import Gap
 from app.store.keys import Keys
-from app.store.messagereads import ROW_BYTES
+from app.store.lookups import ROW_BYTES
 from app.store.migrate import _engine
-from app.store.records import Gap, MetId, Position
 from app.store.schema import published_claims
 from app.store.store import Store
 from sdstore.sds.model import HistoryEntry
@@ -25,12 +27,12 @@ async def test_a_reply_is_cut_at_its_bound_in_bytes_but_never_empty(stores: Stor
     frames = [content_frame(number, content=bytes(1000)) for number in range(1, 6)]
     size = len(frames[0])
     async with stores.open() as store:
-        store.write_group([entry_of(frame) for frame in frames])
+        store.writer.write([entry_of(frame) for frame in frames])
         for bytes_max, count in ((1, 1), (2 * size, 2), (2 * size + 1, 2), (5 * size, 5)):
-            page = await store.page("channel", limit=10, bytes_max=bytes_max)
+            page = await store.channels.page("channel", limit=10, bytes_max=bytes_max)
             assert len(page.entries) == count
             assert (page.next is None) == (count == 5)
-            assert len((await store.feed(0, 10, bytes_max)).entries) == count
+            assert len((await store.channels.feed(0, 10, bytes_max)).entries) == count
 
 
 async def test_a_look_up_that_is_full_names_what_it_did_not_examine(stores: Stores) -> None:
@@ -38,9 +40,9 @@ async def test_a_look_up_that_is_full_names_what_it_did_not_examine(stores: Stor
     ids = [f"message-{number:06}" for number in range(1000, 1600)]
     row_bytes = ROW_BYTES + len(ids[0])
     async with stores.open() as store:
-        store.write_group([entry_of(frame) for frame in frames])
+        store.writer.write([entry_of(frame) for frame in frames])
         for presence_only, size in ((False, row_bytes + len(frames[0])), (True, row_bytes)):
-            result = await store.lookup(
+            result = await store.entries.lookup(
                 ["missing", *ids], [], None, presence_only=presence_only, bytes_max=300 * size
             )
             assert [key for key, _ in result.found] == ids[:300]
@@ -55,11 +57,11 @@ async def test_all_that_keys_with_many_matches_lead_to_is_found_in_bounded_repli
     hints = [b"hint %d" % number for number in range(8)]
     entries = [entry_of(content_frame(number), *hints) for number in range(5)]
     async with stores.open() as store:
-        store.write_group(entries)
+        store.writer.write(entries)
         rest, matches = hints, []
         while rest:
             # Room for the matches of some keys, and a part of those of the next.
-            result = await store.lookup(
+            result = await store.entries.lookup(
                 [], rest, None, presence_only=presence_only, bytes_max=13 * (ROW_BYTES + 100)
             )
             assert 5 <= len(result.found) <= 15
@@ -71,9 +73,9 @@ async def test_all_that_keys_with_many_matches_lead_to_is_found_in_bounded_repli
 async def test_a_key_that_leads_to_more_than_a_reply_is_answered_in_part(stores: Stores) -> None:
     entries = [entry_of(content_frame(number), b"hint") for number in range(5)]
     async with stores.open() as store:
-        store.write_group(entries)
+        store.writer.write(entries)
         for bytes_max, count in ((1, 1), (3 * (ROW_BYTES + 4), 3)):
-            result = await store.lookup(
+            result = await store.entries.lookup(
                 ["nobody"], [b"hint", b"other"], None, presence_only=True, bytes_max=bytes_max
             )
             assert result.found == [(b"hint", entry.digest) for entry in entries[:count]]
@@ -85,18 +87,18 @@ async def test_an_id_in_many_channels_is_found_in_each_and_listed_up_to_a_bound(
 ) -> None:
     limits = Limits(variants_listed_max=10)
     async with stores.open(limits) as store:
-        store.write_group(
+        store.writer.write(
             [
                 entry_of(content_frame(n, channel_id=f"channel {n}", message_id="ok"))
                 for n in range(200)
             ]
         )
         for number in (0, 7, 199):
-            found = await store.find("ok", f"channel {number}")
+            found = await store.entries.find("ok", f"channel {number}")
             assert found is not None
             assert found.entry.lamport_timestamp == number
             assert found.variants_count == 1
-        everywhere = await store.find("ok", None)
+        everywhere = await store.entries.find("ok", None)
     assert everywhere is not None
     assert everywhere.entry.channel_id == "channel 0"
     assert everywhere.variants_count == 10
@@ -106,11 +108,11 @@ async def test_a_verifying_variant_that_comes_late_is_served_first(stores: Store
     content = b"what the ID names"
     verifying = hashlib.sha256(content).hexdigest()
     async with stores.open() as store:
-        store.write_group([entry_of(content_frame(1, message_id=verifying, content=b"forged"))])
-        forged = await store.find(verifying, None)
-        store.write_group([entry_of(content_frame(2, message_id=verifying, content=content))])
-        store.write_group([entry_of(content_frame(3, message_id=verifying, content=content))])
-        found = await store.find(verifying, "channel")
+        store.writer.write([entry_of(content_frame(1, message_id=verifying, content=b"forged"))])
+        forged = await store.entries.find(verifying, None)
+        store.writer.write([entry_of(content_frame(2, message_id=verifying, content=content))])
+        store.writer.write([entry_of(content_frame(3, message_id=verifying, content=content))])
+        found = await store.entries.find(verifying, "channel")
     assert forged is not None
     assert found is not None
     assert forged.entry.lamport_timestamp == 1
@@ -125,11 +127,11 @@ async def test_hint_spam_is_examined_in_bounded_steps_and_the_honest_claim_is_fo
     hint = bytes(32)
     async with stores.open(limits) as store:
         spam = [content_frame(n, channel_id="spam") for n in range(100)]
-        store.write_group([entry_of(frame, hint) for frame in spam])
-        store.write_group([entry_of(content_frame(1000, channel_id="honest"), hint)])
+        store.writer.write([entry_of(frame, hint) for frame in spam])
+        store.writer.write([entry_of(content_frame(1000, channel_id="honest"), hint)])
         entries, pages, after = [], 0, None
         while True:
-            page = await store.hint(hint, "honest", 10, after)
+            page = await store.claims.page(hint, "honest", 10, after)
             entries += page.entries
             pages += 1
             if page.next is None:
@@ -144,15 +146,15 @@ async def test_claims_of_one_channel_are_paged_in_bounded_steps(stores: Stores) 
     async with stores.open(Limits(hint_candidates_max=10)) as store:
         for channel_id in ("spam", "honest"):
             own = [content_frame(n, channel_id=channel_id) for n in range(25)]
-            store.write_group([entry_of(frame, hint) for frame in own])
+            store.writer.write([entry_of(frame, hint) for frame in own])
             other = [content_frame(600, channel_id=channel_id, history=(told,))]
             other.append(content_frame(500, channel_id=channel_id))
-            store.write_group([entry_of(frame) for frame in other])
+            store.writer.write([entry_of(frame) for frame in other])
         for channel_id in ("spam", "honest", None):
             found: list[int] = []
             after: Position | None = None
             for _ in range(20):
-                page = await store.hint(hint, channel_id, 7, after)
+                page = await store.claims.page(hint, channel_id, 7, after)
                 assert {entry.channel_id for entry in page.entries} <= {
                     channel_id or "spam",
                     "honest",
@@ -173,14 +175,14 @@ async def test_history_spam_on_one_hint_is_read_to_its_end_in_bounded_steps(
     async with stores.open(limits) as store:
         for start in range(0, 40, 4):
             told = tuple(HistoryEntry(f"nothing {n}", hint) for n in range(start, start + 4))
-            store.write_group([entry_of(content_frame(start, history=told))])
+            store.writer.write([entry_of(content_frame(start, history=told))])
         told = (HistoryEntry("message-000500", hint),)
-        store.write_group([entry_of(content_frame(499, history=told))])
-        store.write_group([entry_of(content_frame(500))])
+        store.writer.write([entry_of(content_frame(499, history=told))])
+        store.writer.write([entry_of(content_frame(500))])
         found: list[str] = []
         after: Position | None = None
         for _ in range(10):
-            page = await store.hint(hint, None, 5, after)
+            page = await store.claims.page(hint, None, 5, after)
             found += [entry.message_id for entry in page.entries]
             after = page.next
             if after is None:
@@ -191,10 +193,10 @@ async def test_history_spam_on_one_hint_is_read_to_its_end_in_bounded_steps(
 
 async def test_met_ids_are_forgotten_in_the_order_they_were_met(stores: Stores) -> None:
     async with stores.open(Limits(met_ids_max=3)) as store:
-        store.write_group([], [MetId("channel", f"sync {n}") for n in range(5)])
+        store.writer.write([], [MetId("channel", f"sync {n}") for n in range(5)])
         told = tuple(HistoryEntry(f"sync {n}") for n in range(5))
-        store.write_group([entry_of(content_frame(1, history=told))])
-        gaps = await store.gaps("channel", None, 10)
+        store.writer.write([entry_of(content_frame(1, history=told))])
+        gaps = await store.gaps.page("channel", None, 10)
     assert [gap.met_as_sync for gap in gaps.gaps] == [False, False, True, True, True]
 
 
@@ -203,11 +205,11 @@ async def test_a_gap_ends_when_its_message_comes_and_is_marked_when_a_sync_messa
 ) -> None:
     told = (HistoryEntry("message-000001"), HistoryEntry("sync"), HistoryEntry("never", b"h"))
     async with stores.open() as store:
-        store.write_group([entry_of(content_frame(9, history=told))])
-        first = await store.gaps("channel", None, 2)
-        second = await store.gaps("channel", first.next, 2)
-        store.write_group([entry_of(content_frame(1))], [MetId("channel", "sync")])
-        after = await store.gaps("channel", None, 10)
+        store.writer.write([entry_of(content_frame(9, history=told))])
+        first = await store.gaps.page("channel", None, 2)
+        second = await store.gaps.page("channel", first.next, 2)
+        store.writer.write([entry_of(content_frame(1))], [MetId("channel", "sync")])
+        after = await store.gaps.page("channel", None, 10)
     assert [gap.message_id for gap in (*first.gaps, *second.gaps)] == [
         "message-000001",
         "never",
@@ -223,21 +225,21 @@ async def test_a_gap_ends_when_its_message_comes_and_is_marked_when_a_sync_messa
 async def test_refused_digests_are_remembered_up_to_a_bound(stores: Stores) -> None:
     digests = [bytes([number]) * 32 for number in range(6)]
     async with stores.open(Limits(refused_digests_max=4)) as store:
-        store.write_group([], [], digests[:3])
-        store.write_group([], [], digests[2:])
-        assert await store.refused([*digests, bytes(31) + b"x"]) == set(digests[2:])
+        store.writer.write([], [], digests[:3])
+        store.writer.write([], [], digests[2:])
+        assert await store.arrivals.refused([*digests, bytes(31) + b"x"]) == set(digests[2:])
 
 
 async def test_channels_are_listed_by_prefix_and_by_bytes(stores: Stores) -> None:
     names = ["a", "a/1", "a/2", "b", "Z", "é", "\U0001f600", "\uffff", ""]
     async with stores.open() as store:
-        store.write_group(
+        store.writer.write(
             [entry_of(content_frame(n, channel_id=name)) for n, name in enumerate(names)]
         )
-        everything = [channel.channel_id for channel in await store.channels(None, 100)]
-        below = [channel.channel_id for channel in await store.channels(None, 100, "a/")]
-        second = [channel.channel_id for channel in await store.channels("a/1", 100, "a/")]
-        rest = [channel.channel_id for channel in await store.channels("b", 2)]
+        everything = [channel.channel_id for channel in await store.channels.after(None, 100)]
+        below = [channel.channel_id for channel in await store.channels.after(None, 100, "a/")]
+        second = [channel.channel_id for channel in await store.channels.after("a/1", 100, "a/")]
+        rest = [channel.channel_id for channel in await store.channels.after("b", 2)]
     assert everything == sorted(names, key=str.encode)
     assert below == ["a/1", "a/2"]
     assert second == ["a/2"]
@@ -260,9 +262,9 @@ async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds
     store = await Store.open(url, DEFAULT_LIMITS)
     store.begin_writing()
     spam = [content_frame(n, channel_id="spam") for n in range(spam_count)]
-    store.write_group([entry_of(frame, hint) for frame in spam])
+    store.writer.write([entry_of(frame, hint) for frame in spam])
     honest = entry_of(content_frame(spam_count, channel_id="honest"), hint)
-    store.write_group([honest])
+    store.writer.write([honest])
     engine = _engine(url)
     with engine.begin() as connection:  # as many claims as it takes, on the same entries
         names = [column.name for column in published_claims.columns if column.name != "claim_no"]
@@ -280,7 +282,7 @@ async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds
         seconds = []
         for _ in range(50):  # the quickest: others use the machine too
             start_s = time.perf_counter()
-            found = await store.lookup(
+            found = await store.entries.lookup(
                 [], [hint], channel_id, presence_only=True, bytes_max=BYTES_MAX
             )
             seconds.append(time.perf_counter() - start_s)

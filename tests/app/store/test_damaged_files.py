@@ -25,7 +25,7 @@ async def damaged(tmp_path: Path) -> Path:
     path = tmp_path / "store.db"
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     store.begin_writing()
-    store.write_group([entry_of(content_frame(n), b"hint") for n in range(MESSAGES)])
+    store.writer.write([entry_of(content_frame(n), b"hint") for n in range(MESSAGES)])
     await store.close()
     content = bytearray(path.read_bytes())
     for page in range(40, len(content) // PAGE_BYTES):
@@ -60,15 +60,15 @@ async def test_every_read_of_a_damaged_file_is_refused_and_none_blocks_the_next(
     ids, last = [f"message-{n:06}" for n in range(MESSAGES)], MESSAGES - 1
     for _ in range(2):
         for read in (
-            store.find(ids[last], None),
-            store.lookup(ids, [], None, presence_only=True, bytes_max=BYTES_MAX),
-            store.by_digest([entry_of(content_frame(n)).digest for n in range(MESSAGES)]),
-            store.hint(b"hint", None, 100),
-            store.feed(0, MESSAGES, BYTES_MAX),
-            store.page("channel", limit=MESSAGES, bytes_max=BYTES_MAX),
+            store.entries.find(ids[last], None),
+            store.entries.lookup(ids, [], None, presence_only=True, bytes_max=BYTES_MAX),
+            store.entries.by_digest([entry_of(content_frame(n)).digest for n in range(MESSAGES)]),
+            store.claims.page(b"hint", None, 100),
+            store.channels.feed(0, MESSAGES, BYTES_MAX),
+            store.channels.page("channel", limit=MESSAGES, bytes_max=BYTES_MAX),
         ):
             with pytest.raises(Problem) as refused:
                 await read
             assert refused.value.code is Code.STORE_UNAVAILABLE
-    assert len(await store.channels(None, 10)) == 1
+    assert len(await store.channels.after(None, 10)) == 1
     await store.close()

@@ -78,7 +78,7 @@ async def written(stores: Stores, groups: Sequence[Sequence[NewEntry]]) -> str:
     async with reopened(url) as store:
         store.begin_writing()
         for group in groups:
-            store.write_group(group)
+            store.writer.write(group)
     return url
 
 
@@ -99,7 +99,7 @@ async def lost(store: Store, entries: Sequence[NewEntry]) -> list[int]:
     gone: list[int] = []
     for position, entry in enumerate(entries):
         try:
-            found = await store.entry(entry.digest)
+            found = await store.entries.entry(entry.digest)
         except Problem as problem:
             if problem.code is not Code.CONTENT_LOST:
                 raise
@@ -142,11 +142,11 @@ async def test_frames_in_any_order_from_a_writer_that_forgets_come_back_whole(
     for at in range(0, len(entries), 40):
         async with reopened(url) as store:
             store.begin_writing()
-            store.write_group(entries[at : at + 40])
+            store.writer.write(entries[at : at + 40])
     assert in_database(url, stored_bytes) / len(entries) < 3_000
     async with reopened(url) as store:
         assert await lost(store, entries) == []
-        page = await store.page(CHANNEL, limit=1_000, bytes_max=BYTES_MAX)
+        page = await store.channels.page(CHANNEL, limit=1_000, bytes_max=BYTES_MAX)
         assert {entry.frame for entry in page.entries} == {entry.frame for entry in entries}
 
 
@@ -198,7 +198,7 @@ async def check_damaged(
 ) -> None:
     gone = [seq - 1] if is_only_copy else []
     assert await lost(store, entries) == gone
-    page = await store.page(CHANNEL, limit=1_000, bytes_max=BYTES_MAX)
+    page = await store.channels.page(CHANNEL, limit=1_000, bytes_max=BYTES_MAX)
     assert len(page.entries) == len(entries) - len(gone)
     assert [left_out.digest for left_out in page.left_out] == [
         entries[position].digest for position in gone
@@ -228,7 +228,7 @@ async def test_any_one_damaged_row_costs_at_most_its_own_message(
         in_database(url, partial(restore, table=table, row=before))
     async with reopened(url) as store:
         assert (await audited(store)).damages == []
-        assert await store.lost_count() == 0
+        assert await store.frames.lost_count() == 0
 
 
 @pytest.mark.anyio
@@ -242,9 +242,9 @@ async def test_a_damaged_frame_is_logged_once_however_often_it_is_read(
         in_database(url, lambda c, table=table: c.execute(text(f"DELETE FROM {table}")))
     async with reopened(url) as store:
         for _ in range(4):
-            assert await store.by_digest([entries[0].digest]) == []
+            assert await store.entries.by_digest([entries[0].digest]) == []
         assert len(caplog.records) == 1
-        assert (await store.feed(0, 100, BYTES_MAX)).entries == []
+        assert (await store.channels.feed(0, 100, BYTES_MAX)).entries == []
     assert len(caplog.records) == 3
 
 
@@ -256,13 +256,13 @@ async def test_what_was_rolled_back_is_no_reference(stores: Stores) -> None:
     async with reopened(url) as store:
         store.begin_writing()
         with pytest.raises(Exception, match="refused by the test"):
-            store.write_group(entries[:20])
+            store.writer.write(entries[:20])
         kept = [*entries[:19], *entries[20:]]
         for entry in kept:
-            store.write_group([entry])
+            store.writer.write([entry])
     async with reopened(url) as store:
         assert await lost(store, kept) == []
-        assert await store.references_in_doubt(10) == []
+        assert await store.frames.references_in_doubt(10) == []
 
 
 @pytest.mark.anyio
@@ -271,9 +271,9 @@ async def test_nothing_new_hangs_on_references_that_are_gone(stores: Stores) -> 
     url = stores.new_url()
     async with reopened(url) as store:
         store.begin_writing()
-        store.write_group(entries[:20])
+        store.writer.write(entries[:20])
         in_database(url, lambda c: c.execute(frame_references.delete()))
-        store.write_group(entries[20:])
+        store.writer.write(entries[20:])
     used = in_database(
         url,
         lambda c: c.execute(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
+from app.store.channelpages import Page
+from app.store.entryrows import Position
 from app.store.keys import Keys
-from app.store.records import Page, Position
 from app.store.store import Store
 from sdstore.sds.digest import claim_id, order_value
 from tests.support.oracle_store import Kept, OracleStore
@@ -32,7 +33,7 @@ async def written(store: Store, sent: Groups, limits: Limits = DEFAULT_LIMITS) -
     oracle = OracleStore(limits)
     for group in sent:
         entries, met = prepared(group, limits)
-        results = store.write_group(entries, met)
+        results = store.writer.write(entries, met)
         assert [result.is_new for result in results] == oracle.write(entries, met)
         assert [result.seq for result in results] == [oracle.kept[e.digest].seq for e in entries]
     return oracle
@@ -48,7 +49,9 @@ async def check_everything(store: Store, oracle: OracleStore) -> None:
 
 async def check_entries(store: Store, oracle: OracleStore) -> None:
     digests = [*oracle.kept, bytes(32)]
-    for entry, kept in zip(await store.by_digest(digests), oracle.kept.values(), strict=True):
+    for entry, kept in zip(
+        await store.entries.by_digest(digests), oracle.kept.values(), strict=True
+    ):
         assert (entry.seq, entry.digest, entry.frame) == (kept.seq, kept.digest, kept.entry.frame)
         assert (entry.channel_id, entry.message_id) == (kept.channel_id, kept.message_id)
         assert entry.lamport_timestamp == kept.lamport
@@ -56,12 +59,12 @@ async def check_entries(store: Store, oracle: OracleStore) -> None:
         assert entry.dialect is kept.entry.dialect
     hints = {
         digest: {claim.hint: int(claim.source) for claim in claims}
-        for digest, claims in (await store.hints_of(digests)).items()
+        for digest, claims in (await store.claims.of(digests)).items()
     }
     assert hints == {kept.digest: kept.hints for kept in oracle.kept.values() if kept.hints}
     for digest in digests:
         # Of one entry they are read in another way.
-        claims = (await store.hints_of([digest])).get(digest, [])
+        claims = (await store.claims.of([digest])).get(digest, [])
         assert {claim.hint: int(claim.source) for claim in claims} == hints.get(digest, {})
 
 
@@ -69,11 +72,11 @@ async def check_ids(store: Store, oracle: OracleStore) -> None:
     for channel_id in (None, *CHANNELS, "no such channel"):
         for message_id in MESSAGE_IDS:
             expected = [kept.digest for kept in oracle.bearing(message_id, channel_id)]
-            found = await store.find(message_id, channel_id)
+            found = await store.entries.find(message_id, channel_id)
             assert ([] if found is None else list(found.variants)) == expected
             assert found is None or found.entry.digest == expected[0]
         asked = [*MESSAGE_IDS, "never"]
-        result = await store.lookup(
+        result = await store.entries.lookup(
             asked, HINTS, channel_id, presence_only=True, bytes_max=BYTES_MAX
         )
         by_key = {
@@ -96,7 +99,7 @@ async def hint_pages(store: Store, hint: bytes, channel_id: str | None, limit: i
     digests: list[bytes] = []
     after: Position | None = None
     while True:
-        page = await store.hint(hint, channel_id, limit, after)
+        page = await store.claims.page(hint, channel_id, limit, after)
         digests += [entry.digest for entry in page.entries]
         if page.next is None:
             return digests
@@ -104,15 +107,15 @@ async def hint_pages(store: Store, hint: bytes, channel_id: str | None, limit: i
 
 
 async def check_channels(store: Store, oracle: OracleStore) -> None:
-    listed = await store.channels(None, 100)
+    listed = await store.channels.after(None, 100)
     assert [channel.channel_id for channel in listed] == oracle.channel_ids()
     for channel in listed:
         entries = oracle.channel(channel.channel_id)
         lamports = [kept.lamport for kept in entries]
         assert channel.count == len(entries)
         assert (channel.lamport_first, channel.lamport_last) == (min(lamports), max(lamports))
-        assert await store.channel(channel.channel_id) == channel
-        gaps = await store.gaps(channel.channel_id, None, 100)
+        assert await store.channels.named(channel.channel_id) == channel
+        gaps = await store.gaps.page(channel.channel_id, None, 100)
         assert {gap.message_id: list(gap.hints) for gap in gaps.gaps} == oracle.gaps(
             channel.channel_id
         )
@@ -120,7 +123,7 @@ async def check_channels(store: Store, oracle: OracleStore) -> None:
         met = {message_id for name, message_id in oracle.met if name == channel.channel_id}
         assert marked == met & {gap.message_id for gap in gaps.gaps}
         await check_pages(store, channel.channel_id, entries)
-    feed = await store.feed(0, 1000, BYTES_MAX)
+    feed = await store.channels.feed(0, 1000, BYTES_MAX)
     assert [entry.digest for entry in feed.entries] == list(oracle.kept)
 
 
@@ -139,7 +142,7 @@ async def pages(store: Store, channel_id: str, limit: int, **how: object) -> lis
     digests: list[bytes] = []
     after: Position | None = None
     while True:
-        page: Page = await store.page(
+        page: Page = await store.channels.page(
             channel_id,
             after=after,
             limit=limit,
@@ -153,17 +156,17 @@ async def pages(store: Store, channel_id: str, limit: int, **how: object) -> lis
 
 
 async def check_elements(store: Store, oracle: OracleStore) -> None:
-    channels = {c.channel_no: c.channel_id for c in await store.channels_numbered_after(0, 100)}
+    channels = {c.channel_no: c.channel_id for c in await store.channels.numbered_after(0, 100)}
     found: list[tuple[int, bytes, str, int]] = []
     position = (0, 0)
-    while len((columns := await store.elements_after(*position, 3)).orders):
+    while len((columns := await store.arrivals.elements_after(*position, 3)).orders):
         rows = zip(columns.orders, columns.ids, columns.groups, strict=True)
         found += [
             (int(order), bytes(element), channels[int(group) // 2], int(group) % 2)
             for order, element, group in rows
         ]
         position = columns.next
-    assert position == await store.watermark()
+    assert position == await store.arrivals.watermark()
     entries = [
         (order_value(kept.lamport), kept.digest, kept.channel_id, 0)
         for kept in oracle.kept.values()
@@ -175,7 +178,7 @@ async def check_elements(store: Store, oracle: OracleStore) -> None:
     }
     assert found[: len(entries)] == entries
     assert sorted(found[len(entries) :]) == sorted(claims)
-    named = await store.claims_by_element([element for _, element, *_ in claims])
+    named = await store.claims.by_element([element for _, element, *_ in claims])
     assert [hint for _, hint in named] == list(claims.values())
 
 
@@ -258,7 +261,7 @@ def test_a_window_of_a_channel_between_two_cursors_is_read_in_order(
                     for kept in entries[entries.index(after) + 1 : entries.index(before)]
                     if lamport_from <= kept.lamport <= lamport_to
                 ]
-                page = await store.page(
+                page = await store.channels.page(
                     channel_id,
                     order=order,  # type: ignore[arg-type]
                     direction=direction,  # type: ignore[arg-type]

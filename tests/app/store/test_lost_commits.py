@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 def write(store: Store, *entries: NewEntry) -> None:
     """One group for each."""
     for entry in entries:
-        store.write_group([entry])
+        store.writer.write([entry])
 
 
 async def test_frames_are_compressed_against_what_is_still_there(stores: Stores) -> None:
@@ -32,7 +32,7 @@ async def test_frames_are_compressed_against_what_is_still_there(stores: Stores)
         write(store, *other, *one[4:])
     acknowledged = [*small, *other, *one[4:]]
     async with reopened(url) as store:
-        found = await store.by_digest([entry.digest for entry in acknowledged])
+        found = await store.entries.by_digest([entry.digest for entry in acknowledged])
         assert [entry.frame for entry in found] == [entry.frame for entry in acknowledged]
 
 
@@ -44,11 +44,11 @@ async def test_messages_stay_in_their_channels(stores: Stores) -> None:
             write(store, entry_of(content_frame(1, channel_id="a")))
         write(store, entry_of(content_frame(2, channel_id="b")))
         write(store, entry_of(content_frame(3, channel_id="a")))
-        assert {each.channel_id: each.count for each in await store.channels(None, 9)} == {
+        assert {each.channel_id: each.count for each in await store.channels.after(None, 9)} == {
             "a": 1,
             "b": 1,
         }
-        assert await store.find("message-000003", "a") is not None
+        assert await store.entries.find("message-000003", "a") is not None
 
 
 async def test_gaps_and_hints_that_were_lost_are_told_again(stores: Stores) -> None:
@@ -60,10 +60,12 @@ async def test_gaps_and_hints_that_were_lost_are_told_again(stores: Stores) -> N
         with taken_back(url):
             write(store, entry_of(content_frame(2, history=told)))
         write(store, entry_of(content_frame(3, history=told)))
-        page = await store.gaps("channel", None, 9)
+        page = await store.gaps.page("channel", None, 9)
         assert [(gap.message_id, gap.hints) for gap in page.gaps] == [("absent", (b"hint",))]
         write(store, entry_of(content_frame(4, message_id="absent")))
-        found = await store.lookup([], [b"hint"], None, presence_only=True, bytes_max=BYTES_MAX)
+        found = await store.entries.lookup(
+            [], [b"hint"], None, presence_only=True, bytes_max=BYTES_MAX
+        )
         assert len(found.found) == 1
 
 
@@ -76,8 +78,8 @@ async def test_a_writer_remembers_what_it_knew_when_another_one_wrote_meanwhile(
         store.begin_writing()
         another.begin_writing()
         write(store, *one[:4])
-        known = dict(store._writer._frames._channels)
+        known = dict(store.writer._frames._channels)
         write(another, entry_of(content_frame(1, channel_id="other")))
         write(store, one[4])
-        assert known.keys() == store._writer._frames._channels.keys()
-        assert all(store._writer._frames._channels[each] is known[each] for each in known)
+        assert known.keys() == store.writer._frames._channels.keys()
+        assert all(store.writer._frames._channels[each] is known[each] for each in known)

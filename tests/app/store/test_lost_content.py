@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, select, text
 
 from app.entries import NewEntry
-from app.store.records import ContentState
+from app.store.entryrows import ContentState
 from app.store.schema import frame_references, frames, lost_content
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import frame_hash, order_value
@@ -74,19 +74,19 @@ async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_
     async with reopened(url) as store:
         store.begin_writing()
         assert await lost(store, entries) == [last - 1]
-        assert store.recheck([last, 1]).lost == {last}
+        assert store.writer.recheck([last, 1]).lost == {last}
         digest = entries[last - 1].digest
-        assert await store.content_states([digest, bytes(32), entries[0].digest]) == {
+        assert await store.frames.content_states([digest, bytes(32), entries[0].digest]) == {
             digest: ContentState.LOST
         }
         order = order_value(entries[last - 1].message.lamport_timestamp or 0)
-        assert [each[:2] for each in await store.lost_elements(10)] == [(order, digest)]
-        assert await store.lost_elements(10, last) == []
-        assert await store.lost_count() == 1
-        first, second = store.write_group([entries[last - 1]] * 2)
+        assert [each[:2] for each in await store.frames.lost_elements(10)] == [(order, digest)]
+        assert await store.frames.lost_elements(10, last) == []
+        assert await store.frames.lost_count() == 1
+        first, second = store.writer.write([entries[last - 1]] * 2)
         assert (first.seq, first.is_new, first.is_mended) == (last, False, True)
         assert (second.is_new, second.is_mended) == (False, False)
-        assert await store.lost_count() == 0
+        assert await store.frames.lost_count() == 0
         assert await lost(store, entries) == []
     assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
 
@@ -97,7 +97,7 @@ async def test_a_publication_mends_what_nobody_found_yet(stores: Stores) -> None
     ruin(url, 30)
     async with reopened(url) as store:
         store.begin_writing()
-        results = store.write_group(entries)
+        results = store.writer.write(entries)
         assert [r.seq for r in results if r.is_mended] == [30]
         assert await lost(store, entries) == []
 
@@ -111,13 +111,13 @@ async def test_the_same_frame_restores_both_copies_of_a_reference_and_its_depend
     ruin(url, reference)
     async with reopened(url) as store:
         store.begin_writing()
-        store.recheck(range(1, 61))
+        store.writer.recheck(range(1, 61))
         gone = marked(url)
         assert reference in gone
         assert len(gone) > 10
-        assert store.write_group([entries[reference - 1]])[0].is_mended
+        assert store.writer.write([entries[reference - 1]])[0].is_mended
         assert marked(url) == []
-        assert await store.references_in_doubt(10) == []
+        assert await store.frames.references_in_doubt(10) == []
         assert await lost(store, entries) == []
     assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
 
@@ -131,22 +131,22 @@ async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_aga
     ruin(url, reference, harm=flip)
     async with reopened(url) as store:
         store.begin_writing()
-        store.recheck(range(1, 61))
+        store.writer.recheck(range(1, 61))
         gone = marked(url)
         assert reference in gone
         other = refiltered(entries[reference - 1])
-        assert store.write_group([other])[0].is_mended
+        assert store.writer.write([other])[0].is_mended
         # What could be read through the damaged copy can be read still, and nothing else changed.
         assert marked(url) == [seq for seq in gone if seq != reference]
-        found = await store.entry(other.digest)
+        found = await store.entries.entry(other.digest)
         assert found is not None
         assert (found.frame, found.frame_hash) == (other.frame, frame_hash(other.frame))
-        assert await store.references_in_doubt(10) == []
-        store.recheck(range(1, 61))
+        assert await store.frames.references_in_doubt(10) == []
+        store.writer.recheck(range(1, 61))
         assert marked(url) == [seq for seq in gone if seq != reference]
         # Nothing new is compressed against it, and each dependent is mended by itself.
         more = conversation(90, known=500)
-        assert sum(r.is_mended for r in store.write_group(more)) == len(gone) - 1
+        assert sum(r.is_mended for r in store.writer.write(more)) == len(gone) - 1
         everything = [*more]
         everything[reference - 1] = other
         assert await lost(store, everything) == []
@@ -181,7 +181,7 @@ async def test_what_can_be_read_through_a_damaged_reference_can_be_read_still(
         store.begin_writing()
         assert await lost(store, entries) == [reference - 1]
         other = refiltered(entries[reference - 1])
-        assert store.write_group([other])[0].is_mended
+        assert store.writer.write([other])[0].is_mended
         entries[reference - 1] = other
         assert await lost(store, entries) == []
     async with reopened(url) as store:
@@ -196,10 +196,10 @@ async def test_a_fault_of_the_database_ends_a_recheck_and_marks_nothing(stores: 
         store.begin_writing()
         in_database(url, lambda c: c.execute(text("ALTER TABLE frames RENAME TO elsewhere")))
         with pytest.raises(Exception, match="frames"):
-            store.recheck(range(1, 31))
+            store.writer.recheck(range(1, 31))
         in_database(url, lambda c: c.execute(text("ALTER TABLE elsewhere RENAME TO frames")))
         assert marked(url) == []
-        assert store.recheck(range(1, 31)).lost == {30}
+        assert store.writer.recheck(range(1, 31)).lost == {30}
 
 
 async def test_a_repaired_row_unmarks_its_message(stores: Stores) -> None:
@@ -208,9 +208,9 @@ async def test_a_repaired_row_unmarks_its_message(stores: Stores) -> None:
     ruin(url, 30, harm=flip)
     async with reopened(url) as store:
         store.begin_writing()
-        assert store.recheck([30]).lost == {30}
+        assert store.writer.recheck([30]).lost == {30}
         ruin(url, 30, harm=flip)
-        assert store.recheck([30]) == (frozenset(), {30})
+        assert store.writer.recheck([30]) == (frozenset(), {30})
     assert marked(url) == []
 
 
@@ -219,11 +219,11 @@ async def test_a_reference_in_the_writers_memory_mends_its_rows(stores: Stores) 
     url = stores.new_url()
     async with reopened(url) as store:
         store.begin_writing()
-        store.write_group(entries[:50])
+        store.writer.write(entries[:50])
         reference = references_of(url)[0]
         ruin(url, reference)
-        store.write_group(entries[50:])
-        assert store.recheck(range(1, 61)).lost == frozenset()
+        store.writer.write(entries[50:])
+        assert store.writer.recheck(range(1, 61)).lost == frozenset()
     async with reopened(url) as store:
         assert await lost(store, entries) == []
     assert marked(url) == []

@@ -38,7 +38,7 @@ asyncio.run(main())
 
 async def test_a_new_database_is_made_in_a_new_folder(tmp_path: Path) -> None:
     store = await Store.open(f"sqlite:///{tmp_path}/new/store.db", DEFAULT_LIMITS)
-    assert await store.watermark() == (0, 0)
+    assert await store.arrivals.watermark() == (0, 0)
     await store.close()
 
 
@@ -46,12 +46,12 @@ async def test_a_database_keeps_its_name_and_its_entries(stores: Stores) -> None
     url = stores.new_url()
     first = await Store.open(url, DEFAULT_LIMITS)
     first.begin_writing()
-    first.write_group([entry_of(content_frame(1))])
+    first.writer.write([entry_of(content_frame(1))])
     name = first.database_id
     await first.close()
     again = await Store.open(url, DEFAULT_LIMITS)
     assert again.database_id == name
-    assert await again.find("message-000001", "channel") is not None
+    assert await again.entries.find("message-000001", "channel") is not None
     await again.close()
 
 
@@ -69,19 +69,19 @@ async def test_sqlite_waits_for_the_disk_at_each_commit(tmp_path: Path) -> None:
 
 async def test_a_snapshot_shows_nothing_that_is_committed_while_it_lasts(stores: Stores) -> None:
     async with stores.open() as store:
-        store.write_group([entry_of(content_frame(1))])
+        store.writer.write([entry_of(content_frame(1))])
         async with store.snapshot() as frozen:
-            [before] = await frozen.channels(None, 9)
-            store.write_group([entry_of(content_frame(2), b"hint")])
-            assert await frozen.channels(None, 9) == [before]
-            assert await frozen.watermark() == (1, 0)
-            assert await frozen.find("message-000002", None) is None
-            assert await frozen.find("message-000001", None) is not None
-            page = await frozen.page("channel", after=None, limit=9, bytes_max=BYTES_MAX)
+            [before] = await frozen.channels.after(None, 9)
+            store.writer.write([entry_of(content_frame(2), b"hint")])
+            assert await frozen.channels.after(None, 9) == [before]
+            assert await frozen.arrivals.watermark() == (1, 0)
+            assert await frozen.entries.find("message-000002", None) is None
+            assert await frozen.entries.find("message-000001", None) is not None
+            page = await frozen.channels.page("channel", after=None, limit=9, bytes_max=BYTES_MAX)
             assert [entry.seq for entry in page.entries] == [1]
-            assert await store.watermark() == (2, 1)
+            assert await store.arrivals.watermark() == (2, 1)
         async with store.snapshot() as frozen:
-            assert await frozen.watermark() == (2, 1)
+            assert await frozen.arrivals.watermark() == (2, 1)
 
 
 async def test_two_databases_have_two_names(tmp_path: Path) -> None:
@@ -127,17 +127,17 @@ async def test_a_second_writer_of_one_file_is_refused_while_readers_are_not(
         assert other.stdout is not None
         assert other.stdout.readline() == "writing\n"
         store = await Store.open(url, DEFAULT_LIMITS)
-        assert await store.watermark() == (0, 0)
+        assert await store.arrivals.watermark() == (0, 0)
         with pytest.raises(StoreBusyError, match="another process"):
             store.begin_writing()
         with pytest.raises(Problem) as refused:
-            store.write_group([entry_of(content_frame(1))])
+            store.writer.write([entry_of(content_frame(1))])
         assert refused.value.code is Code.STORE_UNAVAILABLE
         other.kill()
         other.wait()
         # The lock dies with its process.
         store.begin_writing()
-        assert store.write_group([entry_of(content_frame(1))])[0].is_new
+        assert store.writer.write([entry_of(content_frame(1))])[0].is_new
         await store.close()
 
 

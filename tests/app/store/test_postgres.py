@@ -19,10 +19,10 @@ from app.errors import Code, Problem
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from app.recon.index import NodeIndex
+from app.store.entryrows import arrived_after
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
 from app.store.migrate import migrate
 from app.store.postgres import VERSION_MIN, check_server
-from app.store.statements import read_statements
 from app.store.store import Store
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry
@@ -64,7 +64,7 @@ def write_groups(store: Store, writer: int, begin: threading.Barrier) -> None:
     begin.wait()
     for group in range(GROUPS):
         entries = [entry_of(frame_of(writer, group, n), b"%d" % writer) for n in range(10)]
-        store.write_group(entries)
+        store.writer.write(entries)
 
 
 async def follow_feed(store: Store, is_over: Callable[[], bool]) -> list[bytes]:
@@ -73,7 +73,7 @@ async def follow_feed(store: Store, is_over: Callable[[], bool]) -> list[bytes]:
     seq = 0
     while True:
         was_over = is_over()
-        page = await store.feed(seq, 7, BYTES_MAX)
+        page = await store.channels.feed(seq, 7, BYTES_MAX)
         seen += [entry.digest for entry in page.entries]
         if page.entries:
             assert page.entries[0].seq > seq
@@ -96,10 +96,12 @@ async def follow_index(store: Store, is_over: Callable[[], bool]) -> NodeIndex:
 async def test_all_databases_of_a_process_share_their_compiled_statements(
     postgres_stores: PostgresStores,
 ) -> None:
-    async with postgres_stores.open():
-        compiled = read_statements.cache_info().misses
-        async with postgres_stores.open():
-            assert read_statements.cache_info().misses == compiled
+    async with postgres_stores.open() as one:
+        await one.channels.feed(0, 1, BYTES_MAX)
+        compiled = arrived_after.cache_info().misses
+        async with postgres_stores.open() as another:
+            await another.channels.feed(0, 1, BYTES_MAX)
+            assert arrived_after.cache_info().misses == compiled
 
 
 async def test_followers_of_two_writing_processes_miss_nothing_and_see_nothing_twice(
@@ -132,14 +134,14 @@ async def test_followers_of_two_writing_processes_miss_nothing_and_see_nothing_t
     assert set(seen) == expected
     claims = 2 * 10 * GROUPS
     assert len(index.elements) == len(expected) + claims
-    channels = await reader.channels(None, 100)
+    channels = await reader.channels.after(None, 100)
     assert sum(channel.count for channel in channels) == len(expected)
     for channel in channels:
         # What either wrote before the other told of it is no gap.
-        gaps = await reader.gaps(channel.channel_id, None, 1000)
+        gaps = await reader.gaps.page(channel.channel_id, None, 1000)
         assert {gap.message_id.split("/")[0] for gap in gaps.gaps} <= {"nobody", "0", "1", "both"}
         for gap in gaps.gaps:
-            assert await reader.find(gap.message_id, channel.channel_id) is None
+            assert await reader.entries.find(gap.message_id, channel.channel_id) is None
     for store in (*writers, reader):
         await store.close()
 
@@ -160,7 +162,7 @@ async def test_two_processes_that_are_sent_the_same_store_it_once(
         assert kinds.count(OutcomeKind.STORED) == 60
         assert kinds.count(OutcomeKind.DUPLICATE) == 60
         for ingest in (one, two):
-            feed = await ingest.store.feed(0, 1000, BYTES_MAX)
+            feed = await ingest.store.channels.feed(0, 1000, BYTES_MAX)
             assert [entry.seq for entry in feed.entries] == list(range(1, 61))
 
 
@@ -201,12 +203,12 @@ async def test_connections_that_are_cut_cost_no_acknowledged_message_and_heal(
             cuts += 1
             # A reader that is handed a dead connection asks again with another.
             with contextlib.suppress(Problem):
-                await ingest.store.watermark()
+                await ingest.store.arrivals.watermark()
             await asyncio.sleep(0.02)
         await publishing
         await publish_and_note(ingest, range(9000, 9010), acknowledged, [])
         assert len(acknowledged) + len(refused) == 810
-        found = await ingest.store.by_digest(list(acknowledged))
+        found = await ingest.store.entries.by_digest(list(acknowledged))
         assert {entry.digest for entry in found} == acknowledged
     assert cuts > 3
     assert set(refused) <= {Code.STORE_UNAVAILABLE}
@@ -218,13 +220,13 @@ async def test_a_reader_with_nothing_but_dead_connections_gets_its_answer(
     url = postgres_stores.new_url()
     async with open_ingest(url) as ingest:
         await ingest.door.publish(Publication(content_frame(1)))
-        await asyncio.gather(*(ingest.store.watermark() for _ in range(20)))
+        await asyncio.gather(*(ingest.store.arrivals.watermark() for _ in range(20)))
         execute(
             url,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid != pg_backend_pid()",
         )
-        assert await ingest.store.find("message-000001", "channel") is not None
+        assert await ingest.store.entries.find("message-000001", "channel") is not None
         # Neither does a writer, which has written nothing yet, trouble its publisher.
         outcome = await ingest.door.publish(Publication(content_frame(2)))
         assert outcome.kind is OutcomeKind.STORED
@@ -237,8 +239,8 @@ async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> 
         try:
             for attempt in (
                 ingest.door.publish(Publication(content_frame(2))),
-                ingest.store.find("message-000001", "channel"),
-                ingest.store.watermark(),
+                ingest.store.entries.find("message-000001", "channel"),
+                ingest.store.arrivals.watermark(),
             ):
                 with pytest.raises(Problem) as refused:
                     await attempt
@@ -256,7 +258,7 @@ async def test_a_server_that_restarts_is_found_again(server: PostgresServer) -> 
         outcome = await ingest.door.publish(Publication(content_frame(3)))
         assert outcome.kind is OutcomeKind.STORED
         for number in (1, 3):
-            assert await ingest.store.find(f"message-{number:06}", "channel") is not None
+            assert await ingest.store.entries.find(f"message-{number:06}", "channel") is not None
 
 
 async def test_a_commit_is_on_disk_whatever_the_database_has_as_its_default(
@@ -288,8 +290,8 @@ async def test_a_full_disk_of_the_server_refuses_writers_and_serves_readers(
         with pytest.raises(Problem) as refused:
             await ingest.door.publish(Publication(content_frame(2)))
         assert refused.value.code is Code.DISK_FULL
-        assert await ingest.store.find("message-000001", "channel") is not None
-        assert await ingest.store.find("message-000002", "channel") is None
+        assert await ingest.store.entries.find("message-000001", "channel") is not None
+        assert await ingest.store.entries.find("message-000002", "channel") is None
         execute(url, "DROP TRIGGER full_disk ON frames")
         outcome = await ingest.door.publish(Publication(content_frame(2)))
         assert outcome.kind is OutcomeKind.STORED

@@ -52,7 +52,7 @@ async def test_a_released_schema_opens_answers_as_it_did_and_goes_on(
     store.begin_writing()
     fill(store)
     assert await answers(store) == told
-    assert store.write_group([entry_of(content_frame(1))])[0].is_new
+    assert store.writer.write([entry_of(content_frame(1))])[0].is_new
     await store.close()
 
 
@@ -83,7 +83,7 @@ async def test_gaps_that_a_sync_message_hid_in_an_earlier_version_are_found_agai
         assert deleted.rowcount == 1
     engine.dispose()
     store = await Store.open(url, DEFAULT_LIMITS)
-    gaps = {gap.message_id: gap for gap in (await store.gaps(channel_id, None, 100)).gaps}
+    gaps = {gap.message_id: gap for gap in (await store.gaps.page(channel_id, None, 100)).gaps}
     told = json.loads((FIXTURES / revision / "answers.json").read_text(encoding="utf-8"))
     assert [*gaps] == [message_id for message_id, _ in told[f"channel {channel_id}"]["gaps"]]
     assert gaps[message_id].met_as_sync
@@ -95,9 +95,9 @@ async def test_claims_of_earlier_schemas_are_found_by_hint_and_channel(
     stores: Stores, revision: str, tmp_path: Path
 ) -> None:
     store = await Store.open(restored(stores, revision, tmp_path), DEFAULT_LIMITS)
-    everywhere = (await store.hint(b"published", None, 100)).entries
-    for channel in await store.channels(None, 100):
-        found = (await store.hint(b"published", channel.channel_id, 100)).entries
+    everywhere = (await store.claims.page(b"published", None, 100)).entries
+    for channel in await store.channels.after(None, 100):
+        found = (await store.claims.page(b"published", channel.channel_id, 100)).entries
         assert found == [each for each in everywhere if each.channel_id == channel.channel_id]
     assert everywhere
     await store.close()

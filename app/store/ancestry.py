@@ -1,4 +1,4 @@
-"""What comes causally before some messages of a channel.
+"""Ancestors: what comes causally before some messages of a channel.
 
 The walk goes from the heads back in time: of all messages that are known to be causes, the last one
 in log order is taken next. Clocks grow from cause to effect, so the place where a page ends and the
@@ -12,7 +12,7 @@ that a window names at once. Whatever a window misses is looked up as the walk g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
@@ -21,16 +21,21 @@ from typing import NamedTuple
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.limits import Limits
-from app.store.causalorder import causal_order
-from app.store.database import Database, Row
-from app.store.entryrows import EntryRow, fitting_count
-from app.store.framereads import FrameReads
+from app.store.channelpages import ChannelInfo, Channels
+from app.store.database import Database
+from app.store.entryrows import (
+    EntryRow,
+    FrameReader,
+    Position,
+    entries_by_seq,
+    entries_numbered,
+    entry_rows,
+    fitting_count,
+)
+from app.store.gaps import Gaps
 from app.store.keys import Keys
-from app.store.pagereads import position_bound
-from app.store.records import AncestorPage, ChannelInfo, Position
-from app.store.statements import ReadStatements
 from sdstore.sds.codec import decode
-from sdstore.sds.model import LAMPORT_MIN
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 
 WINDOW_MIN, WINDOW_START, WINDOW_MAX = 1, 16, 256
 """Entries read ahead; the largest takes some 5 ms to decode, which other callers wait for."""
@@ -40,6 +45,22 @@ LogKey = tuple[int, bytes, bytes]
 
 _SEQ_MAX = 2**63 - 1
 _BEHIND_ALL: LogKey = (2**63 - 1, b"\xff", b"")
+
+
+@dataclass(frozen=True, slots=True)
+class AncestorPage:
+    """Part of a causal closure, every message after its causes; `next` is None at the end.
+
+    `missing`: IDs that the closure names, but whose messages are unknown, cannot be read (`left_out` has
+    the digests of those), or did not fit into `next`: the causes of these are not followed. `met_as_sync`:
+    those of them that are known IDs of sync messages.
+    """
+
+    entries: list[Entry]
+    missing: list[str]
+    next: Position | None
+    left_out: tuple[bytes, ...] = ()
+    met_as_sync: tuple[str, ...] = ()
 
 
 class _Latest:
@@ -136,40 +157,46 @@ class _Walk:
         return lamport, place, digest.hex(), waiting, _packed(self.late)
 
 
-class AncestorReads:
+class Ancestors:
     """Causal closures, page by page."""
 
     def __init__(
         self,
         database: Database,
-        statements: ReadStatements,
-        frames: FrameReads,
+        frame_reader: FrameReader,
         keys: Keys,
+        channels: Channels,
+        gaps: Gaps,
         limits: Limits,
     ) -> None:
         self._database = database
-        self._statements = statements
-        self._frames = frames
+        self._sql = database.sql
+        self._frames = frame_reader
         self._keys = keys
+        self._channels = channels
+        self._gaps = gaps
         self._limits = limits
 
     async def page(
         self,
         channel_id: str,
         heads: Sequence[str],
-        known: Sequence[str],
+        known: Sequence[str] = (),
         *,
         limit: int,
         bytes_max: int,
-        after: Position | None,
+        after: Position | None = None,
     ) -> AncestorPage:
-        """The latest causes first; within the page every message after its causes."""
+        """Everything before `heads`, not passing through `known`, the latest first.
+
+        Within a page every message comes after its causes. Pages may be empty and go on.
+        """
         starts = frozenset(heads) - frozenset(known)
-        found = await self._database.rows(self._statements.channel, channel_id=channel_id)
-        if not found:
+        channel = await self._channels.named(channel_id)
+        if channel is None:
             missing = sorted(starts, key=str.encode)
             return AncestorPage([], missing, None, (), await self._met(channel_id, missing))
-        walk = _Walk(ChannelInfo(*found[0]), starts, {*heads, *known}, self._limits)
+        walk = _Walk(channel, starts, {*heads, *known}, self._limits)
         if after is None:
             await self._look_up(walk, sorted(starts))
             for message_id in starts:
@@ -184,10 +211,8 @@ class AncestorReads:
         return AncestorPage(entries, missing, after, tuple(walk.left_out), met)
 
     async def _met(self, channel_id: str, missing: Sequence[str]) -> tuple[str, ...]:
-        """Those that were met as IDs of sync messages."""
-        asked = [(self._keys.of_met(channel_id, each), channel_id, each) for each in missing]
-        met = {row[0] for row in await self._database.each(self._statements.is_met, asked)}
-        return tuple(each for number, each in enumerate(missing) if number in met)
+        met = await self._gaps.met(channel_id, missing)
+        return tuple(each for each in missing if each in met)
 
     async def _take(self, walk: _Walk, limit: int, bytes_max: int) -> None:
         room, is_first = bytes_max, True
@@ -216,19 +241,14 @@ class AncestorReads:
         is_useful = 2 * walk.used >= walk.window
         walk.window = min(2 * walk.window, WINDOW_MAX) if is_useful else WINDOW_MIN
         walk.used = 0
-        statement = self._statements.log_page(
-            descending=True, low_is_position=False, high_is_position=True
+        place = (row.lamport, row.message_id, row.digest.hex())
+        lamports = (LAMPORT_MIN, LAMPORT_MAX)
+        before = await self._channels.log_rows(
+            walk.channel.channel_id, None, place, lamports, walk.window - 1, is_descending=True
         )
-        before = await self._database.rows(
-            statement,
-            channel_id=walk.channel.channel_id,
-            limit=walk.window - 1,
-            **position_bound("low", None, LAMPORT_MIN),
-            **position_bound("high", (row.lamport, row.message_id, row.digest.hex()), 0),
-        )
-        rows: list[Row] = [row, *before]
-        walk.loaded = {each[0]: walk.loaded[each[0]] for each in rows if each[0] in walk.loaded}
-        new = [each for each in rows if each[0] not in walk.loaded]
+        rows = [row, *before]
+        walk.loaded = {each.seq: walk.loaded[each.seq] for each in rows if each.seq in walk.loaded}
+        new = [each for each in rows if each.seq not in walk.loaded]
         entries = await self._frames.entries(new[: fitting_count(new, bytes_max)])
         walk.loaded.update((entry.seq, _Loaded(entry, _causes_of(entry))) for entry in entries)
         causes = [message_id for each in walk.loaded.values() for message_id in each.causes]
@@ -241,7 +261,8 @@ class AncestorReads:
         number = walk.channel.channel_no
         asked = [(self._keys.of_text(each), each, number) for each in unknown]
         walk.named.update((each, []) for each in unknown)
-        for which, *columns in await self._database.each(self._statements.entries_numbered, asked):
+        query = entries_numbered(self._sql, self._limits.variants_listed_max)
+        for which, *columns in await self._database.each(query, asked):
             walk.named[unknown[which]].append(EntryRow(*columns))
 
     async def _resume(self, walk: _Walk, after: Position) -> None:
@@ -252,9 +273,9 @@ class AncestorReads:
             raise _not_ours() from None
         walk.late = set(_unpacked(late))
         asked = _unpacked(waiting)[: self._limits.ancestors_frontier_max]
-        rows = await self._database.among(self._statements.entries_by_seq, asked)
-        # A cursor is no secret: it leads nowhere out of its channel.
-        here = [EntryRow(*row) for row in rows if row[1] == walk.channel.channel_id]
+        rows = entry_rows(await self._database.among(entries_by_seq(self._sql), asked))
+        # Anybody can write a cursor: it must not lead out of its channel.
+        here = [row for row in rows if row.channel_id == walk.channel.channel_id]
         walk.waiting = list(map(_Latest, here))
         heapify(walk.waiting)
         walk.seen.update(row.message_id for row in here)
@@ -300,3 +321,53 @@ def _unpacked(text: str) -> list[int]:
 
 def _not_ours() -> Problem:
     return Problem(Code.INVALID_CURSOR, "this token was not made by a store")
+
+
+# ---- causal order
+
+
+def causal_order(causes: Sequence[Sequence[int]]) -> list[int]:
+    """The numbers 0 … n-1, each after its `causes`; of those that could come next, the lowest.
+
+    IDs are free strings, so causes may form cycles. A cycle is walked from its lowest number, and
+    the reference that closes it is disregarded; between messages that are not each other's causes
+    no reference ever is.
+    """
+    kept = _without_cycles(causes)
+    effects: list[list[int]] = [[] for _ in causes]
+    for number, its_causes in enumerate(kept):
+        for cause in its_causes:
+            effects[cause].append(number)
+    open_causes = list(map(len, kept))
+    ready = [number for number, count in enumerate(open_causes) if not count]
+    ordered: list[int] = []
+    while ready:
+        cause = heappop(ready)
+        ordered.append(cause)
+        for number in effects[cause]:
+            open_causes[number] -= 1
+            if not open_causes[number]:
+                heappush(ready, number)
+    return ordered
+
+
+def _without_cycles(causes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The causes of each number, but for those that lead back to where the walk came from."""
+    kept: list[list[int]] = [[] for _ in causes]
+    is_walked = [False] * len(causes)
+    for root in range(len(causes)):
+        if is_walked[root]:
+            continue
+        is_walked[root] = True
+        path: dict[int, Iterator[int]] = {root: iter(causes[root])}
+        while path:
+            number, rest = next(reversed(path.items()))
+            cause = next(rest, None)
+            if cause is None:
+                del path[number]
+            elif cause not in path:
+                kept[number].append(cause)
+                if not is_walked[cause]:
+                    is_walked[cause] = True
+                    path[cause] = iter(causes[cause])
+    return kept

@@ -1,0 +1,399 @@
+"""Hint claims: which entries a retrieval hint may mean, and which hints an entry has.
+
+Anybody can claim anything, so each look-up examines a bounded number of claims and says how to go on; a
+look-up within a channel counts only claims of that channel. Candidates are ranked by where the claim was
+learned. Ranks 0 and 1 are claims published with an entry. Rank 2 are claims of histories about a channel
+and message ID, which lead to every entry with that ID.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    LargeBinary,
+    bindparam,
+    select,
+    true,
+    tuple_,
+)
+
+from app.entries import Claim, ClaimSource, Entry
+from app.limits import Limits
+from app.store.channelpages import Channels
+from app.store.database import (
+    Arguments,
+    Database,
+    Keyed,
+    ManyQuery,
+    Query,
+    Row,
+    SqlDialect,
+    constant,
+)
+from app.store.entryrows import (
+    IN_CHANNELS,
+    PREFIX_BYTES,
+    EntryRow,
+    FrameReader,
+    LeftOut,
+    Position,
+    entries_numbered,
+    fitting_count,
+    left_out,
+    prefixes,
+    select_entries,
+    select_entries_with_frames,
+)
+from app.store.keys import Keys
+from app.store.schema import ByteText, channels, history_claims, messages, published_claims
+
+HISTORY = int(ClaimSource.HISTORY)
+_START = (-1, 0, 0)
+_LAST_SEQ = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HintPage:
+    """Ranked candidates. Under claim spam a page may be short, even empty, and go on."""
+
+    entries: list[Entry]
+    next: Position | None
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class HintMatches(NamedTuple):
+    """`found`: (hint, sequence number, digest); `cut`: hints with claims that were not examined."""
+
+    found: list[tuple[str | bytes, int, bytes]]
+    cut: set[bytes]
+
+
+class _HistoryClaim(NamedTuple):
+    """A claim of a history, on one of the hints of a look-up."""
+
+    which: int
+    claim_no: int
+    channel_no: int
+    id_key: int
+    message_id: str
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """Positions and rows of the entries that a hint may mean; `resume` is set if not all were examined."""
+
+    found: list[tuple[Position, EntryRow]] = field(default_factory=list)
+    resume: Position | None = None
+
+
+class HintClaims:
+    """The hint claims of one open store."""
+
+    def __init__(
+        self,
+        database: Database,
+        frame_reader: FrameReader,
+        keys: Keys,
+        channels: Channels,
+        limits: Limits,
+    ) -> None:
+        self._database = database
+        self._sql = database.sql
+        self._frames = frame_reader
+        self._keys = keys
+        self._channels = channels
+        self._limits = limits
+
+    # ---- entries of a hint
+
+    async def page(
+        self, hint: bytes, channel_id: str | None, limit: int, after: Position | None = None
+    ) -> HintPage:
+        """The entries that a hint may mean: computed, published, told by histories; then first seen."""
+        (candidates,) = await self._gather([hint], channel_id, after, with_frames=True)
+        found = candidates.found
+        rows = [row for _, row in found]
+        count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
+        resume = found[count - 1][0] if count < len(found) else candidates.resume
+        entries = await self._frames.entries(rows[:count])
+        return HintPage(entries, resume, left_out(rows[:count], entries))
+
+    async def matches(self, hints: Sequence[bytes], channel_id: str | None) -> HintMatches:
+        """The best candidates of each hint."""
+        most = self._limits.variants_listed_max
+        gathered = await self._gather(hints, channel_id, None, with_frames=False)
+        matches: list[tuple[str | bytes, int, bytes]] = [
+            (hint, row.seq, row.digest)
+            for hint, candidates in zip(hints, gathered, strict=True)
+            for _, row in candidates.found[:most]
+        ]
+        pairs = zip(hints, gathered, strict=True)
+        return HintMatches(matches, {hint for hint, its in pairs if its.resume is not None})
+
+    async def _gather(
+        self,
+        hints: Sequence[bytes],
+        channel_id: str | None,
+        after: Position | None,
+        *,
+        with_frames: bool,
+    ) -> list[_Candidates]:
+        gathered = [_Candidates() for _ in hints]
+        channel_no = None
+        if channel_id is not None:
+            channel = await self._channels.named(channel_id)
+            if channel is None:
+                return gathered
+            channel_no = channel.channel_no
+        rank, number, seq = (int(part) for part in after or _START)
+        keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
+        if rank < HISTORY:
+            one_channel = () if channel_no is None else (channel_no,)
+            asked = [(*key, *one_channel, rank, number) for key in keyed]
+            query = _published_by_hint(
+                self._sql, self._limits.hint_candidates_max, channel_no is not None, with_frames
+            )
+            self._add_published(gathered, await self._database.each(query, asked))
+            number = seq = 0
+        await self._add_history(gathered, keyed, channel_no, (number, seq))
+        return gathered
+
+    def _add_published(self, gathered: list[_Candidates], rows: Sequence[Row]) -> None:
+        examined = Counter(row[0] for row in rows)
+        for which, *columns, source in rows:
+            row = EntryRow(*columns)
+            position = source, row.seq, 0
+            gathered[which].found.append((position, row))
+            if examined[which] == self._limits.hint_candidates_max:
+                gathered[which].resume = position
+
+    async def _add_history(
+        self,
+        gathered: list[_Candidates],
+        keyed: Sequence[tuple[int, bytes]],
+        channel_no: int | None,
+        after: tuple[int, int],
+    ) -> None:
+        candidates_max = self._limits.hint_candidates_max
+        query = _history_by_hint(self._sql, candidates_max, channel_no is not None)
+        first_channel = await self._channel_of(after[0]) if channel_no is None else channel_no
+        asked = [(*key, first_channel, after[0]) for key in keyed]
+        told = [_HistoryClaim(*row) for row in await self._database.each(query, asked)]
+        claims = [claim for claim in told if gathered[claim.which].resume is None]
+        counts = Counter(claim.which for claim in claims)
+        for claim in claims:
+            if counts[claim.which] == candidates_max:
+                gathered[claim.which].resume = (HISTORY, claim.claim_no, _LAST_SEQ)
+        if not claims:
+            return
+        entries = await self._entries_of(claims)
+        published = await self._published([row.seq for _, row in entries])
+        for claim, row in entries:
+            hint = keyed[claim.which][1]
+            is_new = claim.claim_no != after[0] or row.seq > after[1]
+            if is_new and (row.seq, hint) not in published:
+                position = (HISTORY, claim.claim_no, row.seq)
+                gathered[claim.which].found.append((position, row))
+
+    async def _channel_of(self, claim_no: int) -> int:
+        """The channel of a history claim; claims are read in the order of channels and numbers."""
+        query = _channel_of_history_claim(self._sql)
+        rows = await self._database.rows(query, claim_no=claim_no) if claim_no else []
+        return int(rows[0][0]) if rows else 0
+
+    async def _entries_of(
+        self, claims: Sequence[_HistoryClaim]
+    ) -> list[tuple[_HistoryClaim, EntryRow]]:
+        """The entries that history claims mean, in the order of the claims, then of the entries."""
+        asked = [(claim.id_key, claim.message_id, claim.channel_no) for claim in claims]
+        query = entries_numbered(self._sql, self._limits.variants_listed_max)
+        rows = await self._database.each(query, asked)
+        return [(claims[which], EntryRow(*columns)) for which, *columns in sorted(rows)]
+
+    async def _published(self, seqs: Sequence[int]) -> set[tuple[int, bytes]]:
+        rows = await self._database.among(claims_by_seq(self._sql), list(set(seqs)))
+        return {(seq, hint) for seq, _, hint, _ in rows}
+
+    # ---- hints of entries
+
+    async def of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
+        """Published and computed claims of entries, first learned first, without entries that have none."""
+        if len(digests) == 1:
+            found = await self._of_one(digests[0])
+            return {digests[0]: found} if found else {}
+        rows = await self._database.among(_seqs_by_digest(self._sql), prefixes(digests))
+        wanted = set(digests)
+        digest_of = {seq: digest for digest, seq in rows if digest in wanted}
+        claims: dict[bytes, list[Claim]] = {}
+        rows = await self._database.among(claims_by_seq(self._sql), list(digest_of))
+        for seq, source, hint, _ in sorted(rows, key=lambda row: int(row[3])):
+            claims.setdefault(digest_of[seq], []).append(Claim(hint, ClaimSource(source)))
+        return claims
+
+    async def _of_one(self, digest: bytes) -> list[Claim]:
+        asked = (digest[:PREFIX_BYTES], digest)
+        query = _claims_by_digest(self._sql, self._limits.hint_claims_per_entry_max)
+        rows = await self._database.single(query, asked)
+        return [Claim(hint, ClaimSource(source)) for source, hint in rows]
+
+    async def by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """(digest, hint) of the known claim elements, in the order asked."""
+        rows = await self._database.among(_claims_by_element(self._sql), prefixes(ids))
+        found = {element: (digest, hint) for element, digest, hint in rows}
+        return [found[element] for element in dict.fromkeys(ids) if element in found]
+
+
+# ---- statements
+
+
+@cache
+def _published_by_hint(
+    sql: SqlDialect,
+    candidates_max: int,
+    in_channel: bool,
+    with_frames: bool,
+) -> ManyQuery:
+    """The columns of `EntryRow` and the claim's source, by hint, after (source, sequence number).
+
+    `in_channel`: within one channel, whose number comes before the source in the arguments.
+    """
+    claims = published_claims
+    claimed = claims.join(messages, claims.c.seq == messages.c.seq).join(channels, IN_CHANNELS)
+    entries = select_entries_with_frames(claimed) if with_frames else select_entries(claimed)
+    found = entries.add_columns(claims.c.source)
+    arguments: Arguments = {
+        "hint_key": BigInteger(),
+        "hint": LargeBinary(),
+        **({"channel_no": Integer()} if in_channel else {}),
+        "rank": BigInteger(),
+        "number": BigInteger(),
+    }
+    return sql.each(
+        arguments,
+        lambda key: (
+            found.where(
+                claims.c.hint_key == key["hint_key"],
+                claims.c.hint == key["hint"],
+                claims.c.channel_no == key["channel_no"] if in_channel else true(),
+                tuple_(claims.c.source, claims.c.seq) > tuple_(key["rank"], key["number"]),
+            )
+            .order_by(claims.c.source, claims.c.seq)
+            .limit(constant(candidates_max))
+        ),
+    )
+
+
+@cache
+def _history_by_hint(sql: SqlDialect, candidates_max: int, in_channel: bool) -> ManyQuery:
+    """`_HistoryClaim`s by hint, from (channel number, claim number) on, in that order.
+
+    `in_channel`: of that channel only.
+    """
+    history = history_claims
+    told = select(history.c.claim_no, history.c.channel_no, history.c.id_key, history.c.message_id)
+
+    def behind(key: Keyed) -> ColumnElement[bool]:
+        if in_channel:
+            return (history.c.channel_no == key["channel_no"]) & (
+                history.c.claim_no >= key["number"]
+            )
+        place = tuple_(history.c.channel_no, history.c.claim_no)
+        return place >= tuple_(key["channel_no"], key["number"])
+
+    return sql.each(
+        {
+            "hint_key": BigInteger(),
+            "hint": LargeBinary(),
+            "channel_no": Integer(),
+            "number": BigInteger(),
+        },
+        lambda key: (
+            told.where(
+                history.c.hint_key == key["hint_key"],
+                history.c.hint == key["hint"],
+                behind(key),
+            )
+            .order_by(history.c.channel_no, history.c.claim_no)
+            .limit(constant(candidates_max))
+        ),
+    )
+
+
+@cache
+def _channel_of_history_claim(sql: SqlDialect) -> Query:
+    history = history_claims
+    number: Any = bindparam("claim_no", type_=BigInteger())
+    return sql.query(select(history.c.channel_no).where(history.c.claim_no == number))
+
+
+@cache
+def history_hints(sql: SqlDialect, claims_max: int) -> ManyQuery:
+    """The hints that histories give for (ID key, channel number, message ID), first told first."""
+    history = history_claims
+    arguments: Arguments = {
+        "id_key": BigInteger(),
+        "channel_no": Integer(),
+        "message_id": ByteText,
+    }
+    return sql.each(
+        arguments,
+        lambda key: (
+            select(history.c.hint)
+            .where(
+                history.c.id_key == key["id_key"],
+                history.c.channel_no == key["channel_no"],
+                history.c.message_id == key["message_id"],
+            )
+            .order_by(history.c.claim_no)
+            .limit(constant(claims_max))
+        ),
+    )
+
+
+@cache
+def claims_by_seq(sql: SqlDialect) -> ManyQuery:
+    """(seq, source, hint, claim number) of the published claims on entries."""
+    claims = published_claims
+    found = select(claims.c.seq, claims.c.source, claims.c.hint, claims.c.claim_no)
+    return sql.among(claims.c.seq, found.where)
+
+
+@cache
+def _seqs_by_digest(sql: SqlDialect) -> ManyQuery:
+    """(digest, seq) of entries, by digest prefix."""
+    return sql.among(messages.c.digest_prefix, select(messages.c.digest, messages.c.seq).where)
+
+
+@cache
+def _claims_by_digest(sql: SqlDialect, claims_max: int) -> ManyQuery:
+    """(source, hint) of the published claims on an entry, first learned first."""
+    claims = published_claims
+    found = select(claims.c.source, claims.c.hint)
+    found = found.join_from(messages, claims, claims.c.seq == messages.c.seq)
+    return sql.each(
+        {"prefix": LargeBinary(), "digest": LargeBinary()},
+        lambda key: (
+            found.where(
+                messages.c.digest_prefix == key["prefix"], messages.c.digest == key["digest"]
+            )
+            .order_by(claims.c.claim_no)
+            .limit(constant(claims_max))
+        ),
+    )
+
+
+@cache
+def _claims_by_element(sql: SqlDialect) -> ManyQuery:
+    """(element, digest, hint) of published claims, by the prefix of their elements."""
+    claims = published_claims
+    found = select(claims.c.element_id, messages.c.digest, claims.c.hint)
+    found = found.join_from(claims, messages, claims.c.seq == messages.c.seq)
+    return sql.among(claims.c.element_prefix, found.where)
