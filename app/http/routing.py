@@ -189,6 +189,8 @@ class Routes:
                 response_class=Response,
                 openapi_extra=extra,
             )
+            if is_hot and in_framework.body_field is not None:
+                raise TypeError(f"{name}: a hot route reads its body itself")
             self.declared.append(
                 Route(
                     method=method,

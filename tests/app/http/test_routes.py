@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import cast
 from urllib.parse import quote
 
 import pytest
+from fastapi.dependencies.utils import request_params_to_args
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import QueryParams
 
-from app.callers import Scope
+from app.callers import Caller, Scope
 from app.errors import Code, Problem
-from app.http.call import Reply
+from app.http.application import ROUTES as SERVED
+from app.http.call import Call, Reply
 from app.http.routing import CurrentCall, Routes, RouteTable
+from app.node import Node
 
 TEMPLATES = [
     ("GET", "/v1/messages/{message_id}"),
@@ -83,6 +88,31 @@ def test_a_channel_called_messages_is_told_from_the_query_form() -> None:
         "/v1/channels/{channel_id}/messages",
         {"channel_id": "c"},
     )
+
+
+PAGE = next(r for r in SERVED if r.template == "/v1/channels/{channel_id}/messages")
+VALUES = st.one_of(
+    st.integers(-(2**64), 2**64).map(str),
+    st.sampled_from(["log", "arrival", "asc", "desc", "", "1_000", " 5 ", "5.0", "+1", "true"]),
+    st.text(max_size=5),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([each.alias for each in PAGE.parameters]), VALUES, max_size=4)
+)
+def test_a_hot_route_reads_its_arguments_as_fastapi_does(query: dict[str, str]) -> None:
+    fields = PAGE.in_framework.dependant.query_params
+    expected, errors = request_params_to_args(fields, QueryParams(query))
+    call = Call(cast("Node", None), Caller("any"), {"channel_id": "c"}, query, {}, {})
+    if not errors:
+        assert PAGE.arguments(call) == {"channel_id": "c", **expected}
+        return
+    with pytest.raises(Problem) as caught:
+        PAGE.arguments(call)
+    first = errors[0]
+    assert caught.value.code is Code.INVALID_PARAMETER
+    assert caught.value.detail == f"{first['loc'][-1]}: {first['msg']}"
 
 
 def test_the_empty_channel_is_a_channel() -> None:
