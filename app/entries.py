@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sdstore.sds.model import Dialect, Message
+
+Numbers = TypeVar("Numbers", int, NDArray[np.uint32])
+
+# A channel has two groups of elements in the range index: its entries and the hint claims on them.
+
+
+def group_of_entries(channel_no: Numbers) -> Numbers:
+    """The group of a channel's entries, or of many channels'."""
+    return 2 * channel_no
+
+
+def group_of_claims(channel_no: Numbers) -> Numbers:
+    """The group of the hint claims on a channel's entries, or of many channels'."""
+    return 2 * channel_no + 1
+
+
+def channel_of_group(group: int) -> int:
+    """The number of the channel that a group belongs to."""
+    return group // 2
 
 
 class ClaimSource(IntEnum):

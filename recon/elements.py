@@ -183,13 +183,8 @@ ALL_ORDERS = OrderWindow()
 
 
 def order_of_lamport(lamport: int) -> int:
-    """Order value of a signed 64-bit Lamport timestamp: negative ones sort first."""
+    """The order value of a signed 64-bit Lamport timestamp; it sorts the same way."""
     return lamport + (1 << 63)
-
-
-def lamport_of_order(order: int) -> int:
-    """The inverse of `order_of_lamport`."""
-    return order - (1 << 63)
 
 
 def bound_bytes(bound: Bound) -> bytes:

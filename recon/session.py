@@ -35,8 +35,7 @@ from sdstore.wire.recon_pb2 import Session
 # business (it holds the channels); `matches` says which belong.
 
 
-LAMPORT_MIN = -(1 << 63)
-LAMPORT_MAX = (1 << 63) - 1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1  # a window may be wider than messages are
 
 
 def _minimal_prefixes(prefixes: frozenset[str]) -> tuple[str, ...]:
@@ -69,8 +68,10 @@ class Interest:
     ) -> Interest:
         """The canonical interest: sorted, without names that another part already covers."""
         for lamport in (lamport_from, lamport_to):
-            if lamport is not None and not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
-                raise LocalProtocolError("Lamport bounds are signed 64-bit numbers")
+            if lamport is not None and not _INT64_MIN <= lamport <= _INT64_MAX:
+                raise LocalProtocolError(
+                    f"the Lamport bound {lamport} is not a signed 64-bit number"
+                )
         if everything or "" in prefixes:
             return cls(True, (), (), lamport_from, lamport_to)
         minimal = _minimal_prefixes(prefixes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.cli.output import counted
-from app.entries import Entry
+from app.entries import Entry, group_of_entries
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import NodeIndex, root_of
@@ -20,10 +20,10 @@ from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
 from app.store.faults import StoreError
 from app.store.integrity import check_structure
 from app.store.store import Store
-from recon.elements import ALL_ORDERS, U8, U64, WHOLE
+from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
 from recon.session import SessionKey
 from sdstore.sds.codec import MessageError, decode
-from sdstore.sds.digest import entry_digest, frame_hash, order_value
+from sdstore.sds.digest import entry_digest, frame_hash
 
 CHANNELS_PER_READ = 1_000
 ENTRIES_PER_READ = 1_000
@@ -150,7 +150,9 @@ async def channels_of(store: Store) -> AsyncIterator[ChannelInfo]:
 
 def _elements_of(index: NodeIndex, channel: ChannelInfo) -> tuple[U64, U8]:
     """Orders u64[n] and digests u8[n, 32] of a channel by the index."""
-    view = index.elements.view(_ANY_KEY, frozenset((2 * channel.channel_no,)), ALL_ORDERS)
+    view = index.elements.view(
+        _ANY_KEY, frozenset((group_of_entries(channel.channel_no),)), ALL_ORDERS
+    )
     return view.elements(WHOLE)
 
 
@@ -163,7 +165,7 @@ def _check_channel(index: NodeIndex, channel: ChannelInfo, findings: Findings) -
             f"{len(orders)} in the index"
         )
     elif channel.count:
-        ends = (order_value(channel.lamport_first), order_value(channel.lamport_last))
+        ends = (order_of_lamport(channel.lamport_first), order_of_lamport(channel.lamport_last))
         if (int(orders.min()), int(orders.max())) != ends:
             findings.add(
                 f"channel {channel.channel_id!r}: first or last Lamport timestamp is wrong"

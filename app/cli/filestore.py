@@ -14,13 +14,13 @@ from app.federation.address import parse_peer_url
 from app.federation.transport import open_http_transport
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
-from recon.elements import U8, U64, Mask
+from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Kind, MessageError
 from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
 from sdstore.sync.report import Progress, SyncReport
@@ -69,7 +69,7 @@ class FileReplica:
         digest = entry_digest(message)
         ids = [digest, *(claim_id(digest, hint) for hint in item.hints)]
         self.elements.insert(
-            np.full(len(ids), order_value(message.lamport_timestamp), np.uint64),
+            np.full(len(ids), order_of_lamport(message.lamport_timestamp), np.uint64),
             np.frombuffer(b"".join(ids), np.uint8).reshape(-1, ID_BYTES),
             np.zeros(len(ids), np.uint32),
         )
@@ -139,7 +139,7 @@ def _prepared(item: Item) -> Prepared:
         return Prepared(claims=claims, refusal=error.code)
     digest = entry_digest(message)
     return Prepared(
-        order=order_value(message.lamport_timestamp or 0),
+        order=order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest, hint) for hint in hints]),
         refusal="" if message.kind is Kind.CONTENT else NOT_CONTENT,

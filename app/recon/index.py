@@ -24,7 +24,14 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from app.entries import NOTHING_ARRIVED, Token, Watermark
+from app.entries import (
+    NOTHING_ARRIVED,
+    Token,
+    Watermark,
+    channel_of_group,
+    group_of_claims,
+    group_of_entries,
+)
 from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.store import Store
@@ -148,7 +155,7 @@ class NodeIndex:
     def covers(self, interest: Interest, channel_no: int) -> bool:
         """Whether the entries of a channel belong to an interest, but for its window."""
         groups = self._channels.of(interest)
-        return groups is None or 2 * channel_no in groups
+        return groups is None or group_of_entries(channel_no) in groups
 
     def root_of_ids(
         self,
@@ -176,7 +183,7 @@ class NodeIndex:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         """orders u64[n] and digests u8[n, 32] of a channel's entries in a window, sorted."""
         number = self._channels.numbers.get(channel_id)
-        groups = frozenset() if number is None else frozenset((2 * number,))
+        groups = frozenset() if number is None else frozenset((group_of_entries(number),))
         return self._views.get(_PLAIN_KEY, groups, window).elements(WHOLE)
 
     async def root(self, channel_id: str, entries_count: int) -> tuple[int, bytes]:
@@ -188,7 +195,7 @@ class NodeIndex:
         counted = self._roots.get(number, (-1, b""))
         if counted[0] != entries_count:
             # The rows are chosen here, where they are inserted too; a thread reads and hashes them.
-            snapshot, rows = self.elements.rows_of((2 * number,))
+            snapshot, rows = self.elements.rows_of((group_of_entries(number),))
             root = await asyncio.to_thread(lambda: root_of(snapshot.ids_of(rows)))
             counted = len(rows), root
             self._remember_root(number, *counted)
@@ -205,7 +212,7 @@ class NodeIndex:
         columns = await self._store.arrivals.elements_after(seq, claim_no, ELEMENTS_PER_READ)
         if not len(columns.orders):
             return False
-        if int(columns.groups.max()) // 2 > self._last_channel_number:
+        if channel_of_group(int(columns.groups.max())) > self._last_channel_number:
             await self._learn_channels()
         self.elements.insert(columns.orders, columns.ids, columns.groups)
         self._sums.follow()
@@ -230,7 +237,7 @@ def root_of(digests: NDArray[np.uint8]) -> bytes:
 
 
 class ChannelGroups:
-    """Numbers of channels by name. Channel n has two groups: entries 2 n, hint claims 2 n + 1."""
+    """Numbers of channels by name, and the groups of elements that an interest covers."""
 
     def __init__(self, interests_max: int) -> None:
         self.numbers: dict[str, int] = {}
@@ -250,7 +257,9 @@ class ChannelGroups:
         known_count, groups = self._found.pop(interest, (-1, frozenset[int]()))
         if known_count != len(self.numbers):
             numbers = [self.numbers[name] for name in self._matching(interest)]
-            groups = frozenset(group for n in numbers for group in (2 * n, 2 * n + 1))
+            groups = frozenset(
+                group for n in numbers for group in (group_of_entries(n), group_of_claims(n))
+            )
         self._found[interest] = len(self.numbers), groups
         if len(self._found) > self._interests_max:
             self._found.popitem(last=False)

@@ -23,11 +23,11 @@ from app.ingest.prepare import Publication, Relayed
 from app.limits import Limits
 from app.recon.index import NodeIndex
 from app.store.store import Store
-from recon.elements import U8, U64, Mask
+from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
-from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
@@ -205,7 +205,7 @@ class NodeReplica:
             is_held, entry_id = claim.element_id in held_ids, claim.entry_id
             if entry_id in here:
                 entry = here[entry_id]
-                order, channel_id = order_value(entry.lamport_timestamp), entry.channel_id
+                order, channel_id = order_of_lamport(entry.lamport_timestamp), entry.channel_id
                 claim = replace(claim, order=order, channel_id=channel_id, has_entry=True)
             elif entry_id in came:
                 claim = replace(claim, order=came[entry_id].order)
@@ -304,7 +304,7 @@ def _entry(item: Item, content: FromDoor) -> Received:
     if message is not None and not digest:
         digest = entry_digest(message)
     return Received(
-        order=None if message is None else order_value(message.lamport_timestamp or 0),
+        order=None if message is None else order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest or item.id, hint) for hint in item.entry.hints]),
         refusal=refusal,

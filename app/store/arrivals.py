@@ -10,7 +10,7 @@ another way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -31,10 +31,10 @@ from sqlalchemy import (
     select,
 )
 
-from app.entries import START, Token, Watermark
+from app.entries import START, Token, Watermark, group_of_claims, group_of_entries
 from app.store.database import Database, ManyQuery, Query, Row, SqlDialect, constant
 from app.store.schema import messages, published_claims, refused_digests, watermark
-from sdstore.sds.digest import order_value
+from recon.elements import order_of_lamport
 
 DIGEST_BYTES = 32
 
@@ -42,7 +42,7 @@ _KEY_CONTEXT = "sdstore arrival chain v1"
 _BLOCK_BYTES = 16
 _WORD = np.dtype("<u8")
 _NUMBER_MAX = 2**63 - 1
-_ORDER_OFFSET = np.uint64(order_value(0))
+_ORDER_OFFSET = np.uint64(order_of_lamport(0))
 
 ROWS_ONE_BY_ONE = 4
 """Fewer rows cost less one by one: numpy takes 20 µs for however few."""
@@ -174,10 +174,11 @@ class Arrivals:
         Empty columns at the end.
         """
         rows = await self._database.rows(_entry_elements(self._sql), after=seq, limit=limit)
-        entries, claims = _columns(rows, 0), _columns((), 1)
+        entries, claims = _columns(rows, group_of_entries), _columns((), group_of_claims)
         if len(rows) < limit:
             query = _claim_elements(self._sql)
-            claims = _columns(await self._database.rows(query, after=claim_no, limit=limit), 1)
+            rows = await self._database.rows(query, after=claim_no, limit=limit)
+            claims = _columns(rows, group_of_claims)
         return ElementColumns(
             np.concatenate([entries.orders, claims.orders]),
             np.concatenate([entries.ids, claims.ids]),
@@ -225,16 +226,15 @@ class Arrivals:
         return {digest for (digest,) in rows}
 
 
-def _columns(rows: Sequence[Row], parity: int) -> _Columns:
-    """Rows of (number, channel number, Lamport timestamp, 32 bytes, sum) as columns.
-
-    The group is 2 * channel number + parity.
-    """
+def _columns(
+    rows: Sequence[Row], group_of: Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
+) -> _Columns:
+    """Rows of (number, channel number, Lamport timestamp, 32 bytes, sum) as columns."""
     numbers, channel_numbers, lamports, ids, sums = zip(*rows, strict=True) if rows else ((),) * 5
     return _Columns(
         np.array(lamports, dtype=np.int64).view(np.uint64) + _ORDER_OFFSET,
         np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
-        np.array(channel_numbers, dtype=np.uint32) * np.uint32(2) + np.uint32(parity),
+        group_of(np.array(channel_numbers, dtype=np.uint32)),
         Token(numbers[-1], sums[-1]) if numbers else None,
     )
 

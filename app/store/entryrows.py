@@ -49,7 +49,7 @@ from app.store.schema import (
     lost_content,
     messages,
 )
-from sdstore.sds.digest import order_value
+from recon.elements import order_of_lamport
 from sdstore.sds.model import Dialect
 
 Position = tuple[int | str, ...]
@@ -362,7 +362,7 @@ class FrameReader:
         """Entries whose content is lost, in order of their sequence numbers, from `after` on."""
         rows = await self._database.rows(lost_after(self._sql), after=after, limit=limit)
         return [
-            LostElement(order_value(lamport), digest, channel_no, seq)
+            LostElement(order_of_lamport(lamport), digest, channel_no, seq)
             for seq, channel_no, lamport, digest in rows
         ]
 

@@ -11,7 +11,6 @@ CLAIM_CONTEXT = "sdstore hint claim v1"
 
 _ENTRY_HASHER = blake3(derive_key_context=ENTRY_CONTEXT)
 _CLAIM_HASHER = blake3(derive_key_context=CLAIM_CONTEXT)
-_LAMPORT_OFFSET = 2**63
 _U32 = struct.Struct(">I").pack
 _LAMPORT = struct.Struct(">Bq").pack
 
@@ -61,8 +60,3 @@ def claim_id(digest: bytes, hint: bytes) -> bytes:
     hasher.update(digest)
     hasher.update(hint)
     return hasher.digest()
-
-
-def order_value(lamport: int) -> int:
-    """Lamport timestamp as an unsigned 64-bit integer that sorts the same way."""
-    return lamport + _LAMPORT_OFFSET

@@ -9,6 +9,7 @@ import blake3
 import pytest
 
 from recon.codec import COUNT, EQUAL, LIST, SPLIT
+from recon.elements import order_of_lamport
 from recon.errors import RemoteProtocolError
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch, read_fetch, resolve
@@ -17,7 +18,7 @@ from recon.responder import respond
 from recon.session import decode_interest
 from recon.view import View
 from sdstore.sds.codec import decode
-from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.wire.recon_pb2 import Interest, Item, ReconRequest, ReconResponse
 from tests.recon import plain, vector_sets
 from tests.recon.plain_columns import Reader, pack_bounds, pack_counts, pack_kinds, pack_varint
@@ -262,7 +263,7 @@ def test_what_a_fetch_brings_is_what_it_asked_for_and_goes_on_at_the_bound() -> 
 def elements_of_entry(entry: Item.Entry) -> list[Element]:
     message, _ = decode(entry.frame)
     assert message.lamport_timestamp is not None
-    order, digest = order_value(message.lamport_timestamp), entry_digest(message)
+    order, digest = order_of_lamport(message.lamport_timestamp), entry_digest(message)
     return [(order, digest), *((order, claim_id(digest, hint)) for hint in entry.hints)]
 
 

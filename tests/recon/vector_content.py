@@ -7,13 +7,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recon.codec import pack_counts, pack_ranges
-from recon.elements import ALL_ORDERS, END, START, Bound, Range, RangeColumns, bound_bytes
+from recon.elements import (
+    ALL_ORDERS,
+    END,
+    START,
+    Bound,
+    Range,
+    RangeColumns,
+    bound_bytes,
+    order_of_lamport,
+)
 from recon.limits import PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as wire
 from tests.recon.vector_sets import HEADER, INTEREST
@@ -47,7 +56,7 @@ class Published(NamedTuple):
     def elements(self) -> list[Element]:
         """The entry, then its claims."""
         assert self.message.lamport_timestamp is not None
-        order, digest = order_value(self.message.lamport_timestamp), entry_digest(self.message)
+        order, digest = order_of_lamport(self.message.lamport_timestamp), entry_digest(self.message)
         return [(order, digest), *((order, claim_id(digest, hint)) for hint in self.hints)]
 
     def claim(self, hint: bytes, *, is_served: bool = False) -> wire.Item:

@@ -10,8 +10,9 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon.elements import order_of_lamport
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest, entry_layout, frame_hash, order_value
+from sdstore.sds.digest import claim_id, entry_digest, entry_layout, frame_hash
 from sdstore.sds.jsonform import from_json
 from sdstore.sds.model import (
     LAMPORT_MAX,
@@ -67,7 +68,7 @@ def test_the_documented_vectors_follow_the_documented_layout() -> None:
         expected = blake3(digest + hint, derive_key_context=vectors["claim_context"]).digest()
         assert expected.hex() == vector["claim_id"] == claim_id(digest, hint).hex()
     for vector in vectors["order_values"]:
-        assert order_value(int(vector["lamport"])) == int(vector["order_value"])
+        assert order_of_lamport(int(vector["lamport"])) == int(vector["order_value"])
 
 
 def test_the_documented_refusals_are_refused_with_their_codes() -> None:
@@ -135,8 +136,8 @@ def test_no_timestamp_is_not_timestamp_0() -> None:
 @given(st.integers(LAMPORT_MIN, LAMPORT_MAX), st.integers(LAMPORT_MIN, LAMPORT_MAX))
 @settings(deadline=None, max_examples=200)
 def test_order_values_sort_as_timestamps_do_and_fit_64_bits(a: int, b: int) -> None:
-    assert (a < b) == (order_value(a) < order_value(b))
-    assert 0 <= order_value(a) < 2**64
+    assert (a < b) == (order_of_lamport(a) < order_of_lamport(b))
+    assert 0 <= order_of_lamport(a) < 2**64
 
 
 def test_a_claim_differs_from_the_entry_and_from_other_hints() -> None:

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from recon.elements import order_of_lamport
 from sdstore.sds.codec import DECODER_VERSION, MessageError, decode, encode
 from sdstore.sds.digest import (
     CLAIM_CONTEXT,
@@ -13,7 +14,6 @@ from sdstore.sds.digest import (
     entry_digest,
     entry_layout,
     frame_hash,
-    order_value,
 )
 from sdstore.sds.jsonform import to_json
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Dialect, HistoryEntry, Message
@@ -49,7 +49,7 @@ def document() -> str:
         "refusals": [_refusal_vector(*refused) for refused in _refused_frames()],
         "claims": [_claim_vector(digest, hint) for hint in (b"", b"\0", b"hint", bytes(32))],
         "order_values": [
-            {"lamport": str(lamport), "order_value": str(order_value(lamport))}
+            {"lamport": str(lamport), "order_value": str(order_of_lamport(lamport))}
             for lamport in (LAMPORT_MIN, -1, 0, 1, LAMPORT_MAX)
         ],
     }

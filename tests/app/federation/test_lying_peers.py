@@ -14,13 +14,13 @@ import sdstore.sync.moves as moves_module
 import sdstore.sync.session as session_module
 from app.errors import Code, Problem
 from app.node import Node
-from recon.elements import ALL_ORDERS, Bound, bound_bytes
+from recon.elements import ALL_ORDERS, Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import SessionHeader
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import claim_id, entry_digest, order_value
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2
@@ -344,7 +344,7 @@ def test_a_peer_that_serves_drop_by_drop_is_left_when_the_budget_is_spent(
             second, _ = decode(response.items[1].entry.frame)
             del response.items[1:]
             response.truncated = True
-            order = order_value(second.lamport_timestamp or 0)
+            order = order_of_lamport(second.lamport_timestamp or 0)
             response.resume = bound_bytes(Bound(order, int.from_bytes(entry_digest(second)[:8])))
             time.sleep(0.1)
         return response

@@ -15,7 +15,8 @@ from app.store.channelpages import Page
 from app.store.entryrows import Position
 from app.store.keys import Keys
 from app.store.store import Store
-from sdstore.sds.digest import claim_id, order_value
+from recon.elements import order_of_lamport
+from sdstore.sds.digest import claim_id
 from tests.support.oracle_store import Kept, OracleStore
 from tests.support.publications import CHANNELS, HINTS, LAMPORTS, MESSAGE_IDS, groups
 from tests.support.stores import BYTES_MAX, Stores, prepared
@@ -168,11 +169,11 @@ async def check_elements(store: Store, oracle: OracleStore) -> None:
         position = columns.next
     assert position == await store.arrivals.watermark()
     entries = [
-        (order_value(kept.lamport), kept.digest, kept.channel_id, 0)
+        (order_of_lamport(kept.lamport), kept.digest, kept.channel_id, 0)
         for kept in oracle.kept.values()
     ]
     claims = {
-        (order_value(kept.lamport), claim_id(kept.digest, hint), kept.channel_id, 1): hint
+        (order_of_lamport(kept.lamport), claim_id(kept.digest, hint), kept.channel_id, 1): hint
         for kept in oracle.kept.values()
         for hint in kept.hints
     }

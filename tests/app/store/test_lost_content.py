@@ -10,8 +10,9 @@ from sqlalchemy import Connection, select, text
 from app.entries import NewEntry
 from app.store.entryrows import ContentState
 from app.store.schema import frame_references, frames, lost_content
+from recon.elements import order_of_lamport
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import frame_hash, order_value
+from sdstore.sds.digest import frame_hash
 from tests.app.store.test_frames import (
     Harm,
     conversation,
@@ -79,7 +80,7 @@ async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_
         assert await store.frames.content_states([digest, bytes(32), entries[0].digest]) == {
             digest: ContentState.LOST
         }
-        order = order_value(entries[last - 1].message.lamport_timestamp or 0)
+        order = order_of_lamport(entries[last - 1].message.lamport_timestamp or 0)
         assert [each[:2] for each in await store.frames.lost_elements(10)] == [(order, digest)]
         assert await store.frames.lost_elements(10, last) == []
         assert await store.frames.lost_count() == 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recon.elements import order_of_lamport
 from recon.events import Done
-from sdstore.sds.digest import order_value
 from sdstore.sds.model import Message
 from tests.recon.attack import weak
 from tests.recon.attack.ktree import Lanes, Plan, collide
@@ -31,7 +31,7 @@ Sides = tuple[set[Element], set[Element]]
 
 
 def elements(messages: list[Message]) -> set[Element]:
-    order = order_value(POISON_LAMPORT)
+    order = order_of_lamport(POISON_LAMPORT)
     return {(order, row.tobytes()) for row in digest_rows(messages)}
 
 
@@ -39,7 +39,7 @@ def honest_traffic() -> set[Element]:
     """What both stores hold: 2,000 messages of other people, before and after the poison."""
     source = np.random.default_rng(1)
     lamports = POISON_LAMPORT + source.integers(-5_000, 5_000, 2_000)
-    return {(order_value(lamport), source.bytes(32)) for lamport in lamports.tolist()}
+    return {(order_of_lamport(lamport), source.bytes(32)) for lamport in lamports.tolist()}
 
 
 def stores(for_a: list[int], for_b: list[int]) -> Sides:
@@ -83,7 +83,7 @@ def assert_victim_is_hidden(sides: Sides, combine: Combine) -> None:
     ours, theirs = sides
     assert elements([victim()]) <= ours - theirs
     assert weak.reconcile(ours, theirs, combine) == set()
-    late = (order_value(POISON_LAMPORT + 9_000), b"l" * 32)
+    late = (order_of_lamport(POISON_LAMPORT + 9_000), b"l" * 32)
     assert weak.reconcile(ours | {late}, theirs, combine) == {late}
 
 
