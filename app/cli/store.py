@@ -31,6 +31,7 @@ from app.cli.output import (
 )
 from app.errors import Problem
 from app.settings import Settings
+from app.store.faults import StoreError as DatabaseError
 
 if TYPE_CHECKING:
     from app.cli.audit import Findings
@@ -174,6 +175,11 @@ async def _check(settings: Settings, *, deep: bool) -> Findings:
     except (CliError, Problem) as error:
         if not is_damage(error):
             raise
+        findings.add(f"the database refuses to go on: {error}")
+    except (DatabaseError, MemoryError) as error:
+        # Of a snapshot that could not be opened, or of this machine: neither is about the rows.
+        if not is_damage(error):
+            raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
         findings.add(f"the database refuses to go on: {error}")
     except Exception as error:  # noqa: BLE001 - damaged rows fail in every way that values can
         findings.add(f"a row cannot be understood: {type(error).__name__}: {error}")

@@ -68,6 +68,7 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,  # a reader lost the race for the log's header many times
 }
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 

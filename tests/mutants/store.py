@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, before, instead
@@ -23,6 +25,12 @@ def _numbers(read: Any, there: Any) -> bool:
 def _sums(read: Any, there: Any) -> bool:
     """Whether the sums agree, wherever the watermark is."""
     return (read.entries.sum, read.claims.sum) == (there.entries.sum, there.claims.sum)
+
+
+@asynccontextmanager
+async def _as_it_is(store: Any) -> AsyncIterator[Any]:
+    """A store that goes on, where a snapshot is asked for."""
+    yield store
 
 
 def _begin_at_the_newest(table: str, column: str, place: str) -> Plant:
@@ -71,5 +79,20 @@ FAULTS = [
         "a group begins its sums anew",
         "arrivals:ArrivalChain.sums",
         before(lambda chain, _first, numbers, ids: (chain, 0, numbers, ids)),
+    ),
+    # Checks beside a writer
+    _fault(
+        "a snapshot goes on",
+        "store:Store.snapshot",
+        instead(_as_it_is),
+        ("tests/app/store/test_opening.py",),
+    ),
+    Fault(
+        "store: a check compares messages that came after the index was read",
+        "app.cli.audit:_check_messages",
+        before(
+            lambda store, index, channel, _, *others: (store, index, channel, 2**63 - 1, *others)
+        ),
+        ("tests/app/cli/test_check_beside_a_writer.py",),
     ),
 ]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from app.store import sqlite as sqlite_module
+from app.store.faults import UnusableFileError
 from tests.support.cli import Result, cli
-from tests.support.stores import Stores
+from tests.support.stores import SqliteStores, Stores
+
+
+def sqlite_fault() -> sqlite3.Error:
+    """What SQLite says where a reader never sees a whole header of the log."""
+    fault = sqlite3.OperationalError("locking protocol")
+    fault.sqlite_errorcode = sqlite3.SQLITE_PROTOCOL
+    return fault
+
 
 ROOT = Path(__file__).parents[3]
 PUBLISH_UNTIL_KILLED = ROOT / "tests/app/ingest/publish_until_killed.py"
@@ -65,7 +77,9 @@ def test_a_sound_store_is_found_sound_while_it_is_published_to(url: str, tmp_pat
     entries: list[int] = []
     with publishing(url, tmp_path):
         for options in [(), ("--deep",)] * CHECKS:
-            report = check(url, *options).json
+            result = check(url, *options)
+            assert (result.code, result.err) == (0, "")
+            report = result.json
             assert (report["sound"], report["damages"], report["unchecked"]) == (True, [], [])
             entries.append(report["entries"])
     assert entries == sorted(entries)
@@ -91,3 +105,30 @@ def test_a_damaged_store_is_found_damaged_while_it_is_published_to(
     assert (report["sound"], deep["sound"]) == (False, False)
     assert [sum(text in each for each in deep["damages"]) for text in DAMAGES.values()] == [1, 1, 1]
     assert len(deep["damages"]) == len(DAMAGES)
+
+
+@pytest.mark.parametrize("error", [UnusableFileError("unable to open"), sqlite_fault()])
+def test_a_database_that_cannot_be_read_now_is_a_fault_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    url = SqliteStores(tmp_path).new_url()
+
+    read = sqlite_module._connect, sqlite_module._fetch
+    opened: list[Path] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        opened.append(path)
+        if len(opened) > 1 and isinstance(error, UnusableFileError):
+            raise error
+        return read[0](path)
+
+    def fetch(connection: sqlite3.Connection, text: str, arguments: Sequence[Any]) -> list[Any]:
+        if len(opened) > 1:
+            raise error
+        return read[1](connection, text, arguments)
+
+    monkeypatch.setattr(sqlite_module, "_connect", connect)
+    monkeypatch.setattr(sqlite_module, "_fetch", fetch)
+    result = check(url)
+    assert (result.code, result.out) == (6, "")
+    assert "damaged" not in result.err
