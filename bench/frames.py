@@ -24,7 +24,8 @@ from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.store.database import ManyQuery, Row
 from app.store.frames import Ask, Codec, FrameRow, FrameUnpacker, PackedFrame
-from app.store.framewriter import FrameWriter, insert_frames
+from app.store.framewriter import FrameWriter
+from app.store.schema import frames
 from app.store.sqlite import SQLITE
 from app.store.store import Store
 from bench.frame_workloads import LONG_HISTORY, filter_frames, small_frames
@@ -64,7 +65,7 @@ class Rows:
 
     def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
         """Keep what is written."""
-        if query is insert_frames(SQLITE):
+        if query is SQLITE.insert(frames):
             self.frames.update((row[0], row) for row in rows)
         else:
             self.references.update((row[0], (row[0], *row[2:])) for row in rows)

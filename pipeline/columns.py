@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from app.roots import DIGEST_BYTES
 from sdstore.sds.model import HistoryEntry, Message
 
 HISTORY_TYPE = pa.struct(
@@ -123,3 +127,18 @@ def history_array(messages: Sequence[Message | None]) -> pa.ListArray:
         fields=list(HISTORY_TYPE),
     )
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=LIST_OF_HISTORY)
+
+
+def digest_array(column: pa.Array | pa.ChunkedArray) -> NDArray[np.uint8]:
+    """A binary column of 32-byte values as an (n, 32) array; ValueError for other lengths."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if len(column) == 0:
+        return np.empty((0, DIGEST_BYTES), np.uint8)
+    lengths = pc.unique(pc.binary_length(column)).to_pylist()
+    if lengths != [DIGEST_BYTES]:
+        raise ValueError(f"digests have 32 bytes, not {lengths[:5]}")
+    _, offsets, values = column.cast(pa.binary()).buffers()
+    start = int(np.frombuffer(offsets, np.int32)[column.offset])
+    stop = start + len(column) * DIGEST_BYTES
+    return np.frombuffer(values, np.uint8)[start:stop].reshape(-1, DIGEST_BYTES)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
+from app.roots import DIGEST_BYTES
 from app.store.faults import missing_driver
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.schema import SCHEMA_REVISION
@@ -27,7 +28,6 @@ from pipeline.columns import CLAIMS, ENTRY_KEYS
 from pipeline.entrybatch import entries_batch
 from pipeline.errors import DatabaseError
 from pipeline.manifest import Watermark
-from pipeline.roots import DIGEST_BYTES
 from pipeline.scan import INT64_MAX, INT64_MIN, Interval, Scan
 
 _SQLITE, _POSTGRES = "sqlite:///", "postgresql://"

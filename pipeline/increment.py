@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from app.roots import root
 from pipeline.cluster import on_cluster
 from pipeline.database import Database, open_database
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.plan import merged_tail
 from pipeline.publish import record_of, share_file
-from pipeline.roots import root
 from pipeline.scan import Scan
 from pipeline.tables import is_lost, write_claims, write_entries
 

@@ -39,7 +39,7 @@ class Summary:
 
     @classmethod
     def of(cls, count_and_root: tuple[int, bytes]) -> Self:
-        """From what `pipeline.roots` computes."""
+        """From a count and a root (`app.roots`)."""
         count, root = count_and_root
         return cls(count, root.hex())
 

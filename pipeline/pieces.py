@@ -16,7 +16,8 @@ import pyarrow as pa
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from pipeline.roots import DIGEST_BYTES, digest_array, in_order
+from app.roots import DIGEST_BYTES, in_order
+from pipeline.columns import digest_array
 from pipeline.scan import INT64_MAX, INT64_MIN
 
 _BUCKET_DIGESTS = 2**20  # 32 MB: what is sorted at once, some three times over

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from app.roots import DIGEST_BYTES, EMPTY_ROOT, in_order
 from pipeline.manifest import ClaimRange, EntryRange, Summary
 from pipeline.pieces import Piece, Summing, bucket_bits, pack
-from pipeline.roots import DIGEST_BYTES, EMPTY_ROOT, in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

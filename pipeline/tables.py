@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from app.roots import root
+from pipeline.columns import digest_array
 from pipeline.layout import claims_path, entries_path
 from pipeline.limits import RANGE_BYTES
 from pipeline.manifest import ClaimRange, EntryRange
 from pipeline.publish import write_file
-from pipeline.roots import digest_array, root
 
 LOG_ORDER = ("channel_id", "lamport_timestamp", "message_id", "digest")
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from app import roots
 from app.cli.output import counted
 from app.entries import Entry, group_of_entries
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
-from app.recon.index import NodeIndex, root_of
+from app.recon.index import NodeIndex
 from app.settings import Settings
 from app.store.channelpages import ChannelInfo
 from app.store.database import chunks
@@ -223,7 +224,7 @@ async def _check_messages(
             break
         after = page.next
     read = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
-    if root_of(read) != root_of(ids):
+    if len(read) != len(ids) or roots.root(read) != roots.root(ids):
         findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
 
 

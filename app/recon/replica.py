@@ -137,8 +137,8 @@ class NodeReplica:
     async def _items_by_element(self, elements: Sequence[Element]) -> dict[bytes, Item]:
         store = self._store
         orders = {each.element_id: each.order for each in elements}
-        entries = {entry.digest: entry for entry in await store.by_digest(list(orders))}
-        claims = await store.claims_by_element([each for each in orders if each not in entries])
+        entries = {entry.digest: entry for entry in await store.entries.by_digest(list(orders))}
+        claims = await store.claims.by_element([each for each in orders if each not in entries])
         found: dict[bytes, Item] = {}
         for digest, hint in claims:
             element_id = claim_id(digest, hint)
@@ -159,7 +159,7 @@ class NodeReplica:
         """The hints of each entry whose claims are elements: histories carry the others."""
         return {
             digest: [each.hint for each in claims if each.source < ClaimSource.HISTORY]
-            for digest, claims in (await self._store.hints_of(digests)).items()
+            for digest, claims in (await self._store.claims.of(digests)).items()
         }
 
     async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
@@ -197,8 +197,8 @@ class NodeReplica:
     ) -> list[Received]:
         """Some claims with what is known of their entries, which came along or are here."""
         entry_ids = {each.entry_id for each in claims}
-        here = await self._store.outlines(list(entry_ids))
-        held = await self._store.claims_by_element([each.element_id for each in claims])
+        here = await self._store.entries.outlines(list(entry_ids))
+        held = await self._store.claims.by_element([each.element_id for each in claims])
         held_ids = {claim_id(*each) for each in held}
         known = []
         for claim in claims:
@@ -242,12 +242,12 @@ class NodeReplica:
         """
         sure = {c.entry_id for c in claims if isinstance(c, Received) and c.has_entry} | committed
         unsure = {each.entry_id for each in claims} - sure
-        here = sure | (await self._store.outlines(list(unsure))).keys()
+        here = sure | (await self._store.entries.outlines(list(unsure))).keys()
         written = [each for each in claims if each.entry_id in here]
         faults = await self._door.publish_claims([(c.entry_id, c.content) for c in written])
         rows = zip(written, faults, strict=True)
         taken = [claim.element_id for claim, fault in rows if fault is None]
-        kept = {claim_id(*each) for each in await self._store.claims_by_element(taken)}
+        kept = {claim_id(*each) for each in await self._store.claims.by_element(taken)}
         rest = iter(faults)
         stored = []
         for claim in claims:
@@ -270,10 +270,10 @@ class NodeReplica:
 
     async def lost(self, interest: Interest, after: int, limit: int) -> LostPage:
         """See `Replica`."""
-        total = await self._store.lost_count()
+        total = await self._store.frames.lost_count()
         if not total:
             return LostPage([], 0, 0)
-        rows = await self._store.lost_elements(limit, after)
+        rows = await self._store.frames.lost_elements(limit, after)
         elements = [
             Element(each.order, each.digest)
             for each in rows
@@ -283,7 +283,7 @@ class NodeReplica:
 
     async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """See `Replica`."""
-        return set(await self._store.content_states(entry_ids))
+        return set(await self._store.frames.content_states(entry_ids))
 
 
 # --- what is read of an item -------------------------------------------------------------------

@@ -72,7 +72,11 @@ class ManyQuery(NamedTuple):
 
 
 class SqlDialect(ABC):
-    """Compiles the shapes for one database."""
+    """Compiles the shapes for one database; there is one instance of each dialect in a process.
+
+    Shapes of whole tables are compiled once for each table. Functions that build other shapes are cached
+    where they are written, beside the code that reads the rows.
+    """
 
     _dialect: Dialect
 

@@ -164,8 +164,8 @@ class FrameWriter:
                 self._pack_channel(channel_no, entries, rows, copies)
             rows.sort()
             self._trim()
-        transaction.many(insert_frames(self._sql), rows)
-        transaction.many(_insert_copies(self._sql), copies)
+        transaction.many(self._sql.insert(frames), rows)
+        transaction.many(self._sql.insert(frame_references), copies)
 
     def forget(self) -> None:
         """References may not be there: a group was rolled back, a frame is lost, or the database lost
@@ -225,10 +225,12 @@ class FrameWriter:
                 transaction, sql, FrameUnpacker(is_silent=True).contents(each.seq)
             ):
                 copies.append((each.seq, FORMER_REFERENCE, *self._packer.pack(contents[0])))
-        transaction.many(_delete_frames(sql), [(seq,) for seq in seqs])
-        transaction.many(_delete_copies(sql), [(seq,) for seq in seqs if seq not in former])
-        transaction.many(insert_frames(sql), rows)
-        transaction.many(_insert_copies(sql), copies)
+        transaction.many(sql.delete_each(frames, "seq"), [(seq,) for seq in seqs])
+        transaction.many(
+            sql.delete_each(frame_references, "seq"), [(seq,) for seq in seqs if seq not in former]
+        )
+        transaction.many(sql.insert(frames), rows)
+        transaction.many(sql.insert(frame_references), copies)
         return others
 
     def lost_near(self, transaction: Transaction, first_seq: int) -> list[tuple[int, int]]:
@@ -379,26 +381,6 @@ def _size(stored: StoredFrame, entry: NewEntry) -> int:
 # ---- statements
 
 _COPIES = frame_references.c
-
-
-@cache
-def insert_frames(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(frames)
-
-
-@cache
-def _insert_copies(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(frame_references)
-
-
-@cache
-def _delete_frames(sql: SqlDialect) -> ManyQuery:
-    return sql.delete_each(frames, "seq")
-
-
-@cache
-def _delete_copies(sql: SqlDialect) -> ManyQuery:
-    return sql.delete_each(frame_references, "seq")
 
 
 @cache

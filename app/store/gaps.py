@@ -136,7 +136,9 @@ class ReferenceWriter:
         arrived = {(r.channel_no, entry.message.message_id) for entry, r in group.written}
         self._write_met(transaction, met)
         if group.has_missing:
-            transaction.many(_delete_missing(self._sql), list(arrived))
+            transaction.many(
+                self._sql.delete_each(missing_references, "channel_no", "message_id"), list(arrived)
+            )
         settled = self._settled
         unsettled = {
             reference: None
@@ -177,7 +179,7 @@ class ReferenceWriter:
         ]
         here = {row[0] for row in transaction.each(_is_here(self._sql), keyed)}
         missing = [name for number, name in enumerate(names) if number not in here]
-        transaction.many(_insert_missing(self._sql), missing)
+        transaction.many(self._sql.insert(missing_references, or_ignore=True), missing)
 
     def _write_history_claims(
         self, transaction: Transaction, group: Group, unsettled: Iterable[Reference]
@@ -201,7 +203,7 @@ class ReferenceWriter:
             key = keys[channel_no, message_id]
             hint_key = self._keys.of_bytes(hint)
             rows.append((group.last_history_no, hint_key, key, channel_no, message_id, hint))
-        transaction.many(_insert_history(self._sql), rows)
+        transaction.many(self._sql.insert(history_claims), rows)
 
     def _write_met(self, transaction: Transaction, met: Sequence[MetId]) -> None:
         """Those that were met longest ago are forgotten first."""
@@ -215,7 +217,7 @@ class ReferenceWriter:
         new = [row for number, row in enumerate(asked) if number not in known]
         [[last]] = transaction.rows(_last_met(self._sql))
         rows = [(int(last) + n, *row) for n, row in enumerate(new, 1)]
-        transaction.many(_insert_met(self._sql), rows)
+        transaction.many(self._sql.insert(met_ids), rows)
         until = int(last) + len(new) - self._limits.met_ids_max
         transaction.execute(_forget_met(self._sql), until=until)
 
@@ -234,16 +236,6 @@ def _missing(sql: SqlDialect) -> Query:
 
 
 @cache
-def _insert_missing(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(missing_references, or_ignore=True)
-
-
-@cache
-def _delete_missing(sql: SqlDialect) -> ManyQuery:
-    return sql.delete_each(missing_references, "channel_no", "message_id")
-
-
-@cache
 def _is_here(sql: SqlDialect) -> ManyQuery:
     return sql.each(
         {**ID_ARGUMENTS, "channel_no": Integer()},
@@ -253,11 +245,6 @@ def _is_here(sql: SqlDialect) -> ManyQuery:
             .limit(constant(1))
         ),
     )
-
-
-@cache
-def _insert_history(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(history_claims)
 
 
 @cache
@@ -280,11 +267,6 @@ def _met(sql: SqlDialect) -> ManyQuery:
 @cache
 def _last_met(sql: SqlDialect) -> Query:
     return sql.query(select(highest(met_ids.c.met_no)))
-
-
-@cache
-def _insert_met(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(met_ids)
 
 
 @cache

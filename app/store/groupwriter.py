@@ -194,7 +194,7 @@ class GroupWriter:
             marked = {seq for (seq,) in transaction.among(_lost_among(self._sql), seqs)}
             found_at_ms = self._now_ms()
             new = [(seq, found_at_ms) for seq in sorted(unreadable.keys() - marked)]
-            transaction.many(_insert_lost(self._sql), new)
+            transaction.many(self._sql.insert(lost_content, or_ignore=True), new)
             self._unmark(transaction, marked - unreadable.keys())
         return Rechecked(frozenset(unreadable), frozenset(seqs) - unreadable.keys())
 
@@ -332,7 +332,9 @@ class GroupWriter:
             lost.append(Lost(seq, known.channel_no, entry.frame, is_same))
             if not is_same:
                 hashes.append((len(entry.frame), int(entry.dialect), entry.frame_hash, seq))
-        transaction.many(_replace_hash(self._sql), hashes)
+        transaction.many(
+            self._sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash"), hashes
+        )
         return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
 
     def _retry_dependents(self, transaction: Transaction, mended: set[int]) -> None:
@@ -346,7 +348,7 @@ class GroupWriter:
             self._unmark(transaction, whole)
 
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
-        transaction.many(_delete_lost(self._sql), [(seq,) for seq in seqs])
+        transaction.many(self._sql.delete_each(lost_content, "seq"), [(seq,) for seq in seqs])
 
     def _insert(
         self,
@@ -365,9 +367,11 @@ class GroupWriter:
             sum_at = dict(places)
             sums = [sum_at[seq] for seq in seqs]
         rows = [self._message_row(*each, at) for each, at in zip(group.written, sums, strict=True)]
-        transaction.many(_insert_messages(self._sql), rows)
+        transaction.many(self._sql.insert(messages), rows)
         self._frames.write(transaction, [*group.written, *mended])
-        transaction.many(_count_channels(self._sql), _channel_rows(group))
+        transaction.many(
+            self._sql.upsert(channels, "channel_no", _merged_channel), _channel_rows(group)
+        )
 
     def _message_row(self, entry: NewEntry, result: WriteResult, arrival_sum: int) -> Row:
         message = entry.message
@@ -420,8 +424,8 @@ class GroupWriter:
         sums = self._chain.sums(before.sum, numbers, elements)
         group.watermark = group.watermark._replace(claims=last_of(before, numbers, sums))
         rows = [(*row, *rest) for row, *rest in zip(rows, sums, channel_numbers, strict=True)]
-        transaction.many(_insert_published(self._sql), rows)
-        transaction.many(_raise_source(self._sql), raised)
+        transaction.many(self._sql.insert(published_claims), rows)
+        transaction.many(self._sql.update_each(published_claims, "claim_no", "source"), raised)
         return claims
 
     def _claim_row(self, claim: NewClaim, seq: int, source: int) -> Row:
@@ -446,7 +450,7 @@ class GroupWriter:
         new = [digest for digest in dict.fromkeys(digests) if digest not in known]
         [[last]] = transaction.rows(_last_refused(self._sql))
         rows = [(int(last) + number, digest) for number, digest in enumerate(new, 1)]
-        transaction.many(_insert_refused(self._sql), rows)
+        transaction.many(self._sql.insert(refused_digests), rows)
         until = int(last) + len(rows) - self._limits.refused_digests_max
         transaction.execute(_forget_refused(self._sql), until=until)
 
@@ -533,28 +537,12 @@ def _known(sql: SqlDialect) -> ManyQuery:
 
 
 @cache
-def _insert_messages(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(messages)
-
-
-@cache
-def _replace_hash(sql: SqlDialect) -> ManyQuery:
-    return sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash")
-
-
-@cache
 def _channel_numbers(sql: SqlDialect) -> ManyQuery:
     """(name, number) of channels."""
     return sql.among(
         channels.c.channel_id,
         lambda among: select(channels.c.channel_id, channels.c.channel_no).where(among),
     )
-
-
-@cache
-def _count_channels(sql: SqlDialect) -> ManyQuery:
-    """Adds new entries to the rows of their channels."""
-    return sql.upsert(channels, "channel_no", _merged_channel)
 
 
 def _merged_channel(new: Any) -> dict[str, Any]:
@@ -567,38 +555,13 @@ def _merged_channel(new: Any) -> dict[str, Any]:
 
 
 @cache
-def _insert_published(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(published_claims)
-
-
-@cache
-def _raise_source(sql: SqlDialect) -> ManyQuery:
-    return sql.update_each(published_claims, "claim_no", "source")
-
-
-@cache
 def _lost_among(sql: SqlDialect) -> ManyQuery:
     return sql.among(lost_content.c.seq, select(lost_content.c.seq).where)
 
 
 @cache
-def _insert_lost(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(lost_content, or_ignore=True)
-
-
-@cache
-def _delete_lost(sql: SqlDialect) -> ManyQuery:
-    return sql.delete_each(lost_content, "seq")
-
-
-@cache
 def _last_refused(sql: SqlDialect) -> Query:
     return sql.query(select(highest(refused_digests.c.refused_no)))
-
-
-@cache
-def _insert_refused(sql: SqlDialect) -> ManyQuery:
-    return sql.insert(refused_digests)
 
 
 @cache

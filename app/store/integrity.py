@@ -1,8 +1,9 @@
-"""The database's own check of its structure, and building its indexes anew.
+"""Integrity: checks of rows and of the database's structure, and rebuilding its indexes.
 
-`sdstore check` compares what the tables say; it cannot see that a look-up through an index misses a
+`sdstore check` compares tables with each other; it cannot see that a look-up through an index misses a
 row, because it reads through indexes itself. The database can: SQLite by `integrity_check`, PostgreSQL
-by the extension `amcheck`.
+by the extension `amcheck`. That check compares rows with indexes. `RowCheck` compares the remaining
+columns with the values they were made of; docs/store.md names the columns that nothing can prove.
 """
 
 from __future__ import annotations
@@ -11,20 +12,37 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy import BigInteger, Column, Integer, bindparam, select
+
+from app.store.arrivals import ArrivalChain
+from app.store.database import Database, Row
+from app.store.entryrows import PREFIX_BYTES
 from app.store.faults import UnusableFileError, missing_driver
-from app.store.schema import metadata
+from app.store.keys import Keys
+from app.store.schema import (
+    channels,
+    history_claims,
+    messages,
+    met_ids,
+    metadata,
+    published_claims,
+)
 from app.store.sqlite import replace_file, writing_alone
+from sdstore.sds.digest import claim_id
 
 _Made = TypeVar("_Made")
 
 REPORTS_MAX = 1_000
 """Lines that are asked of a database's own check: enough to name every part that is damaged."""
+
+ROWS_PER_READ = 4_096
+"""Rows that are checked at a time."""
 
 ROWS_PER_COPY = 4_096
 """Rows that one statement copies; where they hold an unreadable page they are copied in halves."""
@@ -32,6 +50,7 @@ ROWS_PER_COPY = 4_096
 DAMAGED_SUFFIX = ".damaged"
 """Of the file that a store was, where not all of its rows could be copied."""
 
+_WORD = 1 << 64
 _FRAMES = ("frames", "frame_references")
 _DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # The text of an error may quote a damaged schema, and then be no text.
@@ -96,6 +115,122 @@ def is_damage(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+# ---- rows
+
+
+class RowCheck:
+    """Checks the rows of one open store."""
+
+    def __init__(self, database: Database, keys: Keys) -> None:
+        self._database = database
+        self._keys = keys
+        self._chain = ArrivalChain(keys.secret)
+
+    async def faults(self) -> AsyncIterator[str]:
+        """Contradictions within rows, in words; reads every row of the tables that hold keys."""
+        m, p, h, met = (each.c for each in (messages, published_claims, history_claims, met_ids))
+        message = select(m.seq, m.digest, m.arrival_sum, m.digest_prefix, m.id_key, m.message_id)
+        claim = select(
+            p.claim_no,
+            p.element_id,
+            p.arrival_sum,
+            p.element_prefix,
+            p.hint_key,
+            p.hint,
+            p.channel_no,
+            m.channel_no.label("its_channel_no"),
+            m.digest,
+        ).join_from(published_claims, messages, p.seq == m.seq, isouter=True)
+        told = select(h.claim_no, h.hint_key, h.hint, h.id_key, h.message_id, channels.c.channel_no)
+        told = told.join_from(
+            history_claims, channels, h.channel_no == channels.c.channel_no, isouter=True
+        )
+        found_met = select(met.met_no, met.id_key, met.channel_id, met.message_id)
+        for what, number, statement, faults in (
+            ("message", m.seq, message, self._of_messages),
+            ("hint claim", p.claim_no, claim, self._of_claims),
+            ("hint of a history", h.claim_no, told, self._of_history),
+            ("known sync message", met.met_no, found_met, self._of_met),
+        ):
+            async for fault_no, fault in self._walked(number, statement, faults):
+                yield f"{what} number {fault_no}: {fault}"
+
+    async def _walked(
+        self,
+        number: Column[int],
+        statement: Any,
+        faults: Callable[[Sequence[Row], Row | None], Iterator[tuple[int, str]]],
+    ) -> AsyncIterator[tuple[int, str]]:
+        after: Any = bindparam("after", type_=BigInteger())
+        most: Any = bindparam("most", type_=Integer())
+        query = statement.where(number > after).order_by(number).limit(most)
+        portion = self._database.sql.query(query)
+        last: Row | None = None
+        at = -1
+        while rows := await self._database.rows(portion, after=at, most=ROWS_PER_READ):
+            for fault in faults(rows, last):
+                yield fault
+            last = rows[-1]
+            at, *_ = last
+
+    def _of_messages(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
+        yield from self._of_chain(rows, last)
+        for seq, digest, _, prefix, key, message_id in rows:
+            if bytes(prefix) != bytes(digest)[:PREFIX_BYTES]:
+                yield seq, "its digest is not the one that is indexed"
+            if key != self._keys.of_text(message_id):
+                yield seq, "its ID is not the one that is indexed"
+
+    def _of_claims(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
+        yield from self._of_chain(rows, last)
+        for claim_no, element, _, prefix, key, hint, channel_no, its_channel_no, digest in rows:
+            if digest is None:
+                yield claim_no, "its entry is not in the table of messages"
+            elif bytes(element) != claim_id(bytes(digest), bytes(hint)):
+                yield claim_no, "entry and hint do not give its element"
+            elif channel_no != its_channel_no:
+                yield claim_no, "its channel is not that of its entry"
+            if bytes(prefix) != bytes(element)[:PREFIX_BYTES]:
+                yield claim_no, "its element is not the one that is indexed"
+            if key != self._keys.of_bytes(bytes(hint)):
+                yield claim_no, "its hint is not the one that is indexed"
+
+    def _of_history(self, rows: Sequence[Row], _: Row | None) -> Iterator[tuple[int, str]]:
+        for claim_no, hint_key, hint, id_key, message_id, channel_no in rows:
+            if hint_key != self._keys.of_bytes(bytes(hint)):
+                yield claim_no, "its hint is not the one that is indexed"
+            if id_key != self._keys.of_text(message_id):
+                yield claim_no, "its message ID is not the one that is indexed"
+            if channel_no is None:
+                yield claim_no, "there is no channel of its number"
+
+    def _of_met(self, rows: Sequence[Row], _: Row | None) -> Iterator[tuple[int, str]]:
+        for met_no, key, channel_id, message_id in rows:
+            if key != self._keys.of_met(channel_id, message_id):
+                yield met_no, "its ID is not the one that is indexed"
+
+    def _of_chain(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
+        """Rows of (number, element, sum …) whose sum is not that of the row before and their own term.
+
+        After a gap in the numbers nothing is known: deleted rows have their part in the sum.
+        """
+        numbers, elements, sums, *_ = zip(*rows, strict=True)
+        elements = tuple(map(bytes, elements))
+        if any(len(each) != 32 for each in elements):
+            yield (
+                numbers[0],
+                "among the rows from here on there is an element that has not 32 bytes",
+            )
+            return
+        own = [0, *self._chain.sums(0, numbers, elements)]
+        before_number, _, before_sum, *_ = (0, b"", 0) if last is None else last
+        for place, (number, arrival_sum) in enumerate(zip(numbers, sums, strict=True)):
+            term = own[place + 1] - own[place]
+            if number == before_number + 1 and (arrival_sum - before_sum - term) % _WORD:
+                yield number, "its sum, or that of the row before, is not that of the arrival chain"
+            before_number, before_sum = number, arrival_sum
 
 
 # ---- SQLite

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import itemgetter
 from struct import Struct
@@ -143,12 +143,14 @@ class PostgresSql(SqlDialect):
         statement = select(which, *found.c).select_from(rows.join(found, true()))
         return self._arrays(statement, arguments)
 
+    @cache  # noqa: B019 - lives as long as the process
     def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
         statement = self._insert_unnested(table)
         if or_ignore:
             statement = statement.on_conflict_do_nothing()
         return self._arrays(statement, _types(table))
 
+    @cache  # noqa: B019 - lives as long as the process
     def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
         statement = self._insert_unnested(table)
         statement = statement.on_conflict_do_update(
@@ -156,6 +158,7 @@ class PostgresSql(SqlDialect):
         )
         return self._arrays(statement, _types(table))
 
+    @cache  # noqa: B019 - lives as long as the process
     def delete_each(self, table: Table, *columns: str) -> ManyQuery:
         types = {name: table.c[name].type for name in columns}
         rows = self._unnested(types)
@@ -164,6 +167,7 @@ class PostgresSql(SqlDialect):
             statement = statement.where(table.c[name] == rows.c[name])
         return self._arrays(statement, types)
 
+    @cache  # noqa: B019 - lives as long as the process
     def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
         types = {name: table.c[name].type for name in (*changed, key)}
         rows = self._unnested(types)

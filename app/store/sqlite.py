@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ class SqliteSql(SqlDialect):
         binds = {name: bindparam(name, type_=kind) for name, kind in arguments.items()}
         return self._many(make(binds), list(arguments))
 
+    @cache  # noqa: B019 - lives as long as the process
     def insert(self, table: Table, *, or_ignore: bool = False) -> ManyQuery:
         names = table.columns.keys()
         if or_ignore:
@@ -107,6 +109,7 @@ class SqliteSql(SqlDialect):
         statement = sqlite.insert(table).values(_binds(table))
         return self._many(statement, names)._replace(several=several)
 
+    @cache  # noqa: B019 - lives as long as the process
     def upsert(self, table: Table, key: str, merge: Callable[[Any], dict[str, Any]]) -> ManyQuery:
         statement = sqlite.insert(table).values(_binds(table))
         statement = statement.on_conflict_do_update(
@@ -114,10 +117,12 @@ class SqliteSql(SqlDialect):
         )
         return self._many(statement, table.columns.keys())
 
+    @cache  # noqa: B019 - lives as long as the process
     def delete_each(self, table: Table, *columns: str) -> ManyQuery:
         wanted = [table.c[name] == bindparam(f"is_{name}") for name in columns]
         return self._many(delete(table).where(*wanted), [f"is_{name}" for name in columns])
 
+    @cache  # noqa: B019 - lives as long as the process
     def update_each(self, table: Table, key: str, *changed: str) -> ManyQuery:
         # SQLAlchemy sets columns in the order of the table.
         statement = update(table).ordered_values(

@@ -10,28 +10,32 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from sqlalchemy import select
 
-from app.entries import Claim, Entry, Outline
 from app.limits import Limits
 from app.store.ancestry import Ancestors
 from app.store.arrivals import Arrivals
 from app.store.channelpages import Channels
 from app.store.claims import HintClaims
 from app.store.database import Database
-from app.store.entryrows import ContentState, FrameReader, LostElement
+from app.store.entryrows import FrameReader
 from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.gaps import Gaps
 from app.store.groupwriter import GroupWriter
+from app.store.integrity import RowCheck
 from app.store.keys import Keys
 from app.store.lookups import Lookups
-from app.store.rowcheck import RowCheck
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 
 PEERS_NAME = "peers"
 """The row of `store_meta` that lists the peers which an operator added."""
+
+
+def _new_value(new: Any) -> dict[str, Any]:
+    return {"value": new.value}
 
 
 def _wall_clock_ms() -> int:
@@ -125,39 +129,7 @@ class Store:
 
     def write_peer_urls(self, urls: Sequence[str]) -> None:
         """Keep the URLs of the peers that an operator added. Raises `Problem` as `writer.write`."""
-        insert_or_replace = self._database.sql.upsert(
-            store_meta, "name", lambda excluded: {"value": excluded.value}
-        )
+        insert_or_replace = self._database.sql.upsert(store_meta, "name", _new_value)
         value = json.dumps(urls).encode()
         with self._database.transaction() as transaction:
             transaction.many(insert_or_replace, [(PEERS_NAME, value)])
-
-    # ---- content by element, as a session of federation reads it (`app.federation.local.ContentStore`)
-
-    async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
-        """See `Lookups.by_digest`."""
-        return await self.entries.by_digest(digests)
-
-    async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:
-        """See `Lookups.outlines`."""
-        return await self.entries.outlines(digests)
-
-    async def hints_of(self, digests: Sequence[bytes]) -> dict[bytes, list[Claim]]:
-        """See `HintClaims.of`."""
-        return await self.claims.of(digests)
-
-    async def claims_by_element(self, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """See `HintClaims.by_element`."""
-        return await self.claims.by_element(ids)
-
-    async def content_states(self, digests: Sequence[bytes]) -> dict[bytes, ContentState]:
-        """See `FrameReader.content_states`."""
-        return await self.frames.content_states(digests)
-
-    async def lost_count(self) -> int:
-        """See `FrameReader.lost_count`."""
-        return await self.frames.lost_count()
-
-    async def lost_elements(self, limit: int, after: int = 0) -> list[LostElement]:
-        """See `FrameReader.lost_elements`."""
-        return await self.frames.lost_elements(limit, after)

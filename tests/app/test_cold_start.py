@@ -11,12 +11,13 @@ import httpx
 import pytest
 from blake3 import blake3
 
+from app import roots
 from app.entries import NewEntry
 from app.http.application import create_app
 from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
-from app.recon.index import NodeIndex, root_of
+from app.recon.index import NodeIndex
 from app.settings import Settings
 from pipeline.bulkdraft import Item
 from pipeline.bulkload import load_empty_store
@@ -113,7 +114,7 @@ def test_rows_chosen_in_threads_from_segments_that_grow_on_reading_would_be_noti
     async def root(self: NodeIndex, channel_id: str, _entries_count: int) -> tuple[int, bytes]:
         number = self._channels.numbers[channel_id]
         snapshot, rows = await asyncio.to_thread(self.elements.rows_of, (2 * number,))
-        return len(rows), root_of(snapshot.ids_of(rows))
+        return len(rows), roots.root(snapshot.ids_of(rows))
 
     right_rows_of, extend = Postings.rows_of, in_place
     monkeypatch.setattr(Postings, "rows_of", rows_of)

@@ -25,7 +25,9 @@ from matplotlib.text import Text
 from rich.console import Console
 from rich.progress import Progress
 
+from app.roots import root
 from pipeline import java, lineage, progress
+from pipeline.columns import digest_array
 from pipeline.database import open_database, shown
 from pipeline.documents import readme
 from pipeline.errors import DatabaseError, ManifestError, PublishError
@@ -48,7 +50,6 @@ from pipeline.report.graph import shape_of
 from pipeline.report.page import page
 from pipeline.report.pictures import pictures
 from pipeline.restore import stretches
-from pipeline.roots import digest_array, root
 from tests.support.cli import cli
 
 FIRST_VERSION = Path(__file__).parents[1] / "fixtures" / "snapshots" / "1"

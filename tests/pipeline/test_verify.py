@@ -15,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as f
 
+from app.roots import root
 from pipeline import export, increment, proof, summaries
 from pipeline import manifest as manifests
+from pipeline.columns import digest_array
 from pipeline.diff import diff
 from pipeline.errors import ParentMismatchError, PipelineError, PublishError
 from pipeline.export import export_snapshot
@@ -25,7 +27,6 @@ from pipeline.increment import Exported, Route
 from pipeline.manifest import FileRecord, Manifest
 from pipeline.publish import write_file
 from pipeline.restore import restore_snapshot
-from pipeline.roots import digest_array, root
 from pipeline.snapshot import read_entries
 from pipeline.tables import entry_facts, parquet_bytes
 from pipeline.verify import verify_snapshot

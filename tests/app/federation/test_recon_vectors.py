@@ -11,7 +11,7 @@ import pytest
 
 from app.entries import Entry
 from app.recon import endpoint as recon_endpoint
-from app.store.store import Store
+from app.store.lookups import Lookups
 from recon.elements import ALL_ORDERS
 from recon.errors import RemoteProtocolError
 from recon.events import Need
@@ -37,12 +37,12 @@ def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == nonce)
 
     monkeypatch.setattr(recon_endpoint, "policy_of", lambda *_: POLICY)
-    readable, gone = Store.by_digest, entry_digest(LOST.message)
+    readable, gone = Lookups.by_digest, entry_digest(LOST.message)
 
-    async def without_the_lost(store: Store, digests: Sequence[bytes]) -> list[Entry]:
-        return [entry for entry in await readable(store, digests) if entry.digest != gone]
+    async def without_the_lost(entries: Lookups, digests: Sequence[bytes]) -> list[Entry]:
+        return [entry for entry in await readable(entries, digests) if entry.digest != gone]
 
-    monkeypatch.setattr(Store, "by_digest", without_the_lost)
+    monkeypatch.setattr(Lookups, "by_digest", without_the_lost)
 
     async def scenario() -> list[ReconResponse]:
         async with open_nodes(tmp_path, {}) as (node,):
