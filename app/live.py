@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
+from weakref import WeakSet
 
 from app.entries import START, Entry, Token
 from app.errors import Code, Problem
@@ -71,6 +72,12 @@ class Heartbeat(NamedTuple):
     last: Token
 
 
+class Place:
+    """One of `live_readers_max`; free again once nobody holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
 LiveEvent = LiveMessage | Gap | Heartbeat
 Wanted = Callable[[str], bool]
 """Whether a reader wants, and may read, a channel."""
@@ -89,6 +96,8 @@ class LiveHub:
         self._first_number = 0
         self._last = START
         self._readers_count = 0
+        # A reader that leaves before its first event has nothing to clean up but its place.
+        self._places: WeakSet[Place] = WeakSet()
         self._follower: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._committed = asyncio.Event()
@@ -116,15 +125,19 @@ class LiveHub:
         self._announce()
         self._stop()
 
-    async def admit(self) -> None:
-        """Raise `overloaded` where too many readers are connected, or why there is nothing to read."""
-        if self._readers_count >= self._limits.live_readers_max:
+    async def admit(self) -> Place:
+        """A place for `events`; `overloaded` if all are taken. Raises what a read of the store raises."""
+        if len(self._places) >= self._limits.live_readers_max:
             raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
+        # Counted before anything is awaited: requests that come together see each other.
+        place = Place()
+        self._places.add(place)
         # Once events are promised, all that a reader could be told is that they end.
         await self._store.arrivals.watermark()
+        return place
 
     async def events(
-        self, wanted: Wanted, after: Token | None, caller: str = ""
+        self, wanted: Wanted, after: Token | None, caller: str = "", place: Place | None = None
     ) -> AsyncGenerator[Sequence[LiveEvent], None]:
         """Every message from now on; before them what was stored after `after`, if given.
 
@@ -149,6 +162,8 @@ class LiveHub:
             yield [Heartbeat(reader.last)]
         finally:
             self._readers_count -= 1
+            if place is not None:
+                self._places.discard(place)
             if not self._readers_count:
                 self._stop()
 

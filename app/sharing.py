@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from app.errors import Code, Problem
 from app.limits import Limits
 
 PROGRESS_BYTES_MIN = 64 * 1024
 """What a holder has to move between two looks: 32 KiB/s, while others wait for its place."""
+
+
+METRICS_AGE_S_MAX = 1.0
+"""Of metrics of several workers: gathering them asks every worker, and each asks the database."""
+
+_T = TypeVar("_T")
 
 
 class Holder(Protocol):
@@ -49,11 +56,6 @@ class Holding:
         self._share.give_back(self.units - units)
         self.units = units
 
-    def add(self, other: Holding) -> None:
-        """Hold what another one held, too."""
-        self.units += other.units
-        other.units = 0
-
     def release(self) -> None:
         """Give everything back; a second time is harmless."""
         self._share.forget(self)
@@ -76,6 +78,12 @@ class _Waiter(NamedTuple):
     units: int
 
 
+class _Growing(NamedTuple):
+    granted: asyncio.Future[None]
+    holding: Holding
+    units: int
+
+
 class Share:
     """`units_max` units for everybody; `what` names them in a refusal."""
 
@@ -86,15 +94,48 @@ class Share:
         self._limits = limits
         self._holdings: set[Holding] = set()
         self._waiters: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._growing: _Growing | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     async def take(self, caller: str, units: int, holder: Holder | None = None) -> Holding:
         """Take units, waiting for them if need be; `overloaded` when none come free in time."""
-        if self._waiters or units > self.free_units:
+        if self._waiters or self._growing or units > self.free_units:
             await self._wait(caller, min(units, self._units_max))
             # They were taken from what is free when they were granted.
             self.free_units += min(units, self._units_max)
         return self.take_now(units, holder)
+
+    async def grow(self, holding: Holding, units: int) -> None:
+        """Hold `units` more, before all who hold nothing yet.
+
+        One at a time can wait for this: two could each wait for what the other holds. The second is
+        refused as `overloaded`, and so is one that does not get its units in time.
+        """
+        if self._growing is None and units <= self.free_units:
+            holding.resize(holding.units + units)
+            return
+        if self._growing is not None:
+            raise self.refuse()
+        units = min(units, self._units_max - holding.units)
+        growing = self._growing = _Growing(
+            asyncio.get_running_loop().create_future(), holding, units
+        )
+        # While it waits here it does not move: that is no reason to cut it.
+        is_watched = holding in self._holdings
+        self.forget(holding)
+        self._watch()
+        try:
+            async with asyncio.timeout(self._limits.share_wait_s):
+                await growing.granted
+        except TimeoutError:
+            raise self.refuse() from None
+        finally:
+            if self._growing is growing:
+                self._growing = None
+                self.give_back(0)
+            if is_watched:
+                holding.seen_bytes = None
+                self._holdings.add(holding)
 
     def take_now(self, units: int, holder: Holder | None = None) -> Holding:
         """Take units that are in use already, even where that leaves fewer than none free."""
@@ -109,6 +150,13 @@ class Share:
     def give_back(self, units: int) -> None:
         """Let whoever is next have units."""
         self.free_units += units
+        if self._growing is not None and not self._growing.granted.done():
+            if self._growing.units > self.free_units:
+                return
+            self.free_units -= self._growing.units
+            self._growing.holding.units += self._growing.units
+            self._growing.granted.set_result(None)
+            self._growing = None
         while self._waiters:
             caller, waiters = next(iter(self._waiters.items()))
             if waiters and not waiters[0].granted.done():
@@ -168,8 +216,36 @@ class Share:
             seen_bytes, holding.seen_bytes = holding.seen_bytes, moved_bytes
             if seen_bytes is not None and moved_bytes - seen_bytes < PROGRESS_BYTES_MIN:
                 holder.cut()
-        if self._waiters or self.free_units < 0:
+        if self._waiters or self._growing or self.free_units < 0:
             self._watch()
+
+
+class SharedAnswer(Generic[_T]):
+    """An answer made once for all who ask while it is made, or within `age_s_max` after that."""
+
+    def __init__(self, age_s_max: float) -> None:
+        self._age_s_max = age_s_max
+        self._making: asyncio.Task[_T] | None = None
+        self._made_at_s = 0.0
+
+    async def get(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """The answer, or what `make` raises, which is not remembered."""
+        loop = asyncio.get_running_loop()
+        if self._making is None or (
+            self._making.done() and loop.time() - self._made_at_s > self._age_s_max
+        ):
+            self._making = loop.create_task(self._made(make))
+        # One who leaves does not take it from the others.
+        return await asyncio.shield(self._making)
+
+    async def _made(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        try:
+            made = await make()
+        except BaseException:
+            self._making = None
+            raise
+        self._made_at_s = asyncio.get_running_loop().time()
+        return made
 
 
 class Turns(StrEnum):
@@ -192,4 +268,6 @@ class Sharing:
             for kind in Turns
         }
         self.live = Share(limits.live_unread_bytes_max, "bytes of events wait to be read", limits)
+        self.metrics: SharedAnswer[bytes] = SharedAnswer(METRICS_AGE_S_MAX)
+        self.lost_count: SharedAnswer[int] = SharedAnswer(0)
         self.is_draining = False

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from html import escape
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import Request
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.callers import Scope
 from app.errors import Code, Problem
 from app.http.call import Reply
 from app.http.forms import Form
 from app.http.openapi import TEXT, Document, reply
-from app.http.relay import SIBLING, all_metrics
+from app.http.relay import SIBLING, all_metrics, own_metrics
 from app.http.replies import json_reply
 from app.http.routing import CurrentCall, Routes
 from app.node import Node
@@ -54,13 +55,11 @@ async def readyz(call: CurrentCall) -> Reply:
 @routes.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
 async def metrics(call: CurrentCall) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers."""
-    if call.node.readiness.reason is None:  # a database that is away would hold up the scrape
-        await call.node.verification.count_lost()
-    siblings = call.node.siblings
-    if siblings is None or call.caller is SIBLING:
-        text = generate_latest(call.node.metrics)
+    node = call.node
+    if node.siblings is None or call.caller is SIBLING:
+        text = await own_metrics(node)
     else:
-        text = await all_metrics(call.node, siblings)
+        text = await node.sharing.metrics.get(partial(all_metrics, node, node.siblings))
     return Reply(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], text)
 
 

@@ -176,8 +176,7 @@ class _Arriving:
             holder = None if self._deadline is None else self
             self.holding = await self._share.take(self._caller, wanted_bytes, holder)
         elif wanted_bytes > self.holding.units:
-            missing_bytes = wanted_bytes - self.holding.units
-            self.holding.add(await self._share.take(self._caller, missing_bytes))
+            await self._share.grow(self.holding, wanted_bytes - self.holding.units)
 
     def shrink(self, bytes_count: int) -> None:
         if self.holding is not None:

@@ -39,11 +39,8 @@ from app.sharing import Holding, Sharing
 READ_BYTES = 16_384
 """Read at once outside of bodies."""
 
-STEP_BYTES = 512
-"""Parsed at once outside of bodies: most requests, and no more than 28 of the shortest."""
-
-STEP_BYTES_AHEAD = 64
-"""Parsed at once while requests wait already: three of the shortest."""
+REQUEST_BYTES_MIN = 18
+"""Of `GET / HTTP/1.1` and its empty line: so many bytes hold at most one request."""
 
 BODY_STEP_BYTES = 65_536
 LIVE_SEND_BUFFER_BYTES = 128 * 1_024
@@ -235,8 +232,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._rest = bytes(data[at:])
                 self.adjust_reading()
                 return
-            # Many short requests may come in one read: the fewer places, the smaller the steps.
-            step = self._body_bytes_left or (STEP_BYTES_AHEAD if self._waiting else STEP_BYTES)
+            # No more at once than hold as many requests as there are places.
+            places = self.limits.pipelined_requests_max - len(self._waiting)
+            step = self._body_bytes_left or REQUEST_BYTES_MIN * places
             self._feed(data[at : at + step])
             if self._is_deaf:
                 return
@@ -418,7 +416,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._idle_timer = self.loop.call_later(
                     self.limits.connection_idle_s, self._look_at_idler
                 )
-        if self._rest and len(self._waiting) < self.limits.pipelined_requests_max:
+        # With half the places free: with one, the parser would be given a line in pieces.
+        if self._rest and len(self._waiting) <= self.limits.pipelined_requests_max // 2:
             rest, self._rest = self._rest, b""
             self._parse(rest)
         self.adjust_reading()

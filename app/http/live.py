@@ -50,8 +50,8 @@ async def channel_live(
 async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamedReply:
     cursors = Cursors(call.node.store.database_id)
     after = await cursors.read_arrival(call.node.store, cursor)
-    await call.node.live.admit()
-    events = call.node.live.events(wanted, after, call.address)
+    place = await call.node.live.admit()
+    events = call.node.live.events(wanted, after, call.address, place)
     return event_stream(_parts(events, cursors))
 
 

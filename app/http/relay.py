@@ -113,11 +113,18 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
+async def own_metrics(node: Node) -> bytes:
+    """The metrics of this worker."""
+    if node.readiness.reason is None:  # a database that is away would hold up the scrape
+        await node.sharing.lost_count.get(node.verification.count_lost)
+    return generate_latest(node.metrics)
+
+
 async def all_metrics(node: Node, siblings: Siblings) -> bytes:
     """The metrics of all workers that serve, each series with its worker."""
     numbers = siblings.serving()
     others = await asyncio.gather(*(_metrics_of(siblings.paths[n]) for n in numbers))
-    own = generate_latest(node.metrics).decode()
+    own = (await own_metrics(node)).decode()
     texts = {siblings.number: own} | dict(zip(numbers, others, strict=True))
     answered = {number: text for number, text in sorted(texts.items()) if text is not None}
     return await asyncio.to_thread(_exposed, answered, siblings)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from app.entries import START, Entry
+from app.entries import START, Entry, Watermark
+from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
-from app.live import Gap, LiveEvent, LiveHub, LiveMessage
+from app.live import Gap, LiveEvent, LiveHub, LiveMessage, Place
 from app.store.entryrows import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
@@ -142,4 +143,42 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
             told += await anext(events)
     await hub.close()
     await events.aclose()
+    await store.close()
+
+
+async def test_readers_that_come_together_take_no_more_places_than_there_are(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
+    ask = store.arrivals.watermark
+
+    async def ask_later() -> Watermark:
+        await asyncio.sleep(0.01)
+        return await ask()
+
+    monkeypatch.setattr(store.arrivals, "watermark", ask_later)
+    hub = LiveHub(store, replace(DEFAULT_LIMITS, live_readers_max=2))
+    admitted = await asyncio.gather(*(hub.admit() for _ in range(5)), return_exceptions=True)
+    places = [each for each in admitted if isinstance(each, Place)]
+    assert len(places) == 2
+    assert {each.code for each in admitted if isinstance(each, Problem)} == {Code.OVERLOADED}
+    await store.close()
+
+
+async def test_a_reader_that_leaves_frees_its_place_even_before_its_first_event(
+    stores: Stores,
+) -> None:
+    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
+    hub = LiveHub(store, replace(DEFAULT_LIMITS, live_readers_max=1))
+    unread = hub.events(lambda _: True, None, "", await hub.admit())
+    with pytest.raises(Problem):
+        await hub.admit()
+    del unread
+    read = hub.events(lambda _: True, None, "", await hub.admit())
+    await anext(read)
+    with pytest.raises(Problem):
+        await hub.admit()
+    await read.aclose()
+    await hub.admit()
+    await hub.close()
     await store.close()

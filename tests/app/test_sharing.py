@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
-from app.sharing import PROGRESS_BYTES_MIN, Holding, Share
+from app.sharing import PROGRESS_BYTES_MIN, Holding, Share, SharedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +103,70 @@ async def test_a_caller_with_too_many_requests_is_refused_at_once() -> None:
     for each in waiting:
         (await each).release()
     assert share.free_units == 1
+
+
+async def test_of_two_that_grow_one_waits_and_the_other_is_refused_at_once() -> None:
+    share = Share(64, "bytes", LIMITS)
+    first, second = Client(0), Client(0)
+    first.holding = await share.take("a", 20, first)
+    second.holding = await share.take("b", 20, second)
+    newcomer = asyncio.create_task(share.take("c", 30))
+    await asyncio.sleep(0)
+    growing = asyncio.create_task(share.grow(first.holding, 32))
+    await asyncio.sleep(0)
+    with pytest.raises(Problem) as caught:
+        await share.grow(second.holding, 32)
+    assert caught.value.code is Code.OVERLOADED
+    second.holding.release()
+    await growing
+    assert (first.holding.units, share.free_units, first.is_cut) == (52, 12, False)
+    first.holding.release()
+    (await newcomer).release()
+    assert share.free_units == 64
+
+
+async def test_one_that_waits_to_grow_is_not_cut_as_stalled() -> None:
+    share = Share(64, "bytes", LIMITS)
+    growing, other = Client(0), Client(PROGRESS_BYTES_MIN)
+    growing.holding = await share.take("a", 20, growing)
+    other.holding = await share.take("b", 40, other)
+    task = asyncio.create_task(share.grow(growing.holding, 10))
+    await asyncio.sleep(0.05)
+    assert not growing.is_cut
+    other.holding.release()
+    await task
+    growing.holding.release()
+    assert share.free_units == 64
+
+
+async def test_one_that_gives_up_growing_leaves_nothing_behind() -> None:
+    share = Share(64, "bytes", replace(LIMITS, share_wait_s=0))
+    with await share.take("a", 20) as growing, await share.take("b", 40):
+        with pytest.raises(Problem):
+            await share.grow(growing, 30)
+        (await share.take("c", 4)).release()
+        assert (growing.units, share.free_units) == (20, 4)
+    assert share.free_units == 64
+
+
+async def test_an_answer_is_made_once_for_all_who_ask_at_about_the_same_time() -> None:
+    made: list[int] = []
+
+    async def make() -> int:
+        made.append(len(made))
+        await asyncio.sleep(0.01)
+        if len(made) == 1:
+            raise OSError
+        return made[-1]
+
+    answer = SharedAnswer[int](0.1)
+    first = await asyncio.gather(*(answer.get(make) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in first] == [OSError] * 3
+    leaving = asyncio.create_task(answer.get(make))
+    others = [asyncio.create_task(answer.get(make)) for _ in range(3)]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await asyncio.gather(*others) == [1, 1, 1]
+    assert await answer.get(make) == 1
+    await asyncio.sleep(0.12)
+    assert await answer.get(make) == 2

@@ -175,3 +175,37 @@ def test_a_body_of_many_small_pieces_is_put_together() -> None:
     pieces = [bytes([n % 251]) * (n % 7 + 1) for n in range(40_000)]
     whole = b"".join(pieces)
     assert read_body(Sender(pieces), {}, bytes_max=len(whole)).content == whole
+
+
+def test_two_packed_bodies_that_wait_for_each_other_end_at_once() -> None:
+    limits = replace(DEFAULT_LIMITS, bodies_bytes_max=12_000, body_free_bytes=0)
+    share = Sharing(limits).bodies
+    plain = random.Random(1).randbytes(4_000)
+    packed = zstandard.compress(plain)
+    named = {b"content-encoding": b"zstd", b"content-length": b"%d" % len(packed)}
+
+    async def reading(caller: str) -> bytes | Code:
+        sender = Sender([packed])
+
+        async def later() -> dict[str, Any]:
+            await asyncio.sleep(0.01)
+            return await sender()
+
+        try:
+            body = await Bodies(share, limits).read(later, named, 8_000, caller)
+        except Problem as problem:
+            return problem.code
+        assert body.holding is not None
+        await asyncio.sleep(0.01)
+        body.holding.release()
+        return body.content
+
+    async def both() -> list[bytes | Code]:
+        async with asyncio.timeout(2):
+            return await asyncio.gather(reading("a"), reading("b"), reading("c"))
+
+    # Each holds a third, and needs as much again.
+    answers = asyncio.run(both())
+    assert answers.count(plain) >= 1
+    assert set(answers) <= {plain, Code.OVERLOADED}
+    assert share.free_units == limits.bodies_bytes_max
