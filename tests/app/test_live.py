@@ -99,7 +99,7 @@ async def test_readers_outlive_whatever_a_read_fails_with_and_the_log_says_so_on
                 raise failure
             return await read(*arguments)
 
-        monkeypatch.setattr(store, "feed", failing)
+        monkeypatch.setattr(store.channels, "feed", failing)
         write(store, range(1, 2))
         with caplog.at_level(logging.WARNING, "app.live"):
             async with asyncio.timeout(10):
