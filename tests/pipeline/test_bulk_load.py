@@ -26,6 +26,7 @@ from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import StoreBusyError
 from app.store.store import Store
+from pipeline import bulkdraft, bulkload
 from pipeline.bulkdraft import CPUS, Item
 from pipeline.bulkload import Loaded, forget_load, load_empty_store
 from sdstore.sds.codec import encode
@@ -38,12 +39,38 @@ pytestmark = pytest.mark.anyio
 LOAD = """
 import sys
 from pathlib import Path
-from tests.pipeline.test_bulk_load import load_many
+from tests.pipeline.test_bulk_load import in_small_steps, load_many, sleep_instead
 if __name__ == "__main__":
+    in_small_steps()
+    if sys.argv[2] == "sleeps once indexed":
+        sleep_instead()
     load_many(Path(sys.argv[1]))
 """
-MANY = 300_000
+MANY = 40_000
 CHANNELS_COUNT = 10
+
+
+def in_small_steps() -> None:
+    """Let loads commit, hand over to workers and forget what is settled after few messages."""
+    bulkdraft.COMMIT_ITEMS = 4_096
+    bulkdraft.SETTLED_MAX = 16_384
+    bulkload.BATCHES_BEFORE_WORKERS = 1
+
+
+def sleep_instead() -> None:
+    """Let a load sleep once its indexes are made."""
+    bulkload._write_rest = lambda *_: time.sleep(60)  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_steps() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        # Notes the values; the end of the block brings them back.
+        patched.setattr(bulkdraft, "COMMIT_ITEMS", bulkdraft.COMMIT_ITEMS)
+        patched.setattr(bulkdraft, "SETTLED_MAX", bulkdraft.SETTLED_MAX)
+        patched.setattr(bulkload, "BATCHES_BEFORE_WORKERS", bulkload.BATCHES_BEFORE_WORKERS)
+        in_small_steps()
+        yield
 
 
 def numbered(frames: Iterable[bytes]) -> Callable[[int], Iterator[Item]]:
@@ -138,17 +165,17 @@ def test_a_loaded_store_answers_like_one_that_was_published_to(
 
 async def test_worker_processes_change_nothing_but_the_speed(tmp_path: Path) -> None:
     history = (HistoryEntry("message-000007"), HistoryEntry("gone", b"hint"))
-    frames = [content_frame(number, history=history) for number in range(25_000)]
+    frames = [content_frame(number, history=history) for number in range(7_000)]
     items = numbered([*frames, b"\xff", *frames[:100]])
     path = tmp_path / "store.db"
     loaded = load_empty_store(path, items, DEFAULT_LIMITS, workers=2)
-    assert loaded.counts == Counter({OutcomeKind.STORED: 25_000, OutcomeKind.DUPLICATE: 100})
+    assert loaded.counts == Counter({OutcomeKind.STORED: 7_000, OutcomeKind.DUPLICATE: 100})
     assert loaded.refused == {Code.MALFORMED_FRAME: 1}
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    assert await store.arrivals.watermark() == (25_000, 0)
+    assert await store.arrivals.watermark() == (7_000, 0)
     gaps = await store.gaps.page("channel", None, 10)
     assert [(gap.message_id, gap.hints) for gap in gaps.gaps] == [("gone", (b"hint",))]
-    feed = await store.channels.feed(0, 30_000, BYTES_MAX)
+    feed = await store.channels.feed(0, 10_000, BYTES_MAX)
     assert [entry.frame for entry in feed.entries] == frames
     await store.close()
     assert names_in(tmp_path) == ["store.db", "store.db-writer"]
@@ -210,7 +237,7 @@ async def test_a_load_that_is_killed_after_its_indexes_were_made_ends_all_the_sa
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "store.db"
-    kill_while_it_loads(path, lambda: progress(path, "is_indexed"))
+    kill_while_it_loads(path, lambda: progress(path, "is_indexed"), "sleeps once indexed")
     loaded, asked = load_many(path)
     assert asked == []
     assert_whole(path, loaded)
@@ -251,7 +278,7 @@ async def test_a_stopped_load_can_be_forgotten(tmp_path: Path) -> None:
 
 
 def failing_after(seq: int) -> Iterator[Item]:
-    yield from islice(many_after(seq), 80_000)
+    yield from islice(many_after(seq), 10_000)
     raise RuntimeError("the source is gone")
 
 
@@ -262,10 +289,10 @@ def interrupt(path: Path) -> None:
     assert committed(path) > 0
 
 
-def kill_while_it_loads(path: Path, is_time: Callable[[], object]) -> None:
+def kill_while_it_loads(path: Path, is_time: Callable[[], object], how: str = "") -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", LOAD, str(path)],
-        cwd=Path(__file__).parents[3],
+        [sys.executable, "-c", LOAD, str(path), how],
+        cwd=Path(__file__).parents[2],
         start_new_session=True,
     ) as process:
         while not is_time():

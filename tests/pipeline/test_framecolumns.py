@@ -68,7 +68,7 @@ frames = st.one_of(encoded, composed.map(b"".join), changed()).filter(is_message
 
 
 @given(st.lists(st.none() | frames, max_size=20))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=120)
 def test_the_columns_are_those_that_decoding_gives(found: list[bytes | None]) -> None:
     dialects = [1 if frame is None else int(decode(frame)[1]) for frame in found]
     expected = framecolumns._told_by_decoding(found)
