@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
     from tests.support.stores import Stores
 
 
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""For jobs on a few rows, the JVM spends most of its time on compiling what then runs once."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     with spark_session("local[2,4]") as session:
+        session.conf.set("spark.sql.shuffle.partitions", 2)
         yield session
 
 
