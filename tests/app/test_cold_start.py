@@ -26,7 +26,7 @@ from recon.index import Postings, _segment
 from recon.store import Snapshot
 from tests.support.publications import content_frame
 
-CHANNELS_COUNT, ENTRIES_COUNT = 40, 600
+CHANNELS_COUNT, ENTRIES_COUNT = 40, 200
 NAMES = [f"channel-{number}" for number in range(CHANNELS_COUNT)]
 
 Roots = dict[str, tuple[int, str]]
@@ -35,7 +35,7 @@ Roots = dict[str, tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 channels of 600 entries, interleaved, and no index file."""
+    """40 channels of 200 entries, interleaved, and no index file."""
     folder = tmp_path_factory.mktemp("cold")
     settings = Settings(data_dir=folder)
     path = Path(settings.database_url.removeprefix("sqlite:///"))
