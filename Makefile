@@ -48,10 +48,10 @@ format: setup  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 test: setup  ## the test suite (≤ 15 minutes)
-	$(PY) -m pytest -m "not slow and not soak" $(ARGS)
+	$(PY) -m pytest -m "not slow and not soak" --durations=25 $(ARGS)
 
 test-slow: setup  ## the slow tier (≤ 35 minutes)
-	$(PY) -m pytest -m "slow and not soak" --timeout 1800 $(ARGS)
+	$(PY) -m pytest -m "slow and not soak" --timeout 1800 --durations=25 $(ARGS)
 
 soak: setup  ## full counts for the record (SOAK_MINUTES=…)
 	SOAK_MINUTES=$(SOAK_MINUTES) $(PY) -m pytest -m soak --timeout 0 $(ARGS)
