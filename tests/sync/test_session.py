@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import sdstore.sync.memory as memory_module
 from recon.limits import ID_BYTES
-from sdstore.sync.memory import PeerMemory
+from sdstore.sync.memory import RETRY_S_MAX, PeerMemory
 from sdstore.sync.replica import Prepared, Stored
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import OK, PUSH_REFUSED, ReconRequest, ReconResponse
 from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 
 CONTENTS = [content(n, "some text") for n in range(3_000)]
@@ -166,3 +170,80 @@ def test_content_under_a_wrong_name_is_a_fault_of_the_peer_and_is_not_stored() -
     assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED)
     assert ours.contents == set()
     assert len(element_of(CONTENTS[0]).element_id) == ID_BYTES
+
+
+class Overstating(MemoryPeer):
+    """Holds something that it does not show, by the total that it states."""
+
+    async def _answer(self, request: ReconRequest) -> ReconResponse:
+        response = await super()._answer(request)
+        if response.HasField("total"):
+            response.total.count += 1
+        return response
+
+
+def test_sets_are_not_proved_equal_while_the_peer_states_another_total() -> None:
+    ours = MemoryReplica(CONTENTS[:60])
+    report, memory = synced(ours, Overstating(MemoryReplica(CONTENTS[20:80])))
+    assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
+    assert memory.proof is None
+    assert ours.contents == set(CONTENTS[:80])
+
+
+class Withholding(MemoryPeer):
+    """Names an element and never serves it."""
+
+    async def _answer(self, request: ReconRequest) -> ReconResponse:
+        response = await super()._answer(request)
+        del response.items[-1:]
+        return response
+
+
+def test_an_element_that_is_named_and_not_served_is_a_fault_of_the_peer() -> None:
+    ours = MemoryReplica(CONTENTS[:10])
+    report, _ = synced(ours, Withholding(MemoryReplica(CONTENTS[:40])))
+    assert (report.outcome, report.proved) == (SyncOutcome.PEER_FAULT, False)
+    assert "did not serve" in report.detail
+
+
+class Refusing(MemoryPeer):
+    """Takes nothing, and says so by this policy."""
+
+    policy = 1
+
+    async def _answer(self, request: ReconRequest) -> ReconResponse:
+        pushed = len(request.push)
+        if self.policy == 1:
+            del request.push[:]
+        response = await super()._answer(request)
+        if self.policy == 1:
+            response.push_outcomes.extend([PUSH_REFUSED] * pushed)
+        if response.status == OK and not request.idle_root:
+            response.policy = self.policy
+        return response
+
+
+def test_a_peer_with_a_new_policy_is_offered_again_what_it_refused() -> None:
+    ours, theirs = MemoryReplica(CONTENTS[:30]), MemoryReplica(CONTENTS[:25])
+    peer = Refusing(theirs)
+    first, memory = synced(ours, peer)
+    assert (first.outcome, first.proved, first.set_aside_count) == (SyncOutcome.IN_SYNC, True, 5)
+    peer.policy = 2
+    memory = replace(memory, proof=None)
+    again, _ = synced(ours, peer, memory)
+    assert (again.entries_sent, again.set_aside_count) == (5, 0)
+    assert theirs.contents == ours.contents
+
+
+def test_what_a_clock_that_went_back_left_behind_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = CONTENTS[5]
+    ours = MemoryReplica(refuses=lambda raw: raw == odd)
+    peer = MemoryPeer(MemoryReplica(CONTENTS[:10]))
+    _, memory = synced(ours, peer)
+    peer.requests.clear()
+    now_s = time.time()
+    for at_s, kinds in [(now_s + 60, {True}), (now_s - 10 * RETRY_S_MAX, {False})]:
+        monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
+        assert synced(ours, peer, memory)[0].set_aside_count == 1
+        assert {bool(each.idle_root) for each in peer.requests} == kinds
+        peer.requests.clear()
