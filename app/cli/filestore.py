@@ -10,8 +10,7 @@ import numpy as np
 
 from app.cli.existing import ExistingMessages, continued
 from app.cli.frames import FileFormat, record_of
-from app.federation.address import parse_peer_url
-from app.federation.transport import open_http_transport
+from app.federation.transport import open_http_transport, parse_peer_url
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from recon.elements import U8, U64, Mask, order_of_lamport

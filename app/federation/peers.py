@@ -21,9 +21,14 @@ import httpx
 from blake3 import blake3
 
 from app.errors import Code, Problem
-from app.federation.address import parse_peer_url, resolve, url_text
 from app.federation.syncs import RunSync, Sync, Syncs
-from app.federation.transport import HttpTransport, open_http_transport
+from app.federation.transport import (
+    HttpTransport,
+    open_http_transport,
+    parse_peer_url,
+    resolve,
+    url_text,
+)
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from recon.session import Interest
@@ -208,6 +213,7 @@ class Peers:
         self._interest = interest
         self._settings = settings
         self._limits = replica.limits
+        self._session_limits = replica.limits.sync
         self._instance_id = instance_id
         self._peers: dict[str, Peer] = {}
         # Stores that were synced with by URL, and what was learned of them: as bounded as the
@@ -356,7 +362,7 @@ class Peers:
                         transport,
                         interest,
                         memory=peer.memory,
-                        limits=self._limits.sync,
+                        limits=self._session_limits,
                         nonce_secret=self._replica.nonce_secret,
                         dry_run=dry_run,
                         changed=changed,

@@ -100,6 +100,11 @@ FAULTS = [
         "memory:_is_due",
         lambda right: lambda at_s: at_s <= right.__globals__["time"].time(),
     ),
+    _fault(
+        "a proof of another clock holds",
+        "memory:age_s",
+        lambda right: lambda at_s: right.__globals__["time"].time() - at_s,
+    ),
     # Errors
     _fault("every error is this side's", "report:outcome_of", returns("local_fault")),
 ]

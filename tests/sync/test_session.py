@@ -242,8 +242,9 @@ def test_what_a_clock_that_went_back_left_behind_is_old(monkeypatch: pytest.Monk
     _, memory = synced(ours, peer)
     peer.requests.clear()
     now_s = time.time()
-    for at_s, kinds in [(now_s + 60, {True}), (now_s - 10 * RETRY_S_MAX, {False})]:
+    for at_s, is_old in [(now_s + 60, False), (now_s - 10 * RETRY_S_MAX, True)]:
         monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda at_s=at_s: at_s))
-        assert synced(ours, peer, memory)[0].set_aside_count == 1
-        assert {bool(each.idle_root) for each in peer.requests} == kinds
+        report, _ = synced(ours, peer, memory)
+        assert (report.set_aside_count, report.entries_refused) == (1, is_old)
+        assert {bool(each.idle_root) for each in peer.requests} == {not is_old}
         peer.requests.clear()

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from app.errors import Code, Problem
-from app.federation.address import is_allowed, parse_peer_url, resolve
+from app.federation.transport import is_allowed, parse_peer_url, resolve
 
 NOT_URLS = [
     "",
