@@ -1,4 +1,13 @@
 """Range set reconciliation, sans-I/O: elements in, messages and events out.
 
-Start at `RangeIndex`, `Initiator` and `respond`; the wire format is docs/recon-protocol.md.
+Two nodes hold overlapping sets of elements. The initiator sends summaries (hash, count) of ranges;
+the responder answers, range by range, by one table: equal, fetch it, here is my list, here are
+summaries of parts. So both find what each side lacks, at a cost that follows the difference.
+
+Read in this order: `elements` (elements, bounds, ranges), `responder` (the table, and the stateless
+side), `initiator` (the side with the work list), `learning` (how it reads an answer), `fetch`. Below
+them: `session` (interests, nonces, the key), `hashing`, `view` (one interest under one key), `index`
+and `store` (the set itself), `cuts`, `codec` (the wire format), `worklist` (which ranges to ask
+about), `events`, `limits`, `errors`, `checkpoint` (the index on disk). `negentropy` is another
+protocol. docs/recon-protocol.md specifies the messages.
 """

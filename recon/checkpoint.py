@@ -1,12 +1,12 @@
 """The base index on disk, so that a restart costs a read instead of a rebuild from SQL.
 
-The only module of `recon` that touches files. A checkpoint is a cache: it is memory-mapped, checked
-against its own digest, sortedness and the caller's `stamp` (whatever tells whether it still fits the
-database), and dropped when anything is wrong. The application then builds the index from SQL.
+This is the only module of `recon` that touches files. A checkpoint is a cache. It is memory-mapped
+and checked against its own digest and for sortedness; the caller compares its `stamp`, which names a
+state of the database. If anything is wrong, the application builds the index from SQL.
 
-Layout, numbers little-endian: magic (16 bytes), element count u64, stamp length u32 and padding
-u32, BLAKE3 digest of everything before and after it (32 bytes), stamp padded to a multiple of 64, then the
-columns orders u64[n], ids u8[n, 32], groups u32[n], sorted by (order, id).
+Layout, numbers little-endian: magic (16 bytes), element count u64, stamp length u32, padding u32,
+BLAKE3 digest of everything before and after it (32 bytes), stamp padded to a multiple of 64 bytes,
+then the columns orders u64[n], ids u8[n, 32], groups u32[n], sorted by (order, id).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROW_BYTES = 8 + ID_BYTES + 4
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An index read from disk, and the stamp it was written with."""
+    """An index read from disk, and the stamp that was written with it."""
 
     index: RangeIndex
     stamp: bytes
@@ -66,7 +66,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot, stamp: bytes) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The index of a checkpoint, memory-mapped; None when there is none or it is damaged.
+    """The index of a checkpoint, memory-mapped; None if the file is absent or damaged.
 
     Everything is verified: length, digest, order. The caller compares the stamp.
     """

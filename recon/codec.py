@@ -1,7 +1,9 @@
-"""Ranges and requests: columns on this side, `bytes` fields of proto/recon.proto on the other.
+"""Messages as columns: every `bytes` field of proto/recon.proto, and the filling of a frame.
 
-Every size is derived from bytes that are really there, never from a count in the message, before
-anything is allocated. docs/recon-protocol.md describes each column.
+docs/recon-protocol.md, sections 4 to 6, describes each column. A receiver derives every size from
+bytes that are there, never from a count in the message, before it allocates anything. It checks that
+a column is used up, that ranges ascend, that a split tiles its range in two or more non-empty parts
+that add up, and that a prefix of at least one range is answered.
 """
 
 from __future__ import annotations
@@ -38,31 +40,6 @@ from recon.limits import (
     SUMMARY_HASH_BYTES,
 )
 from sdstore.wire.recon_pb2 import Answers, Ranges, ReconRequest, ReconResponse
-
-# Columns of numbers as bytes, whole columns at a time.
-#
-# Base-128 varints, least significant group first, as in protobuf. Counts that resemble each other are
-# written as zigzag differences, so that equal parts cost one byte each.
-
-# Bounds as bytes: what is needed to separate two neighbours, and no more.
-#
-# Bounds ascend, so each is a step from the one before. A bound may be any value between two elements,
-# so it is chosen with as many trailing zero bits as fit; sixteen steps share one shift, which makes a
-# nanosecond clock cost hardly more than a counter. Only bounds inside a tie carry bytes of an id.
-
-# Answers: splits, lists and counts as columns, and the `bytes` fields of proto/recon.proto.
-#
-# The checks of what a responder may say stand here: a split tiles its range in two or more non-empty
-# parts that add up, a prefix of at least one range is answered.
-
-# Filling a frame: guessed by what each range is expected to cost, corrected by measure.
-
-# Proofs that two sets are equal: the total that a peer states, and the root of idle pairs.
-#
-# A session learns where both sides differ, and content is moved; that all of it arrived is known when
-# the peer has stated its total, which it is never told: a count and a sum under the session's key. A
-# root has no key, so it only tells whether two sides still hold what they were proved to hold.
-
 
 VARINT_BYTES_MAX = 10  # 64 bits in groups of 7
 _MORE = 0x80  # set in every byte of a number but the last
@@ -143,6 +120,14 @@ def unpack_pairs_of_bits(raw: U8, count: int) -> tuple[U8, int]:
     return values[:count], taken
 
 
+# ---- bounds: as many bits as separate two neighbours, and no more
+#
+# Bounds ascend, so each is a step from the one before. Any value between two elements will do, so a
+# bound is chosen with as many trailing zero bits as possible. Sixteen steps share one shift, which
+# makes a clock in nanoseconds cost hardly more than a counter. Only bounds inside a tie carry bytes
+# of an id.
+
+
 BLOCK = 16  # steps that share a shift: one byte among sixteen
 _ONE = np.uint64(1)
 _HEAD_BYTES = (0, 1, 2, 8)  # bytes of an id that a head class carries
@@ -213,6 +198,9 @@ def _unpack_heads(raw: U8, count: int) -> tuple[U64, int]:
         heads[rows, :size] = piece.reshape(-1, size)
         taken += len(piece)
     return heads.view(">u8")[:, 0].astype(np.uint64), taken
+
+
+# ---- requests: ranges and what is asked about them
 
 
 _FROM_START, _TO_END = 1, 2
@@ -311,7 +299,7 @@ def _check_ranges_ascend(orders: U64, heads: U64, last: I64) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """What a request asks: k ranges, each compared by summary or asked for as a list."""
+    """The k ranges of a request, each compared by summary or asked for as a list."""
 
     ranges: RangeColumns
     listed: Mask  # bool[k]
@@ -357,6 +345,9 @@ def unpack_asks(message: Ranges, ranges_max: int) -> Asks:
     return Asks(ranges, listed, counts, hashes)
 
 
+# ---- responses: answers of four kinds
+
+
 EQUAL, SPLIT, LIST, COUNT = range(4)
 Tiles = tuple[I64, RangeColumns]  # parts of splits: the split that each belongs to, and its range
 
@@ -383,14 +374,14 @@ class Reply:
 
 
 def part_sizes(counts: I64, parts: I64 | int) -> I64:
-    """How many parts ranges of these sizes are split into: at least two elements each."""
+    """The number of parts of a split of `counts` elements: at least two elements each, i64[n]."""
     return np.minimum(parts, counts // 2)
 
 
 def part_edges(counts: I64, sizes: I64, phase: int) -> tuple[I64, I64]:
-    """Where equal parts end: owner split and number of elements before each inner edge.
+    """The inner edges of equal parts: the split of each, and the number of elements before it.
 
-    `phase`, 0 … 128, shifts all cuts by up to a quarter of a part, so that nobody can know them.
+    `phase`, 0 … 128, shifts all cuts by up to a quarter of a part, so that nobody can predict them.
     """
     owner, within = spread(sizes - 1)
     numerator = counts[owner] * (256 * (within + 1) + phase - PHASE_NONE)
@@ -423,15 +414,15 @@ def tile(ranges: RangeColumns, parts: Parts) -> Tiles:
 
 def pack_reply(reply: Reply, ranges: RangeColumns, *, implied: bool) -> Answers:
     """The message of answers. `ranges`: those that are answered."""
-    told = reply.kinds != EQUAL
+    counted = reply.kinds != EQUAL
     parts = reply.parts
     explicit = b""
     if not implied and len(parts.sizes):
         explicit = pack_varints(parts.sizes.astype(np.uint64)) + pack_counts(parts.counts)
     return Answers(
         answered=len(reply.kinds),
-        kinds=pack_pairs_of_bits(reply.kinds) if told.any() else b"",
-        counts=pack_counts(reply.counts[told]),
+        kinds=pack_pairs_of_bits(reply.kinds) if counted.any() else b"",
+        counts=pack_counts(reply.counts[counted]),
         part_counts=explicit,
         bounds=_pack_cuts(ranges.take(reply.kinds == SPLIT), parts),
         hashes=parts.hashes.tobytes(),
@@ -464,10 +455,10 @@ def unpack_tiles(
         raw = column(message.kinds)
         kinds, taken = unpack_pairs_of_bits(raw, answered)
         finished(raw, taken)
-    told = np.flatnonzero(kinds != EQUAL)
+    counted = np.flatnonzero(kinds != EQUAL)
     counts = np.zeros(answered, np.int64)
     raw = column(message.counts)
-    counts[told], taken = unpack_counts(raw, len(told))
+    counts[counted], taken = unpack_counts(raw, len(counted))
     finished(raw, taken)
     split = (kinds == SPLIT).nonzero()[0]
     parts, tiles = _unpack_parts(message, ranges.take(split), counts[split], parts_max, phase)
@@ -496,7 +487,7 @@ def _unpack_parts(
 
 
 def _unpack_sizes(raw: U8, counts: I64, parts_max: int) -> tuple[I64, int]:
-    """Parts of each split, told or implied, and the bytes taken."""
+    """Parts of each split, explicit or implied, and the bytes taken."""
     if len(raw):
         wide, taken = unpack_varints(raw, len(counts))
         sizes = np.minimum(wide, np.uint64(parts_max + 1)).astype(np.int64)
@@ -533,17 +524,20 @@ def _unpack_cuts(bounds: bytes, ranges: RangeColumns, sizes: I64) -> tuple[U64, 
     return total[1:] + (ranges.lower_orders - before).repeat(cuts), heads
 
 
+# ---- filling a frame: a guess by expected cost, corrected by measuring
+
+
 Built = TypeVar("Built", bound=Message)
 
 _SHRINK = 0.97  # when a guess was too long: what is left of the proportional share
 
 
 def fill(build: Callable[[int], Built], costs: F64, room: int) -> tuple[int, Built]:
-    """How many ranges fit `room` bytes, at least one, and their message.
+    """The number of ranges that fit `room` bytes, at least one, and their message.
 
     `build(count)` makes the message of the first `count` ranges; `costs`, f64[n]: bytes that each
     is expected to add. A message that came out too long is cut in proportion to costs, not to
-    numbers, so that few dear ranges before many cheap ones take two messages and not fifty.
+    numbers, so that a few dear ranges before many cheap ones take two messages and not fifty.
     """
     spent = costs.cumsum()
     count = max(1, int(spent.searchsorted(room, side="right")))
@@ -554,6 +548,9 @@ def fill(build: Callable[[int], Built], costs: F64, room: int) -> tuple[int, Bui
             return count, message
         affordable = spent[count - 1] * (room / size * _SHRINK)
         count = max(1, min(count - 1, int(spent.searchsorted(affordable, side="right"))))
+
+
+# ---- the total
 
 
 def closing_request() -> ReconRequest:

@@ -1,8 +1,8 @@
-"""Where to cut ranges into parts of equal count.
+"""Cuts of ranges into parts of equal count.
 
 With one run in the view the parts are exactly equal, so their counts follow from the total and need
-not be sent. With several runs, or where a cut would fall between elements that cannot be separated,
-cuts follow the longest run, and counts are told.
+not be sent. With several runs, or where a cut would fall between elements that no bound separates,
+cuts follow the longest run, and counts are sent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Cuts:
 
 
 def choose_cuts(view: View, where: Places, parts: I64 | int, phase: int) -> Cuts:
-    """Cuts of ranges that lie at `where` into (at most) `parts` parts each.
+    """Cuts of the ranges at `where` into (at most) `parts` parts each.
 
-    A range may get fewer cuts, or none, where its elements cannot be separated.
+    A range gets fewer cuts, or none, where no bound separates its elements.
     """
     runs = view.runs
     if len(runs) == 1:
@@ -132,7 +132,7 @@ def between(below: U64, at: U64) -> U64:
 
 
 def between_heads(below: U64, at: U64) -> U64:
-    """The same for heads, whole bytes of them."""
+    """The roundest heads above `below` and not above `at`, in whole bytes, u64[n]."""
     differing = bit_lengths(below ^ at) - 1
     cleared = (differing // 8 * 8).astype(np.uint64)
     return (at >> cleared) << cleared

@@ -1,10 +1,9 @@
-"""Bounds and ranges: the coordinates of the element space.
+"""Elements, bounds and ranges, and columns of them.
 
-An element is (order, id): an unsigned 64-bit order value and 32 bytes. A bound is (order, head),
-where head is the first 8 bytes of an id as a big-endian number: an element lies at or above a bound
-when (order, first 8 bytes of its id) >= (order, head). Eight bytes are enough because ids are
-digests; elements that agree in order and head are never separated. The highest bound means "no
-upper end": no element lies at or above it.
+An element is (order, id): an unsigned 64-bit order value and 32 bytes. A bound is (order, head);
+the head is the first 8 bytes of an id as a big-endian number. An element is at or above a bound if
+its order and head are. Eight bytes are enough because ids are digests; no bound separates elements
+that agree in order and head. The highest bound means "no upper end": every element is below it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recon.limits import ORDER_END
-
-# Names of the column types, and the few vector operations that everything shares.
-
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
@@ -86,7 +82,7 @@ class Range(NamedTuple):
     upper: Bound
 
     def contains(self, order: int, element_id: bytes) -> bool:
-        """Whether the element lies in this range."""
+        """Whether the range holds the element."""
         key = (order, int.from_bytes(element_id[:8], "big"))
         return self.lower <= key and (key < self.upper or self.upper == END)
 
@@ -123,7 +119,7 @@ class RangeColumns:
             yield Range(Bound(low, low_head), Bound(high, high_head))
 
     def take(self, places: I64 | Mask | slice) -> RangeColumns:
-        """Some of them."""
+        """Some of the ranges."""
         return RangeColumns(
             self.lower_orders[places],
             self.lower_heads[places],
@@ -175,7 +171,7 @@ class OrderWindow(NamedTuple):
     upper: int | None = None
 
     def holds(self, order: int) -> bool:
-        """Whether an order value lies inside."""
+        """Whether the window holds an order value."""
         return self.lower <= order and (self.upper is None or order < self.upper)
 
 

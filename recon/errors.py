@@ -1,22 +1,18 @@
-"""Two families of errors, so that a caller always knows whose fault it is.
-
-`LocalProtocolError`: this program misused the library. `RemoteProtocolError`: the peer broke the
-protocol or its budget; the session with it is over, and the caller counts a strike.
-"""
+"""Two families of errors: this program misused the library, or the peer broke the protocol."""
 
 
 class ReconError(Exception):
-    """Either of the two."""
+    """Base class of both errors."""
 
 
 class LocalProtocolError(ReconError):
-    """The library was misused: a bug on this side, never the peer's doing."""
+    """This program misused the library; a peer cannot cause it."""
 
 
 class RemoteProtocolError(ReconError):
-    """The peer sent something malformed, contradictory or beyond its budget.
+    """The peer sent something malformed or contradictory, or exceeded a budget.
 
-    `code` is a stable word for metrics and strike records.
+    The session with it is over. `code` is a stable word for metrics and reports.
     """
 
     def __init__(self, code: str, detail: str) -> None:

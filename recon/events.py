@@ -1,4 +1,4 @@
-"""What an initiator tells its caller, in the order it learns it."""
+"""What an initiator reports to its caller: events, in the order it learns them, and progress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from recon.elements import I64, Range, RangeColumns
 from recon.errors import RemoteProtocolError
-
-# How far a session is: by elements, by key space, and as segments for a range bar.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class NotThere:
 class Stated:
     """The first answer's total of all that the peer holds, and whether it is that of our view.
 
-    The peer is never told ours, so one that agrees holds, or has read, every element.
+    The peer does not learn ours. So if it states the same total, it holds, or has read, every element.
     """
 
     count: int
@@ -60,8 +58,8 @@ class Stated:
 class InSync:
     """These ranges are equal, by summary or by list; `count` elements in all.
 
-    Equal by the peer's word; `Stated` proves it. Ranges may be left out of which there is nothing
-    to tell: a list that names an element twice proves nothing.
+    Equal by the peer's word; `Stated` proves it. Some ranges are left out: a list that names an
+    element twice proves nothing.
     """
 
     ranges: RangeColumns
@@ -106,6 +104,10 @@ class Unsupported:
 
 
 Event = Have | Need | NotThere | Stated | InSync | Done | Fault | Expired | Busy | Unsupported
+
+
+# ---- progress: by elements, by key space, and as segments for a range bar
+
 
 SEGMENTS_MAX = 512  # a bar is drawn a few hundred characters or pixels wide
 

@@ -1,8 +1,8 @@
 """Both sides of a fetch: the initiator's queue of needs, and the elements that a responder brings.
 
 A short id means something only inside (view, range), so a fetch names ranges and short ids. The
-initiator checks what arrives by computing it again: it takes an element only if the element lies in
-a range that was asked for and, where short ids were given, bears one of them.
+initiator checks what arrives by computing it again: it takes an element only if it is in
+a range that was asked for and, where short ids were given, has one of them.
 
 The responder can find a short id only by looking at every element of its range. So what one request
 can make it look at is bounded, and an answer that was cut says where to go on.
@@ -100,7 +100,7 @@ class FetchQueue:
         if len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids):
             raise RemoteProtocolError("malformed", "an element came twice in one answer")
         if resume is not None and keys and keys[-1] > _bound_of(resume):
-            raise RemoteProtocolError("no_progress", "an element lies above the resume bound")
+            raise RemoteProtocolError("no_progress", "an element is above the resume bound")
         return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
 
     def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
@@ -158,7 +158,7 @@ class FetchQueue:
 
 
 def _is_wanted(upper: Bound, names: frozenset[int] | None, key: tuple[int, int], name: int) -> bool:
-    """Whether a need asks for an element: it is below `upper` and bears one of the names, if any."""
+    """Whether a need asks for an element: it is below `upper` and has one of the names, if any."""
     return (key < upper or upper == END) and (names is None or name in names)
 
 
@@ -193,7 +193,7 @@ def _names(need: Need) -> frozenset[int] | None:
 
 
 def _without(need: Need, brought: set[int]) -> Need | None:
-    """The rest of a need; a whole range always has one, because new elements may lie there."""
+    """The rest of a need; a whole range always has one, because it may hold new elements."""
     if need.short_ids is None:
         return replace(need, count=max(need.count - len(brought), 0))
     if not brought:
@@ -307,7 +307,7 @@ def _bound_after(view: View, span: Range, where: Places, count: int) -> Bound:
 
 
 def _asked_for(wanted: Wanted, owner: I64, lanes: U64) -> Mask:
-    """Which elements bear a short id that was asked for in their range, or lie in a whole range."""
+    """Which elements have a short id that was asked for in their range, or are in a whole range."""
     named = np.arange(len(wanted.ranges)).repeat(wanted.counts)
     names = names_in_ranges(named, names_of_short_ids(wanted.short_ids))
     asked = contains(np.sort(names), names_in_ranges(owner, names_of(lanes)))

@@ -1,11 +1,11 @@
-"""Session-keyed element hashes, whole columns at a time.
+"""Hashes of elements, ranges and sets; whole columns at a time.
 
-An unkeyed sum or XOR over many ids can be made to collide by anybody who can publish. So each
-session hashes every element with its own key: AES-128 CBC-MAC over the two blocks of the id, with
-the order value XORed into the second block, which makes it part of what is hashed at the cost of
-one XOR. (Two elements with one hash input would need ids that agree in their first 16 bytes.) CBC
-over a column is two ECB calls with an XOR between; chunks stay inside the processor's cache.
-A range's hash is the sum of its elements' 128 bits in two 64-bit lanes, mixed with the count.
+Anybody who can publish can make an unkeyed sum or XOR over many ids collide. So each session hashes
+every element with its own key: AES-128 CBC-MAC over the two blocks of the id, with the order value
+XORed into the second block. (Two elements with the same hash input would need ids that agree in
+their first 16 bytes.) CBC over a column is two ECB calls with an XOR between; chunks stay inside the
+processor's cache. A range's hash is the sum of its elements' 128 bits in two 64-bit lanes, mixed
+with the count. The low bytes of an element's hash are its short id.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from recon.limits import (
 )
 from recon.session import SessionKey
 
+_ROOT_CONTEXT = "sdstore recon v2 idle root"
 _CHUNK = 4096  # elements; two buffers of 64 KiB live in the second-level cache
 _BLOCK_BYTES = 16
 _MIX_LOW = np.uint64(0x9E3779B97F4A7C15)
@@ -92,7 +93,7 @@ def summary_hashes(low: U64, high: U64, counts: I64) -> U8:
 
 
 def summary_hash(low: int, high: int, count: int) -> bytes:
-    """The same for one range: 6 bytes."""
+    """The hash of one range: 6 bytes."""
     mixed = ((low ^ low >> 32) * int(_MIX_LOW)) & _WORD
     mixed ^= (high ^ high >> 32) * int(_MIX_HIGH) & _WORD
     mixed = (mixed + count * int(_MIX_COUNT)) & _WORD
@@ -101,8 +102,11 @@ def summary_hash(low: int, high: int, count: int) -> bytes:
     return mixed.to_bytes(8, "little")[:SUMMARY_HASH_BYTES]
 
 
+# ---- short ids
+
+
 def short_ids_of(low: U64) -> U8:
-    """Short ids u8[n, 6]: the lowest bytes of the hash."""
+    """Short ids u8[n, 6] of hash lanes or of names: their lowest bytes."""
     return _low_bytes(low, SHORT_ID_BYTES)
 
 
@@ -116,37 +120,6 @@ def names_of_short_ids(short_ids: U8) -> U64:
     padded = np.zeros((len(short_ids), 8), np.uint8)
     padded[:, :SHORT_ID_BYTES] = short_ids
     return padded.view("<u8")[:, 0].astype(np.uint64)
-
-
-def short_ids_of_names(names: U64) -> U8:
-    """The inverse of `names_of_short_ids`."""
-    return _low_bytes(names, SHORT_ID_BYTES)
-
-
-def _low_bytes(values: U64, size: int) -> U8:
-    return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size])
-
-
-_ROOT_CONTEXT = "sdstore recon v2 idle root"
-
-
-def idle_root(count: int, sums: U64, policy: int = 0) -> bytes:
-    """Root of a set of `count` elements: 32 bytes of BLAKE3 over the count and u64[4] sums.
-
-    `sums`: the ids added up, each little-endian 64-bit word for itself, mod 2^64. `policy`: the
-    responder's, so that its changes are noticed too.
-    """
-    material = count.to_bytes(8, "little") + sums.astype("<u8").tobytes()
-    material += policy.to_bytes(4, "little")
-    return blake3.blake3(material, derive_key_context=_ROOT_CONTEXT).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """A whole view: the number of its elements, and 16 bytes of keyed sums over all of them."""
-
-    count: int
-    sum: bytes
 
 
 def names_in_ranges(ranges: I64, names: U64) -> U64:
@@ -166,3 +139,33 @@ def contains(sorted_names: U64, wanted: U64) -> Mask:
     places = np.minimum(np.searchsorted(sorted_names, wanted), len(sorted_names) - 1)
     there: Mask = sorted_names[places] == wanted
     return there
+
+
+def _low_bytes(values: U64, size: int) -> U8:
+    return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size])
+
+
+# ---- whole sets
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A whole view: the number of its elements, and 16 bytes of keyed sums over all of them.
+
+    It proves two sets equal: a peer that does not learn ours can state it only if it has our elements.
+    """
+
+    count: int
+    sum: bytes
+
+
+def idle_root(count: int, sums: U64, policy: int = 0) -> bytes:
+    """Root of a set of `count` elements: 32 bytes of BLAKE3 over the count and u64[4] sums.
+
+    `sums`: the ids added up, each little-endian 64-bit word for itself, mod 2^64. `policy`: the
+    responder's, so that a change of it shows too. The root has no key: it shows only whether two
+    sides still hold what they were proved to hold.
+    """
+    material = count.to_bytes(8, "little") + sums.astype("<u8").tobytes()
+    material += policy.to_bytes(4, "little")
+    return blake3.blake3(material, derive_key_context=_ROOT_CONTEXT).digest()

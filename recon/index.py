@@ -1,12 +1,12 @@
-"""The set of elements: insertion without duplicates, sorted runs, views.
+"""The range index: insertion without duplicates, sorted runs, views, rows by group.
 
-The base holds columns and an order, no sums: summaries belong to a session's view. Small inserts
-wait in a set until there are enough for a run, so that a single insert costs microseconds.
+The index holds columns and their order, no sums: summaries belong to a session's view. Small inserts
+wait in a set until there are enough of them for a run, so a single insert costs microseconds.
 
-Thread rule: one thread inserts; any thread may call `len`, look up rows, and make views. A view
-belongs to the thread that uses it. Reading changes nothing here: everything a reader sees hangs on
-one reference (`state`, and the segments of `postings`), replaced as a whole by the inserting thread,
-so a batch becomes visible as a whole.
+Threads: one thread inserts. Any thread may call `len`, look up rows and make views; a view belongs
+to the thread that uses it. Readers change nothing here: all that they see hangs on one reference
+(`state`, and the segments of `postings`), which the inserting thread replaces as a whole. So a batch
+becomes visible as a whole.
 """
 
 from __future__ import annotations
@@ -24,17 +24,8 @@ from recon.session import SessionKey
 from recon.store import NO_SUMS, Columns, ElementStore, Run, Snapshot, element_sequence, push_run
 from recon.view import View
 
-# Rows by group, so that a view of one small channel costs what the channel costs.
-#
-# Segments cover the rows in stretches, each sorted by group; neighbours of similar size are merged.
-# Rows younger than the last segment are scanned. Four bytes per element. The inserting thread extends
-# the segments, and replaces them as a whole; looking rows up changes nothing, so any thread may do it.
-
-
 SCAN_ROWS_MAX = 1 << 14  # rows without a segment: scanned in 0.1 ms
-_MERGE_RATIO = (
-    2  # stretches double: each row is moved a few times, a look-up searches a few segments
-)
+_MERGE_RATIO = 2  # stretches double: a row is moved a few times, a look-up searches a few segments
 _ROW_BITS = np.uint64(32)
 
 
@@ -58,7 +49,11 @@ class _Segment:
 
 
 class Postings:
-    """Which rows belong to a group."""
+    """The rows of each group, so that a view of a small channel costs what the channel costs.
+
+    Segments cover the rows in stretches. Each is sorted by group, and neighbours of similar size are
+    merged. Rows younger than the last segment are scanned. Costs four bytes per element.
+    """
 
     def __init__(self) -> None:
         self._segments: tuple[_Segment, ...] = ()
@@ -114,6 +109,9 @@ def _merged(elder: _Segment, younger: _Segment) -> _Segment:
     return _Segment(elder.start, younger.stop, groups, firsts, rows)
 
 
+# ---- the index
+
+
 TIES_WALKED_MAX = 16  # elements of one order compared one by one; more are searched
 PENDING_MAX = 256  # elements that wait unsorted; a run of fewer costs more than it saves
 
@@ -121,7 +119,7 @@ _DTYPES = np.dtype(np.uint64), np.dtype(np.uint8), np.dtype(np.uint32)
 
 
 class IndexState(NamedTuple):
-    """What readers see: the columns, and runs over the rows below `sorted_count`."""
+    """The state that readers see: the columns, and runs over the rows below `sorted_count`."""
 
     snapshot: Snapshot
     runs: tuple[Run, ...]
@@ -258,7 +256,7 @@ class RangeIndex:
             stored = snapshot.take(run.rows_at(at))
             found[candidates] = (stored.ids == ids[candidates]).all(axis=1)
             found[candidates] &= stored.orders == orders[candidates]
-            # Elements that agree in order and head stand side by side in any order: look on.
+            # Elements that agree in order and head are neighbours in any sequence: look further.
             more = (stored.orders == orders[candidates]) & ~found[candidates]
             more &= heads_of(stored.ids) == heads[candidates]
             more &= at + 1 < len(run)
@@ -304,7 +302,7 @@ def _strictly_ascending(orders: U64, ids: U8) -> bool:
 
 
 def _repeats(orders: U64, heads: U64, ids: U8) -> Mask:
-    """Which sorted elements stand there already further left, bool[n]."""
+    """Which of these sorted elements repeat one before them, bool[n]."""
     repeats = np.zeros(len(orders), dtype=bool)
     close = (orders[1:] == orders[:-1]) & (heads[1:] == heads[:-1])
     if close.any():

@@ -1,9 +1,24 @@
-"""The initiator: keeps the work list, asks about ranges in batches, tells what it learns.
+"""The initiator: keeps the work list, asks about ranges in batches, reports what it learns.
 
-Sans-I/O: `next_request` gives a message to send, `receive` takes its answer and returns events.
-Several requests may be in flight and answers may come in any order; a range is either waiting or
-in flight, so no answer can be confused with another. Every answered request makes progress or is
-the peer's fault, and all of it is paid from a budget, so a session ends whatever the peer does.
+Theory of operation. The ranges of a session tile the whole element space. Each of them is waiting
+(on the work list), in flight (in a request without an answer) or settled (in sync, or to be fetched
+or sent). The session is over when no range waits and none is in flight.
+
+    waiting ── next_request ──▶ in flight ── receive ──▶ settled
+       ▲                            │                       an answer that settles it
+       ├──────── lost ◀─────────────┤
+       └──── smaller ranges ◀───────┘                       an answer that splits it, or none
+
+The rules:
+
+1. No I/O, no clock, no randomness: the caller sends what `next_request` returns, gives the answer to
+   `receive`, and passes elapsed seconds and a seed.
+2. The ranges of different requests never overlap. So several requests can be in flight, answers can
+   come in any order, and no answer can be taken for another.
+3. Every answered request makes progress, or it is the peer's fault.
+4. All bytes and requests are paid from one budget, so a session ends whatever the peer does.
+5. Both sets may grow meanwhile. A range that was equal at any moment of the session covers what both
+   sides held at its start, so nothing is frozen.
 """
 
 from __future__ import annotations
@@ -52,13 +67,13 @@ from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
 _ASK_BYTES = 9.0  # a range that is compared, about: bound, count, hash
-_ASK_LIST_BYTES = 3.0  # one that shall be listed, about: bound
+_ASK_LIST_BYTES = 3.0  # a range to be listed, about: bound
 _ANSWER_BYTES = 7  # a part in an answer, about: 8, but some of what we cut ourselves is equal
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to try for. One default setting serves all sizes."""
+    """How an initiator asks. The defaults serve all sizes."""
 
     parts: int = 16  # of a split in the first answer; later ones are planned
     list_max: int = 16  # a range of that many elements is listed instead of split
@@ -73,7 +88,7 @@ class OutgoingRequest(NamedTuple):
 
 
 class Initiator:
-    """One session. `seed` makes the random cuts; `recent`: own arrivals since the last session."""
+    """One session. `seed` makes the random cuts; `recent` counts own arrivals since the last session."""
 
     def __init__(
         self,
@@ -109,12 +124,12 @@ class Initiator:
 
     @property
     def done(self) -> bool:
-        """Whether the session is over, in whatever way."""
+        """Whether the session is over: complete, refused or at fault."""
         return self._over
 
     @property
     def progress(self) -> Progress:
-        """How far the session is."""
+        """The session's progress by elements and by key space."""
         return measure(self._stretches())
 
     def _stretches(self) -> Iterator[Stretch]:
@@ -123,17 +138,17 @@ class Initiator:
             yield Stretch(work.ranges, work.sizes, RangeState.SYNCING)
 
     def credit(self, content_bytes: int) -> None:
-        """Content that really arrived (or was taken by the peer): the budget grows with it."""
+        """Count content that arrived or that the peer took: the budget grows with it."""
         self._budget.credit(content_bytes)
 
     def charge(self, content_call_bytes: int, elapsed_s: float = 0.0) -> None:
-        """A call that moved content is paid from the same budget. Raises `RemoteProtocolError`."""
+        """Pay for a call that moved content from the same budget. Raises `RemoteProtocolError`."""
         self._budget.bytes += content_call_bytes
         self._budget.check(len(self._view), elapsed_s)
 
     def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""
-        del elapsed_s  # the time is judged when the answer comes, where a fault can be told
+        del elapsed_s  # checked when the answer comes, where a fault can be reported
         if self._over or not len(self._waiting):
             return None
         if len(self._in_flight) >= self._limits.in_flight_max:
@@ -146,7 +161,7 @@ class Initiator:
         return OutgoingRequest(self._budget.requests, message)
 
     def _batch(self) -> tuple[Asked, ReconRequest]:
-        """As many waiting ranges as fit one request, and their answers one response, about."""
+        """As many waiting ranges as fit one request, and whose answers fit one response, about."""
         room, phase = self._limits.request_bytes_max - FRAME_BYTES_MIN // 4, self._phase()
         listed = self._waiting.listed[: self._answerable()]
         costs = np.where(listed, _ASK_LIST_BYTES, _ASK_BYTES)
@@ -157,7 +172,7 @@ class Initiator:
         return asked, message
 
     def _answerable(self) -> int:
-        """How many ranges may be in one request, by their number and by what is answered."""
+        """The number of ranges for one request, by their number and by the expected answers."""
         work = self._waiting
         parts = np.where(work.sizes <= self._options.list_max, 1, self._parts)
         answers = np.where(work.listed, work.sizes * SHORT_ID_BYTES, parts * _ANSWER_BYTES)
@@ -180,7 +195,7 @@ class Initiator:
     ) -> list[Event]:
         """Events of one answer. Any but `Have`, `Need` and `InSync` ends the session.
 
-        What was still in flight when it ended has no events.
+        Answers that arrive after the end have no events.
         """
         flying = self._landed(request_id)
         if self._over:
@@ -232,11 +247,13 @@ class Initiator:
         return learned.events
 
     def _stated(self, flying: Asked, response: ReconResponse) -> Stated:
-        """Ranges that tile everything and are all equal have an equal total."""
+        """The peer's total. If all ranges of the first request are equal, so are the totals."""
         theirs, answers = read_total(response), response.answers
         compares_all = len(flying.work) == self._opening_count == answers.answered
         if compares_all and not any(answers.kinds) and theirs != self._total:
-            raise RemoteProtocolError("total", "all ranges are said to be equal, the total is not")
+            raise RemoteProtocolError(
+                "total", "the answers say that all ranges are equal, but the total differs"
+            )
         return Stated(theirs.count, theirs == self._total)
 
 
@@ -254,7 +271,9 @@ def refusal_of(
             fresh = response.responder_nonce
             # A nonce cannot have expired in favour of itself.
             if len(fresh) != NONCE_BYTES or fresh == used_nonce:
-                detail = "an expired nonce was not replaced by a fresh one"
+                detail = (
+                    "the responder did not replace the expired nonce by another one of 16 bytes"
+                )
                 raise RemoteProtocolError("nonce", detail)
             return Expired(fresh)
         case recon_pb2.BUSY:
@@ -269,8 +288,11 @@ def refusal_of(
 
 def _check_settings(options: Options, limits: Limits) -> None:
     if not 2 <= options.parts <= PARTS_MAX or not 0 <= options.list_max <= LIST_COUNT_MAX:
-        raise LocalProtocolError("parts or longest list out of range")
+        raise LocalProtocolError(
+            f"parts {options.parts} (2 to {PARTS_MAX}) or list_max {options.list_max} "
+            f"(0 to {LIST_COUNT_MAX}) is out of range"
+        )
     if not 1 <= options.ranges_per_request <= RANGES_MAX:
         raise LocalProtocolError(f"a message has at most {RANGES_MAX} ranges, and at least one")
     if min(limits.request_bytes_max, limits.response_bytes_max) < FRAME_BYTES_MIN:
-        raise LocalProtocolError(f"frames have at least {FRAME_BYTES_MIN} bytes")
+        raise LocalProtocolError(f"a frame limit is at least {FRAME_BYTES_MIN} bytes")

@@ -24,7 +24,7 @@ from recon.hashing import (
     names_of,
     names_of_short_ids,
     ranges_of_names,
-    short_ids_of_names,
+    short_ids_of,
 )
 from recon.limits import ASIDE_ROW_FIRST, LIST_COUNT_MAX
 from recon.responder import decide
@@ -34,7 +34,7 @@ from sdstore.wire.recon_pb2 import Answers
 
 CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache
 _WHOLE_COUNT = 1 << 14  # elements of a need without names: some are fetched side by side
-_WHOLE_NEEDS = 1 << 10  # about so many at most of ranges that touch, whatever counts are claimed
+_WHOLE_NEEDS = 1 << 10  # of ranges that touch, about, however many elements the peer claims
 
 
 class Asked(NamedTuple):
@@ -102,7 +102,8 @@ class Learning:
         compares = (reply.kinds == EQUAL) | (reply.kinds == COUNT)
         if (asked.listed & compares).any():
             raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
-        # What we took in since we asked is known to the peer or will be found next time.
+        # (Elements that came in since the request do not count: the peer has them or the next session
+        # finds them.)
         if asked.counts[(reply.kinds == COUNT) & (reply.counts > 0)].any():
             raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
 
@@ -226,7 +227,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What the lists of m ranges tell."""
+    """The outcome of comparing the lists of m ranges."""
 
     have_rows: U32  # our elements that the peer lacks
     need_owner: I64  # i64[k] ascending: ranges of the short ids we lack
@@ -274,7 +275,7 @@ def _match_chunk(view: View, where: Places, listed_counts: I64, names: U64) -> M
     equal = counts == listed_counts  # otherwise the list names an element of ours twice
     equal[need_owner] = False
     equal[owner[have]] = False
-    return Matched(rows[have], need_owner, short_ids_of_names(needed), equal, counts)
+    return Matched(rows[have], need_owner, short_ids_of(needed), equal, counts)
 
 
 def _distinct(names: U64) -> U64:

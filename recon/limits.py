@@ -1,7 +1,7 @@
-"""What a peer can run into, and the sizes of the protocol, each with its unit and its reason.
+"""The sizes of the protocol, the bounds of a session, and the budget that enforces them.
 
-Numbers that only this side feels stand beside the code that they tune; those of the negentropy
-protocol stand with it.
+Each number has its unit and its reason. Numbers that only tune this side are beside the code that
+uses them; those of negentropy are in its folder.
 """
 
 from __future__ import annotations
@@ -9,12 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recon.errors import LocalProtocolError, RemoteProtocolError
-
-# What a session may cost, so that it ends whatever the peer does.
-#
-# Bytes and seconds grow with what was really transferred, so an honest large sync is never cut, and
-# with the own set, because even an honest peer makes us name our own elements.
-
 
 PROTOCOL_VERSION = 2
 NONCE_BYTES = 16  # 128 bits: never repeats by accident
@@ -43,7 +37,7 @@ VIEW_GROUP_BYTES = 64  # of memory: a number in a set
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one side takes and gives. The defaults suit two nodes on a network."""
+    """The most that one side takes and gives. The defaults suit two nodes on a network."""
 
     request_bytes_max: int = 8 << 20  # of our own requests: a node takes as much
     response_bytes_max: int = 8 << 20  # a disjoint million is answered in one message
@@ -70,8 +64,15 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+# ---- the budget of a session
+
+
 class Budget:
-    """Counts requests, bytes both ways and content; raises `RemoteProtocolError` when it is spent."""
+    """Counts requests, bytes both ways and content, so that a session ends whatever the peer does.
+
+    Bytes and seconds grow with the content that was transferred, so an honest large sync is never
+    cut; and with our own set, because even an honest peer makes us name our own elements.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -80,19 +81,23 @@ class Budget:
         self.bytes = 0
 
     def credit(self, content_bytes: int) -> None:
-        """Content that really arrived, or was taken by the peer."""
+        """Count content that arrived, or that the peer took."""
         self._credit_bytes += content_bytes
 
     def check(self, own_count: int, elapsed_s: float) -> None:
-        """Raise when any budget is overdrawn."""
+        """Raise `RemoteProtocolError` if any of the budgets is spent."""
         limits = self._limits
         bytes_max = limits.bytes_base + limits.bytes_per_element * own_count
         bytes_max += limits.bytes_per_credit * self._credit_bytes
         if self.bytes > bytes_max:
-            raise RemoteProtocolError("budget_bytes", f"{self.bytes} of {bytes_max}")
+            raise RemoteProtocolError("budget_bytes", f"{self.bytes} bytes of at most {bytes_max}")
         if self.requests > limits.requests_max:
-            raise RemoteProtocolError("budget_requests", str(self.requests))
+            raise RemoteProtocolError(
+                "budget_requests", f"{self.requests} requests of at most {limits.requests_max}"
+            )
         seconds_max = limits.seconds_base
         seconds_max += limits.seconds_per_credit_mib * self._credit_bytes / (1 << 20)
         if elapsed_s > seconds_max:
-            raise RemoteProtocolError("budget_seconds", f"{elapsed_s:.0f} of {seconds_max:.0f}")
+            raise RemoteProtocolError(
+                "budget_seconds", f"{elapsed_s:.0f} s of at most {seconds_max:.0f} s"
+            )

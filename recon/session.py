@@ -1,9 +1,13 @@
-"""Session keys and the responder's stateless nonces: pure functions.
+"""Interests, nonces and the session key: what both sides agree on before they compare.
 
-Both sides contribute to the key, so neither can fix it alone, and a set of messages crafted to
-collide under one key is worthless under the next. The responder stores nothing: its nonce is a PRF
-of a node secret, the pair and an epoch, so it can recognise its own nonce when the initiator
-repeats it, and refuse it when its time is over.
+An interest is a set of channels and a window of Lamport timestamps, with one canonical encoding.
+Both sides hash it into the session key, so two encodings of one interest would give two keys:
+decoding accepts the canonical form only.
+
+Both sides contribute a nonce to the key, so neither can choose it alone, and messages that were
+crafted to collide under one key are worthless under the next. The responder stores nothing: its
+nonce is a keyed hash of a secret, the pair and an epoch, so it recognises its own nonce when the
+initiator repeats it, and refuses one that is too old.
 """
 
 from __future__ import annotations
@@ -28,13 +32,6 @@ from recon.limits import (
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Session
 
-# Interests: channels times a Lamport window, with one canonical encoding.
-#
-# Both sides hash an interest into the session key, so two encodings of one interest would be two
-# sessions: decoding accepts the canonical form only. Matching a prefix to channels is the caller's
-# business (it holds the channels); `matches` says which belong.
-
-
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1  # a window may be wider than messages are
 
 
@@ -48,7 +45,7 @@ def _minimal_prefixes(prefixes: frozenset[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """What a node wants, in canonical form. Build it with `make`."""
+    """The channels and Lamport timestamps that a node wants, in canonical form. Build it with `make`."""
 
     everything: bool = False
     channels: tuple[str, ...] = ()
@@ -93,7 +90,7 @@ class Interest:
         return OrderWindow(lower, upper)
 
     def intersect(self, other: Interest) -> Interest:
-        """What both want. An empty result has no channels, no prefixes and not `everything`."""
+        """The mutual interest. An empty one has no channels, no prefixes and not `everything`."""
         low = _pick(max, self.lamport_from, other.lamport_from)
         high = _pick(min, self.lamport_to, other.lamport_to)
         if self.everything or other.everything:
@@ -162,6 +159,9 @@ def _pick(choose: Callable[[list[int]], int], left: int | None, right: int | Non
     return choose(given) if given else None
 
 
+# ---- nonces and keys
+
+
 _KEY_CONTEXT = "sdstore recon v2 session key"
 _OWN_NONCE_CONTEXT = "sdstore recon v2 initiator nonce"
 _NONCE_CONTEXT = "sdstore recon v2 responder nonce"
@@ -180,7 +180,7 @@ class SessionKey:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """What every request of a session carries: both nonces and the interest's canonical bytes."""
+    """Both nonces and the interest's canonical bytes, which every request of a session carries."""
 
     initiator_nonce: bytes
     responder_nonce: bytes
@@ -224,7 +224,7 @@ def derive_session_key(
 def responder_nonce(node_secret: bytes, pair: bytes, epoch: int) -> bytes:
     """The responder's nonce for one pair of nodes in one epoch.
 
-    `node_secret`: at least 16 random bytes; `pair`: whatever names the caller's credential;
+    `node_secret`: at least 16 random bytes; `pair`: a name of the caller's credential;
     `epoch`: the clock divided by the nonce's lifetime, read by the application.
     """
     keyed = blake3.blake3(node_secret, derive_key_context=_NONCE_CONTEXT).digest()

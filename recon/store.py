@@ -1,8 +1,13 @@
-"""Where elements live: append-only columns in order of arrival. A row number never changes.
+"""Rows of elements in order of arrival, and sorted runs over them.
 
-The first rows may be a base segment that somebody else owns (a memory-mapped checkpoint, or the
-sorted columns of a bulk load); what arrives later goes to a growing tail. Published rows are never
-written again, so a reader with an older snapshot stays right without a lock.
+**Rows.** A row number never changes. The first rows may be a base segment that somebody else owns (a
+memory-mapped checkpoint, or the sorted columns of a bulk load); later rows go to a growing tail. A
+published row is never written again, so a reader with an older snapshot needs no lock.
+
+**Runs.** A run is a permutation of rows in element order (order, head), and immutable. Adding makes a
+new small run; neighbours of similar size are merged (as in an LSM tree), so an element is moved a
+few times, and a query looks at few runs. Elements that agree in order and head are in any sequence
+among themselves: no bound separates them.
 """
 
 from __future__ import annotations
@@ -14,13 +19,6 @@ import numpy as np
 
 from recon.elements import END, I64, U8, U32, U64, Mask, heads_of, laid
 from recon.limits import ASIDE_ROW_FIRST, ID_BYTES
-
-# Sorted runs: permutations of the store's rows in element order (order, head).
-#
-# Elements that agree in order and head may stand in any order among themselves: no bound separates
-# them (see `ranges`). A run is immutable; adding means a new small run, and neighbours of similar
-# size are merged (LSM), so that an element is moved a few times and a query looks at few runs.
-
 
 _TAIL_ROWS_MIN = 1024  # the first tail; it doubles from there
 
@@ -67,7 +65,7 @@ class Snapshot:
     aside: Columns | None = None
 
     def beside(self, aside: Columns | None) -> Snapshot:
-        """The same store with other elements set beside it."""
+        """This store with other elements set aside for one view."""
         return self if aside is None else Snapshot(self.base, self.tail, self.size, aside)
 
     def take(self, rows: U32) -> Columns:
@@ -139,6 +137,9 @@ class ElementStore:
         return size
 
 
+# ---- runs
+
+
 _BLOCK = 64  # elements between samples: a sample of 10^6 fits the second-level cache
 _LONG_COLUMN = 1 << 17  # shorter ones live in the cache
 _MANY_SEARCHES = 128  # fewer do not pay for the vector steps
@@ -148,7 +149,7 @@ MERGE_RATIO = 8  # a run is merged into its elder when that is less than 8 times
 
 @dataclass(frozen=True)
 class Run:
-    """orders u64[n] ascending; rows u32[n] in the store, None when row i stands at place i.
+    """orders u64[n] ascending; rows u32[n] in the store, None if row i is at place i.
 
     With a session key, `low` and `high` are prefix sums u64[n + 1] of the element hashes.
     """
@@ -199,7 +200,7 @@ class Run:
         return found
 
     def lower_bounds(self, snapshot: Snapshot, orders: U64, heads: U64) -> I64:
-        """First place at or above each bound (order, head); the highest bound stands after all."""
+        """First place at or above each bound (order, head); the highest bound is after all."""
         places = self.first_at_least(orders)
         inside = (self.holds_order(places, orders) & (heads != 0)).nonzero()[0]
         if len(inside):

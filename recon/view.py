@@ -1,8 +1,8 @@
-"""A view: one interest's elements under one session key, with prefix sums.
+"""A view: the elements of one interest, hashed under one session key, with prefix sums.
 
-A summary of a range is two searches and a subtraction per run. The view shares nothing with other
-sessions but the columns of the index, and takes in what was inserted when asked to (`refresh`);
-single new elements wait in a small unsorted tail, so that following a trickle stays cheap.
+A range's summary costs two searches and a subtraction per run. A view shares only the columns of the
+index with other sessions. `refresh` takes in what was inserted since. Single new elements wait in a
+small unsorted tail, so following a slow stream of them stays cheap.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ from recon.limits import ASIDE_ROW_FIRST, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_G
 from recon.session import SessionKey
 from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
 
-# A bounded cache of views. The responder is stateless; this only saves it rebuilding.
-#
-# Bounded in number and in bytes; the view used last stays, however large it is.
-
 if TYPE_CHECKING:
     from recon.index import IndexState, RangeIndex
 
@@ -50,7 +46,7 @@ WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where m ranges lie: for each run, first places i64[m] and end places i64[m]."""
+    """The places of m ranges: for each run, first places i64[m] and end places i64[m]."""
 
     starts: tuple[I64, ...]
     stops: tuple[I64, ...]
@@ -203,7 +199,7 @@ class View:
     # Questions about many ranges
 
     def locate(self, ranges: RangeColumns) -> Places:
-        """Where ranges lie. Neighbours that touch share a search."""
+        """The places of ranges. Neighbours that touch share a search."""
         count = len(ranges)
         ends = np.ones(count, dtype=bool)
         ends[:-1] = ~ranges.touches_next()
@@ -306,7 +302,7 @@ class View:
                 count, sums = count + sign * len(columns), (sums[0] + low, sums[1] + high)
         return Total(count, b"".join((each & _WORD).to_bytes(8, "little") for each in sums))
 
-    # What one session sets aside
+    # Elements that one session sets aside
 
     def apart(self, added: Columns, removed: Columns) -> View:
         """A view of its own that names `added`, which this one lacks, and not `removed`.
@@ -346,11 +342,18 @@ class View:
         return short_ids_of(low)
 
 
+# ---- the cache of views
+
+
 CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
 
 
 class ViewCache:
-    """Least recently used views out first. Not thread-safe: one event loop owns it."""
+    """A bounded cache of views; it only saves the responder from building them again.
+
+    It is bounded in number and in bytes, and drops the views that were used longest ago; the view
+    used last stays, however large it is. Not thread-safe: one event loop owns it.
+    """
 
     def __init__(self, index: RangeIndex, *, views_max: int, bytes_max: int):
         self._index = index

@@ -1,4 +1,18 @@
-"""The initiator's work list: ranges that wait, as columns, in ascending order."""
+"""The initiator's work list: which ranges it asks about, and how.
+
+**The first message** is skewed towards what is likely to be new. Two nodes that meet often differ at
+the newest end, or among what one of them received since they last met. So the newest elements are
+cut finely, in parts that grow by a factor; the stretches with recent arrivals get parts of their
+own; and the older rest gets a few equal parts.
+
+**After an answer** `choose` plans the cheapest way to name the differences. A range of m elements with
+about r differences can be listed at once (6 m bytes). Or the initiator cuts it into b1 parts and
+sends their summaries (which costs no round trip), the responder cuts the differing ones into b2
+parts, and those that then differ are listed. The expected bytes of each choice follow from r, and the
+last answer gives an estimate of r: how many parts of a split differ, and how far apart the counts of
+both sides are. (Random differences drive the counts apart like a random walk, so the squares add up
+to their number.) Wrong guesses cost bytes, never correctness.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +26,6 @@ from recon.elements import END, F64, I64, START, U8, Mask, RangeColumns
 from recon.limits import PARTS_MAX, PHASE_NONE, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from recon.store import Run, element_sequence
 from recon.view import Places, View
-
-# The first message of a session: skewed towards what is likely to be new.
-#
-# Differences between nodes that meet often lie at the newest end, or among what one of them received
-# since they last met. So the newest elements are cut finely, in parts that grow by a factor, the
-# stretches where recent arrivals lie get parts of their own, and the old rest a few equal ones.
-
-# What to ask next about ranges that differ: the cheapest way to name the differences.
-#
-# A range of m elements with about r differences can be listed at once (6 m bytes), or cut by the
-# initiator into b1 parts whose summaries are sent (no round trip is spent on that), the differing
-# ones cut by the responder into b2 parts, and what then differs is listed. The expected bytes of each
-# choice follow from r, which the last answer tells: how many of a split's parts differ, and how far
-# the counts of both sides lie apart (random differences drive them apart like a random walk, so the
-# squares add up to their number). Wrong guesses cost bytes, never correctness.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Work:
         return len(self.sizes)
 
     def take(self, which: I64 | Mask | slice) -> Work:
-        """Some of it."""
+        """Some of the ranges."""
         return Work(
             self.ranges.take(which),
             self.listed[which],
@@ -119,6 +118,9 @@ def _group_starts(joins: Mask, sizes: I64, cap: int) -> I64:
     return begins.nonzero()[0]
 
 
+# ---- the first message
+
+
 NEWEST_COUNT = 12  # the newest part: a list of about that length fits the first answer
 GROWTH = 8  # each older part is so many times larger
 OLD_PARTS = 9  # equal parts of what is older than that
@@ -175,6 +177,9 @@ def _recent(view: View, recent: int) -> I64:
     firsts = np.concatenate((places[:1], places[widest + 1]))
     lasts = np.concatenate((places[widest], places[-1:]))
     return np.concatenate((firsts, lasts + 1))
+
+
+# ---- the plan
 
 
 _ASK_BYTES = 8.5  # a summary in a request: hash, bound, count

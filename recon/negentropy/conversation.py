@@ -1,10 +1,10 @@
 """Negentropy v1: reconciliation with clients that speak the published protocol.
 
-Sans-I/O. The client sends `initiate()`, then what `reconcile` makes of every answer until there is
-nothing more to send. The server answers each message with `respond` and keeps nothing in between.
-The format: recon/negentropy_wire.py; sums and fingerprints: recon/negentropy_records.py.
+Sans-I/O. The client sends `initiate()`, then the message that `reconcile` makes of each answer, until
+there is none. The server answers each message with `respond` and keeps nothing in between. `wire` has
+the format, `records` the sums and fingerprints.
 
-The fingerprints have no key: who may publish can, with about an hour of computing, make two
+The fingerprints have no key: anybody who can publish can, with about an hour of computing, make two
 different sets look equal (docs/negentropy.md). Stores speak recon; this is for existing clients.
 """
 
@@ -67,7 +67,7 @@ _Compare = Callable[[int, int, bytes], None]
 
 
 class Step(NamedTuple):
-    """What one answer taught the client, and what to send next (None: the end)."""
+    """The outcome of one answer for the client, and the next message (None: the end)."""
 
     message: bytes | None
     have_ids: list[bytes]
@@ -115,7 +115,7 @@ class Negentropy:
     def reconcile(self, message: bytes) -> Step:
         """Take the server's answer.
 
-        Under a frame limit an ID may be told again in a later step: keep sets.
+        Under a frame limit a later step can repeat an ID: keep sets.
         Raises RemoteProtocolError for an answer that is malformed, too large, of another version,
         or one more than `rounds_max`.
         """
@@ -192,7 +192,7 @@ class _Reply:
         self._is_skipping = True
 
     def write_split(self, reach: Bound, index: int, buckets: Buckets) -> None:
-        """Write the fingerprints of a range's buckets, or its IDs where there are none."""
+        """Write the fingerprints of a range's buckets, or its IDs if it has no buckets."""
         mark = self._writer.mark()
         if self._is_skipping:
             self._writer.skip(self._reach)
@@ -220,7 +220,7 @@ class _Reply:
         self._advance(reach, index)
 
     def to_bytes(self) -> bytes:
-        """Give the message. Where the frame is full, one range stands for the rest."""
+        """The message. If the frame is full, its last range covers the rest."""
         if self.is_full and self._reach != END:
             if self._is_skipping:
                 self._writer.skip(self._reach)

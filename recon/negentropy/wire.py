@@ -21,14 +21,14 @@ VERSION_BYTES: Final = range(0x60, 0x70)
 ID_BYTES: Final = 32
 FINGERPRINT_BYTES: Final = 16
 VARINT_BYTES_MAX: Final = 10
-"""What a 64-bit number takes at seven bits a byte."""
+"""The bytes of a 64-bit number at seven bits a byte."""
 
 SKIP: Final = 0
 FINGERPRINT: Final = 1
 ID_LIST: Final = 2
 
 INFINITY: Final = 2**64 - 1
-"""The timestamp no record may have: it stands for the end of the key space."""
+"""The end of the key space; no record has this timestamp."""
 
 
 class Bound(NamedTuple):
@@ -166,7 +166,7 @@ class MessageWriter:
         self._buffer += ids
 
     def mark(self) -> tuple[int, int]:
-        """Where `rewind` can come back to."""
+        """The place to which `rewind` can return."""
         return len(self._buffer), self._timestamp
 
     def rewind(self, mark: tuple[int, int]) -> None:
