@@ -10,9 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.database import database_settings
-from app.cli.exits import CliError, Exit
 from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
-from app.cli.output import counted, human_bytes, print_error, print_json, stdout, table
+from app.cli.output import (
+    CliError,
+    Exit,
+    counted,
+    human_bytes,
+    print_error,
+    print_json,
+    print_table,
+    stdout,
+    table,
+)
 from pipeline import manifest as manifests
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.lineage import list_snapshots, prune_snapshots
@@ -238,7 +247,7 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJso
         )
         for each in listed
     ]
-    stdout().print(table("snapshot", "made", "messages", "parent", rows=rows, right=("messages",)))
+    print_table(table("snapshot", "made", "messages", "parent", rows=rows, right=("messages",)))
     return Exit.DONE
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.database import database_settings, require_database
-from app.cli.exits import CliError, Exit
+from app.cli.output import CliError, Exit
 from app.store.faults import StoreError as StoreFault
 from pipeline import manifest as manifests
 from pipeline.errors import (

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from app.cli.delimited import delimited
+from app.cli.about import MARK
+from app.cli.files import delimited
 from app.cli.program import MODULES
-from app.cli.reference import MARK
 from app.demo.nodes import running_node
 from app.settings import load_settings
 from recon.negentropy import Negentropy, Records

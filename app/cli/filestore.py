@@ -8,8 +8,7 @@ from typing import IO
 
 import numpy as np
 
-from app.cli.existing import ExistingMessages, continued
-from app.cli.frames import FileFormat, record_of
+from app.cli.files import ExistingMessages, FileFormat, continued, record_of
 from app.federation.transport import open_http_transport, parse_peer_url
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS

@@ -1,4 +1,4 @@
-"""Ctrl-C where Python alone would lose it, or hear it late."""
+"""Ctrl-C where Python alone would lose it or handle it late."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 EXIT_CODE = 130
-"""128 + SIGINT, as shells say it."""
+"""128 + SIGINT, as in shells."""
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Modules are loaded: Ctrl-C ends the process at once.
+    """While modules are imported, Ctrl-C ends the process at once.
 
-    A KeyboardInterrupt that is raised within an import can be swallowed by what is being imported
-    (extension modules clear errors while they start). Nothing is under way then that needs an
-    orderly end.
+    An import can swallow a KeyboardInterrupt (extension modules clear errors while they start), and
+    there is nothing yet that needs an orderly end.
     """
     with _on_ctrl_c(_end):
         yield
@@ -26,10 +25,10 @@ def loading() -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """A task reads a file or pipe itself: Ctrl-C ends the read.
+    """While a task itself reads a file or a pipe, Ctrl-C ends the read.
 
-    The event loop's own handler cancels the task, which does not help one that never comes back to
-    the loop: a pipe may have nothing to say for hours.
+    The event loop's own handler cancels the task. That does not help a task that is inside a read: a
+    pipe may be silent for hours.
     """
     import asyncio  # noqa: PLC0415 - the first lines of the program import this module
 
@@ -47,7 +46,7 @@ def _end(_number: int, _frame: object) -> NoReturn:
 @contextmanager
 def _on_ctrl_c(handler: signal._HANDLER) -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's background job: Ctrl-C is meant for others.
+        # A background job of a shell ignores Ctrl-C, which is meant for another process.
         yield
         return
     before = signal.signal(signal.SIGINT, handler)

@@ -1,4 +1,4 @@
-"""The entry point. Ctrl-C is taken care of before anything heavy is imported."""
+"""The entry point. It handles Ctrl-C before it imports anything that takes long."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from app.cli.interrupts import EXIT_CODE, loading
 
 def main() -> NoReturn:
     """The console script."""
-    # What a verb could not do is said once, by the verb; `serve` alone logs.
+    # A verb reports its errors itself, once; only `serve` logs.
     logging.getLogger("app").addHandler(logging.NullHandler())
     try:
         with loading():
             from app.cli.program import run  # noqa: PLC0415 - see above
 
         if isinstance(sys.stdout, TextIOWrapper):
-            # Names of files may be any bytes; the escape is one of JSON too.
+            # File names may hold any bytes; the escape is valid in JSON, too.
             sys.stdout.reconfigure(errors="backslashreplace")
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -1,14 +1,21 @@
-"""Options and arguments that several verbs share."""
+"""Options that several verbs share, and the client behind --node."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from app.cli.exits import CliError, Exit
+from app.cli.output import CliError, Exit
+from app.errors import Code
+from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import Options
+from sdstore.client.retry import Retry
 
 DEFAULT_NODE = "http://127.0.0.1:8000"
 
@@ -22,16 +29,16 @@ def _node_url(text: str) -> str:
     except ValueError:
         is_good = False
     if not is_good or "?" in text or "#" in text:
-        detail = f"--node is http://HOST[:PORT] or https://HOST[:PORT], not {text}"
+        detail = f"--node {text} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
         raise CliError(Exit.USAGE, "invalid_parameter", detail)
     return text
 
 
 NodeUrl = Annotated[
     str,
-    typer.Option("--node", metavar="URL", help="The node to talk to.", callback=_node_url),
+    typer.Option("--node", metavar="URL", help="URL of the node.", callback=_node_url),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ChannelId = Annotated[
     str | None, typer.Option("--channel", metavar="C", help="Look in this channel only.")
 ]
@@ -41,11 +48,41 @@ ChannelIds = Annotated[
 ]
 DatabaseUrl = Annotated[
     str | None,
-    typer.Option("--database", metavar="URL", help="sqlite:///PATH or postgresql://…"),
+    typer.Option(
+        "--database", metavar="URL", help="URL of the database: sqlite:///PATH or postgresql://…"
+    ),
 ]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the node's data.")
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Settings as TOML.")
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")
 ]
+
+# One more attempt for a node that is just starting, but no minutes of silence: a person waits.
+PATIENCE = Options(retry=Retry(attempts_max=2))
+
+
+@contextmanager
+def node_client(url: str) -> Iterator[StoreClient]:
+    """A client of the node at `url`, whose URL becomes part of errors that are not the node's own."""
+    with StoreClient(url, options=PATIENCE) as client:
+        try:
+            yield client
+        except StoreError as error:
+            if error.status:
+                raise
+            raise CliError(
+                Exit.PEER_FAULT if error.code == "reply_too_large" else Exit.LOCAL_FAULT,
+                error.code,
+                f"{url}: {error.detail}",
+            ) from None
+
+
+def is_known(client: StoreClient, channel_id: str) -> bool:
+    """Whether the node has messages of a channel; True also where it cannot tell."""
+    try:
+        client.channel(channel_id)
+    except StoreError as error:
+        return error.code != Code.NOT_FOUND
+    return True

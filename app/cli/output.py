@@ -1,37 +1,106 @@
-"""How verbs talk: results on stdout, everything else on stderr, bars on a terminal only."""
+"""What every verb prints, and how it ends.
+
+Results go to stdout, notes, errors and bars to stderr, bars on a terminal only. An error is one line
+with a stable code, and its code decides the exit code.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from enum import IntEnum
+from itertools import accumulate
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 from rich.text import Text
 
+from app.cli import interrupts
+from app.errors import Code, Problem
+from sdstore.client.errors import StoreError
+from sdstore.sync.report import SegmentState, SyncOutcome
+
+# --- how a verb ends ---------------------------------------------------------------------------
+
+
+class Exit(IntEnum):
+    """The exit codes; docs/cli.md explains each."""
+
+    DONE = 0
+    NO = 1
+    USAGE = 2
+    PARTIAL = 3
+    REFUSED = 4
+    PEER_FAULT = 5
+    LOCAL_FAULT = 6
+    INTERRUPTED = interrupts.EXIT_CODE
+
+
+class CliError(Exception):
+    """Ends a verb with one line on stderr. `code` is stable, as in problem documents."""
+
+    def __init__(self, exit_code: Exit, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.exit_code = exit_code
+
+
+_OF_SYNC = {
+    SyncOutcome.IN_SYNC: Exit.DONE,
+    SyncOutcome.DIFFERENT: Exit.NO,
+    SyncOutcome.PARTIAL: Exit.PARTIAL,
+    SyncOutcome.REFUSED: Exit.REFUSED,
+    SyncOutcome.PEER_FAULT: Exit.PEER_FAULT,
+    SyncOutcome.LOCAL_FAULT: Exit.LOCAL_FAULT,
+}
+_OF_CODE: dict[str, Exit] = {
+    Code.NOT_FOUND: Exit.NO,
+    Code.PEER_UNREACHABLE: Exit.PEER_FAULT,
+    Code.PEER_MISBEHAVED: Exit.PEER_FAULT,
+    Code.RECON_BUDGET_SPENT: Exit.PARTIAL,
+    Code.SYNC_BUSY: Exit.PARTIAL,
+    Code.OVERLOADED: Exit.PARTIAL,
+    # The server at --node answers, but not as a node does.
+    "malformed_reply": Exit.PEER_FAULT,
+    "reply_too_large": Exit.PEER_FAULT,
+    "digest_mismatch": Exit.PEER_FAULT,
+}
+
+
+def exit_of_sync(outcome: str) -> Exit:
+    """The exit code of a session's outcome."""
+    return _OF_SYNC[SyncOutcome(outcome)]
+
+
+def exit_of(error: StoreError | Problem) -> Exit:
+    """The exit code of a refusal: by its code, else by its HTTP status (0 if nobody answered)."""
+    if error.code in _OF_CODE:
+        return _OF_CODE[error.code]
+    return Exit.REFUSED if 400 <= error.status < 500 else Exit.LOCAL_FAULT
+
+
+# --- results, notes and errors -----------------------------------------------------------------
+
 PIPE_COLUMNS = 1_000_000
-"""Width without a terminal: wider than any row, so that tables fold none."""
+"""The width without a terminal: wider than any row of a table, so that no row is folded."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class _Console(Console):
-    """Leaves a broken pipe to `program.run`; Rich would exit with 1."""
+    """Raises BrokenPipeError, which `program.run` handles; Rich itself would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def stdout() -> Console:
-    """The console of results; without a terminal it neither colours nor folds lines."""
-    console = _Console(soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        console.width = PIPE_COLUMNS
-    return console
+    """The console of results. Without a terminal it neither colours nor folds lines."""
+    return _Console(soft_wrap=True, highlight=False)
 
 
 def stderr() -> Console:
@@ -42,19 +111,19 @@ def stderr() -> Console:
 def print_json(document: Any) -> None:
     """One JSON document on one line."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
-    sys.stdout.flush()  # a pipe's reader acts on each document when it is there
+    sys.stdout.flush()  # the reader of a pipe acts on each document as it comes
 
 
 def print_error(text: str, console: Console | None = None) -> None:
-    """One line on stderr; `console` is that of a bar which is being drawn."""
+    """An error on one line of stderr; `console` is that of the bar being drawn, if there is one."""
     line = " ".join(text.split())
     message = Text.assemble(("sdstore: ", "bold red"), printable(line))
-    with suppress(OSError):  # where stderr takes nothing, the exit code has to do
+    with suppress(OSError):  # if stderr is closed, the exit code still says that it failed
         (console or stderr()).print(message)
 
 
 def print_note(text: str, console: Console | None = None) -> None:
-    """A remark on stderr; `console` is that of a bar which is being drawn."""
+    """A remark on stderr; `console` is that of the bar being drawn, if there is one."""
     with suppress(OSError):
         (console or stderr()).print(printable(text), style="dim", markup=False)
 
@@ -65,27 +134,21 @@ def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = 
     for heading in headings:
         grid.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
-        # Cells are text from anywhere: never markup.
+        # Cells may hold text from anywhere, so they are never parsed as markup.
         grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid
 
 
-def progress_bar() -> Progress:
-    """A bar on stderr that is drawn on a terminal only, and gone when it is done."""
-    console = stderr()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+def print_table(grid: Table, console: Console | None = None) -> None:
+    """Print a table on the console of results, or on `console`: without a terminal one line per row."""
+    console = console or stdout()
+    if not console.is_terminal:
+        console = _Console(file=console.file, width=PIPE_COLUMNS, highlight=False)
+    console.print(grid)
 
 
 def human_bytes(count: float) -> str:
-    """Bytes with three digits or so, as in 34.1 kB."""
+    """A size with about three digits, as in 34.1 kB."""
     for unit in _UNITS:
         if count < 1_000 or unit == _UNITS[-1]:
             break
@@ -99,5 +162,103 @@ def counted(count: int, singular: str, plural: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot move the cursor or fake a line: control characters are escaped."""
+    """The text with control characters escaped, so that it cannot move the cursor or fake a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def print_refusal(document: Mapping[str, Any], console: Console) -> None:
+    """One line about a message that was refused, on the console of the bar."""
+    print_error(f"message {document['item']}: {document['code']}: {document['detail']}", console)
+
+
+def print_counts(verb: str, counts: Counter[str]) -> None:
+    """One line of results: how many messages were taken, and the outcomes of all."""
+    stdout().print(f"{verb} {counts_text(counts)}", markup=False)
+
+
+def counts_text(counts: Counter[str]) -> str:
+    """For example "9 of 10 messages: 1 refused, 9 stored"."""
+    parts = [f"{count:,} {outcome}" for outcome, count in sorted(counts.items())]
+    total = counted(counts.total(), "message", "messages")
+    if refused := counts["refused"]:
+        total = f"{counts.total() - refused:,} of {total}"
+    return total + (f": {', '.join(parts)}" if parts else "")
+
+
+# --- bars --------------------------------------------------------------------------------------
+
+BAR_CELLS = 40
+BAR_CELLS_MIN = 10
+BESIDE_BAR_CELLS = 70  # title, percentage, figures and time
+# The states differ in shape as well: NO_COLOR turns colours off, and not everybody sees them.
+_LOOKS = {
+    SegmentState.IN_SYNC: ("█", "green"),
+    SegmentState.SYNCING: ("▒", "yellow"),
+    SegmentState.DONT_HAVE: ("░", "cyan"),
+}
+_UNKNOWN = ("·", "dim")
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, drawn on a terminal only and removed at the end."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def sync_progress() -> Progress:
+    """A live display of one sync on stderr, drawn on a terminal only."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"),
+        RangeBarColumn(max(BAR_CELLS_MIN, min(BAR_CELLS, console.width - BESIDE_BAR_CELLS))),
+        TextColumn("{task.percentage:>5.1f} %"),
+        TextColumn("{task.fields[figures]}", style="dim"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def figures_of(progress: Mapping[str, Any]) -> str:
+    """Entries and bytes moved so far."""
+    received, sent = progress["entries_received"], progress["entries_sent"]
+    up, down = human_bytes(progress["bytes_up"]), human_bytes(progress["bytes_down"])
+    return f"↓ {received:,} ({down})  ↑ {sent:,} ({up})"
+
+
+class RangeBarColumn(ProgressColumn):
+    """Draws the segments of a task: the mutual interest from its oldest to its newest end."""
+
+    def __init__(self, cells: int) -> None:
+        super().__init__(Column(width=cells, no_wrap=True))
+        self._cells = cells
+
+    def render(self, task: Task) -> Text:
+        """The bar."""
+        return range_bar(task.fields.get("segments", ()), self._cells)
+
+
+def range_bar(segments: Sequence[Mapping[str, Any]], cells: int = BAR_CELLS) -> Text:
+    """Segments `{"state", "share"}` as a line of `cells` characters.
+
+    Each cell shows the state at its middle.
+    """
+    bar = Text()
+    ends = list(accumulate(float(segment["share"]) for segment in segments))
+    position = 0
+    for cell in range(cells):
+        middle = (cell + 0.5) / cells
+        while position < len(ends) and ends[position] < middle:
+            position += 1
+        known = position < len(ends)
+        look = _LOOKS[SegmentState(segments[position]["state"])] if known else _UNKNOWN
+        bar.append(*look)
+    return bar

@@ -1,7 +1,7 @@
-"""Finds the verb, runs it, turns whatever ends it into an exit code.
+"""Runs the verb of a command line, and turns its result or error into an exit code.
 
-A verb's module is imported when the verb is used: asking a node for a message should not wait for
-the server's imports.
+A verb's module is imported when the verb is used: reading from a node does not wait for the imports
+of the server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from app.cli.exits import CliError, Exit, exit_of
 from app.cli.interrupts import loading
-from app.cli.output import print_error
+from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
 
@@ -27,34 +26,34 @@ PLUGIN_GROUP = "sdstore.verbs"
 """Entry points of packages that add verbs: name of the verb = module with a Typer `verbs`."""
 
 COMPLETION_VARIABLE = "_SDSTORE_COMPLETE"
-"""Set by the script of `--show-completion` when the shell asks how a line goes on."""
+"""Set by the script of `--show-completion` when the shell asks for completions."""
 
 MODULES = {
     "serve": "app.cli.serve",
     "wait": "app.cli.serve",
-    "publish": "app.cli.publish",
-    "get": "app.cli.read",
-    "hint": "app.cli.read",
-    "channels": "app.cli.read",
-    "gaps": "app.cli.read",
-    "tail": "app.cli.tail",
-    "backfill": "app.cli.backfill",
+    "publish": "app.cli.messages",
+    "get": "app.cli.messages",
+    "hint": "app.cli.messages",
+    "channels": "app.cli.messages",
+    "gaps": "app.cli.messages",
+    "tail": "app.cli.messages",
+    "backfill": "app.cli.sync",
     "sync": "app.cli.sync",
-    "peers": "app.cli.peers",
-    "import": "app.cli.transfer",
-    "export": "app.cli.transfer",
+    "peers": "app.cli.sync",
+    "import": "app.cli.store",
+    "export": "app.cli.store",
     "backup": "app.cli.store",
     "migrate": "app.cli.store",
     "check": "app.cli.store",
     "reindex": "app.cli.store",
-    "demo": "app.cli.demo",
-    "openapi": "app.cli.openapi",
+    "demo": "app.demo.run",
+    "openapi": "app.cli.about",
     "version": "app.cli.about",
 }
 
 
 class LazyGroup(TyperGroup):
-    """Verbs by name; help lists them in the order of `MODULES`."""
+    """Verbs by name, imported when they are used; help lists them in the order of `MODULES`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """The names of all verbs."""
@@ -75,7 +74,7 @@ class LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="A store node for SDS messages, and everything to work with one.",
+    help="Run a store node for SDS messages, and work with one.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -97,7 +96,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """A store node for SDS messages, and everything to work with one."""
+    """Run a store node for SDS messages, and work with one."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(Exit.USAGE)
@@ -112,7 +111,7 @@ def run(arguments: Sequence[str]) -> int:
         code = _exit_code(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        code = Exit.DONE  # whoever read our output has seen enough
+        code = Exit.DONE  # the reader of our output has closed it: it has seen enough
         _let_go_of(sys.stdout)
     except OSError as error:
         print_error(f"io_error: {error}")
@@ -146,9 +145,9 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    """Run the verb. Typer's own way to do it would make an exit with 1 of a broken pipe."""
+    """Run the verb. Typer's own entry point would turn a broken pipe into exit code 1."""
     if COMPLETION_VARIABLE in os.environ:
-        app(prog_name="sdstore")  # prints what completes the line, and exits
+        app(prog_name="sdstore")  # prints the completions, and exits
     command = typer.main.get_command(app)
     try:
         with command.make_context("sdstore", list(arguments)) as context:
@@ -159,7 +158,9 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _let_go_of(stream: TextIO) -> None:
-    """What a stream does not take is not tried once more when the interpreter ends: exit code 120."""
+    """Flush a stream. If that fails, point it at the null device: the interpreter would try again at
+    its end, and exit with 120.
+    """
     try:
         stream.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""The verbs that run a node, and wait for one."""
+"""Verbs that run a node and wait for one: serve, wait."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Annotated
 
 import typer
 
-from app.cli.exits import CliError, Exit
 from app.cli.interrupts import loading
 from app.cli.options import DEFAULT_NODE, AsJson, ConfigFile, DatabaseUrl, DataDir, NodeUrl
-from app.cli.output import print_json, print_note, stdout, table
+from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.limits import limits_table
 from app.settings import Settings, load_settings
 
@@ -23,7 +22,7 @@ verbs = typer.Typer()
 
 _POLL_S = 0.1
 _ANSWER_S_MAX = 5.0
-"""A node that is ready says so at once; one that hangs is asked again."""
+"""A node that is ready answers at once; one that hangs is asked again."""
 
 
 @verbs.command()
@@ -36,42 +35,50 @@ def serve(
     data_dir: DataDir = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option("--peer", metavar="URL", help="A store to keep equal to; may be repeated."),
+        typer.Option("--peer", metavar="URL", help="A store to sync with; may be repeated."),
     ] = None,
     sync_interval: Annotated[
         float | None,
         typer.Option("--sync-interval", metavar="S", help="Seconds between syncs with a peer."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes (PostgreSQL only).")
+        int | None,
+        typer.Option(
+            "--workers", metavar="N", help="Number of processes; more than one need PostgreSQL."
+        ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
             "--cors-origin",
             metavar="ORIGIN",
-            help="A web origin whose pages may call; may be repeated; * is every page.",
+            help="A web origin whose pages may call the node; may be repeated; * is every page.",
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without credentials.")
+        bool,
+        typer.Option("--insecure", help="Allow listening beyond this machine without credentials."),
     ] = False,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+        str | None,
+        typer.Option(
+            "--log-level", help="Least severe messages to log: debug, info, warning or error."
+        ),
     ] = None,
     log_format: Annotated[
-        str | None, typer.Option("--log-format", help="text or json: form of the log's lines.")
+        str | None, typer.Option("--log-format", help="Format of the log: text or json.")
     ] = None,
     until_eof: Annotated[
         bool,
-        typer.Option("--until-eof", help="Stop when stdin ends, with the program that writes it."),
+        typer.Option("--until-eof", help="Stop when stdin ends."),
     ] = False,
     config: ConfigFile = None,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print each setting and where it is from.")
+        bool,
+        typer.Option("--show-config", help="Print each setting and where it comes from, and exit."),
     ] = False,
     show_limits: Annotated[
-        bool, typer.Option("--show-limits", help="Print every bound of the node.")
+        bool, typer.Option("--show-limits", help="Print every bound of the node, and exit.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -98,7 +105,7 @@ def serve(
         return Exit.DONE
     _refuse_exposure(settings)
     if until_eof:
-        # Nobody is left to be told.
+        # The program that started the node has gone, and with it any load balancer to drain for.
         settings = settings.model_copy(update={"drain_s": 0.0})
         Thread(target=_stop_at_eof, daemon=True).start()
     return _run(settings, as_json)
@@ -112,12 +119,12 @@ def wait(
     ] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until a node is ready: for scripts that have just started it."""
+    """Wait until a node is ready, for example in a script that has just started it."""
     with loading():
         import httpx  # noqa: PLC0415 - a fifth of a second
 
     started = monotonic()
-    refusal = "nobody answers"
+    refusal = "no answer"
     with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX) as client:
         while True:
             try:
@@ -151,23 +158,31 @@ def _require_node(url: str, answer: bytes) -> None:
 
 
 def _refuse_exposure(settings: Settings) -> None:
-    """Strangers reach no node by accident."""
+    """Raises CliError unless the operator means the node to be reachable by others."""
     if not (settings.is_loopback or settings.insecure):
         raise CliError(
             Exit.REFUSED,
             "insecure_bind",
-            f"{settings.host} is reachable by others and this node asks nobody for credentials; "
-            "--insecure says that this is meant",
+            f"others can reach {settings.host}, and this node does not ask for credentials; listen on "
+            "127.0.0.1, or allow it with --insecure",
         )
     if settings.workers > 1 and settings.database_url.startswith("sqlite:"):
-        raise CliError(Exit.USAGE, "invalid_setting", "several workers need PostgreSQL")
+        raise CliError(
+            Exit.USAGE,
+            "invalid_setting",
+            f"{settings.workers} workers need PostgreSQL; SQLite has one writer",
+        )
 
 
 def _run(settings: Settings, as_json: bool) -> int:
     # A second of imports.
     with loading():
-        from app.cli.server import bind, run_node, url_of  # noqa: PLC0415
-        from app.cli.workers import run_workers  # noqa: PLC0415
+        from app.cli.server import (  # noqa: PLC0415
+            bind,
+            run_node,
+            run_workers,
+            url_of,
+        )
 
     listener = bind(settings)
     url = url_of(listener)
@@ -200,7 +215,7 @@ def _show_config(settings: Settings, provenance: dict[str, str], as_json: bool) 
         print_json({name: {"value": values[name], "from": provenance[name]} for name in values})
         return
     rows = [(name, _shown(values[name]), provenance[name]) for name in values]
-    stdout().print(table("setting", "value", "from", rows=rows))
+    print_table(table("setting", "value", "from", rows=rows))
 
 
 def _shown(value: object) -> str:
@@ -217,4 +232,4 @@ def _show_limits(as_json: bool) -> None:
         )
         return
     rows = [(name, f"{value:,}", unit, why) for name, value, unit, why in limits]
-    stdout().print(table("limit", "value", "unit", "reason", rows=rows, right=["value"]))
+    print_table(table("limit", "value", "unit", "reason", rows=rows, right=["value"]))

@@ -1,65 +1,91 @@
-"""One node behind one socket: uvicorn, started by the program and stopped by a signal."""
+"""A node behind a socket: uvicorn in one process, or several workers, and their log.
+
+Workers share one socket and one PostgreSQL database, and each is a whole node. The first one talks to
+peers and keeps the index file. The supervisor replaces a worker that dies: at once if it had served
+for a while, otherwise after growing pauses, for as long as the service runs. A worker that is started
+while the database is away waits for it, and meanwhile answers that the node is not ready. The service
+ends when it is told to, when it cannot start, and when a worker meets a database that this version
+cannot use. Workers end with their supervisor, however that ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
+import multiprocessing
+import os
 import resource
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any, NamedTuple
 
 import uvicorn
 import uvloop
 
-from app.cli.exits import CliError, Exit
-from app.cli.logs import start_logging
+from app.cli.output import CliError, Exit
 from app.errors import Problem
 from app.http.application import create_app, create_sibling_app
 from app.http.server import NodeServer, SideServer, serving, waiting_server
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings
-from app.siblings import Siblings
+from app.siblings import Board, Siblings, WorkerState
 from app.store.faults import DatabaseUnreachableError
 from app.store.faults import StoreError as DatabaseError
 
 BACKLOG = 2_048
 DESCRIPTORS_BESIDE = 256
-"""Files that are no connections of clients: the database, peers, log."""
+"""Open files that are not connections of clients: the database, peers, the log."""
 
-# The writer's thread and the event loop share the interpreter: at the default of 5 ms a reader
-# would wait that long behind a commit.
+# The writer's thread and the event loop share the interpreter. At the default of 5 ms a reader would
+# wait that long behind a commit.
 SWITCH_INTERVAL_S = 0.0005
-GC_THRESHOLDS = (50_000, 20, 20)  # requests make few cycles; collecting costs a reader's p99
-TRY_AGAIN_S = 1.0  # between two attempts to reach a database that is away
+GC_THRESHOLDS = (50_000, 20, 20)  # requests make few cycles, and each collection delays readers
+TRY_AGAIN_S = 1.0  # from one attempt to reach the database to the next
 
 _log = logging.getLogger(__name__)
 
 
+# --- one process ---------------------------------------------------------------------------------
+
+
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket. Raises CliError where the address cannot be had."""
+    """The listening socket. Raises CliError where the system refuses the address."""
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
-        raise CliError(Exit.LOCAL_FAULT, "cannot_listen", f"{where}: {error}") from None
+        raise CliError(
+            Exit.LOCAL_FAULT,
+            "cannot_listen",
+            f"cannot listen on {where}: {error.strerror or error}",
+        ) from None
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where the node is reached."""
+    """The URL of the node."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node], None]) -> Exit:
-    """Serve until a signal; `ready` is called when the node answers. INTERRUPTED after Ctrl-C."""
+    """Serve until a signal; `ready` is called when the node answers. Returns INTERRUPTED for Ctrl-C."""
     try:
         stopped_by = serve_node(settings, listener, ready)
     except DatabaseError as error:
@@ -75,9 +101,9 @@ def serve_node(
     siblings: Siblings | None = None,
     waits: bool = False,
 ) -> list[int]:
-    """Serve until a signal; the signals that came. Raises `app.store.faults.StoreError`.
+    """Serve until a signal; the signals received. Raises `app.store.faults.StoreError`.
 
-    `waits`: while the database is away, answer that it is and try again.
+    `waits`: while the database is away, answer `not_ready` and try again.
     """
     start_logging(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -87,7 +113,7 @@ def serve_node(
 
 
 def raise_descriptor_limit(limits: Limits) -> Limits:
-    """Let this process hold as many connections as `limits` say; fewer where the system forbids."""
+    """Let this process open enough files; the limits, with fewer connections if the system forbids."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.connections_max + DESCRIPTORS_BESIDE
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -97,7 +123,14 @@ def raise_descriptor_limit(limits: Limits) -> Limits:
     if possible == wanted:
         return limits
     connections_max = max(1, possible - DESCRIPTORS_BESIDE)
-    _log.warning("at most %d connections: the system allows %d files", connections_max, possible)
+    _log.warning(
+        "the system allows %d open files, so the node takes at most %d connections (not %d); raise it "
+        "with `ulimit -n %d`",
+        possible,
+        connections_max,
+        limits.connections_max,
+        wanted,
+    )
     share = limits.connections_per_address_max / limits.connections_max
     per_address_max = max(1, int(connections_max * share))
     return replace(
@@ -120,7 +153,7 @@ async def _serve(
         async def opened() -> Node:
             try:
                 return await closing.enter_async_context(Node.open(settings, limits, siblings))
-            except Problem as problem:  # the database was there, and went away meanwhile
+            except Problem as problem:  # the database went away while the node was opening
                 raise DatabaseUnreachableError(problem.detail) from problem
 
         node = await (_opened_patiently(opened, listener, signals) if waits else opened())
@@ -134,7 +167,7 @@ async def _serve(
         if siblings is not None:
             beside = SideServer(create_sibling_app(node))
             await closing.enter_async_context(serving(beside, siblings.listener))
-        # The socket listens already: what connects from now on is answered.
+        # The socket listens already, so whoever connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])
         return signals.caught
@@ -143,7 +176,7 @@ async def _serve(
 async def _opened_patiently(
     opened: Callable[[], Awaitable[Node]], listener: socket.socket, signals: Signals
 ) -> Node | None:
-    """The node, as soon as its database is there; None where a signal comes first."""
+    """The node, as soon as the database is there; None if a signal comes first."""
     try:
         return await opened()
     except DatabaseUnreachableError as error:
@@ -163,10 +196,10 @@ async def _opened_patiently(
 
 
 class Signals:
-    """The signals that came, and the server that they stop.
+    """The signals received, and the server that they stop.
 
-    uvicorn handles them while it serves, and raises them again when it is done: the node has still
-    to be closed then, so they must end nothing more.
+    uvicorn handles signals while it serves, and raises them again when it has stopped. The node is
+    still being closed then, so its signals must not end the process.
     """
 
     def __init__(self) -> None:
@@ -174,7 +207,7 @@ class Signals:
         self._server: uvicorn.Server | None = None
 
     def let_stop(self, server: uvicorn.Server) -> None:
-        """From now on a signal stops this server; one that came already does."""
+        """From now on a signal stops this server, and so does one received before."""
         self._server = server
         server.should_exit = bool(self.caught)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -184,3 +217,312 @@ class Signals:
         self.caught.append(number)
         if self._server is not None:
             self._server.should_exit = True
+
+
+# --- the log: one event per line on stderr ---------------------------------------------------------
+
+# Libraries that log each step and each request at the level "info".
+TALKATIVE = ("alembic", "httpx", "httpcore")
+# While the database is away it warns several times a second; the node says so once.
+POOL = "psycopg.pool"
+
+
+def start_logging(settings: Settings) -> None:
+    """Log to stderr, at the level and in the format of the settings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if settings.log_level != "debug":
+        logging.getLogger(POOL).setLevel(logging.CRITICAL)
+
+
+class TextLines(logging.Formatter):
+    """`TIME LEVEL [WORKER] LOGGER: MESSAGE`, followed by the traceback of a fault."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - a name of logging
+        """See `logging.Formatter`."""
+        worker = _worker_of(record)
+        where = f"{worker} {record.name}" if worker else record.name
+        return f"{_time_of(record)} {record.levelname} {where}: {record.message}"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, worker (where there are several), logger, message, and
+    the traceback of a fault."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        worker = _worker_of(record)
+        document = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            **({"worker": worker} if worker else {}),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}),
+        }
+        return json.dumps(document, ensure_ascii=False)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """ISO 8601 with milliseconds and this machine's offset from UTC."""
+    moment = datetime.fromtimestamp(record.created).astimezone()
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _worker_of(record: logging.LogRecord) -> str:
+    name = record.processName or "MainProcess"
+    return "" if name == "MainProcess" else name.replace(" ", "-")
+
+
+# --- several processes -----------------------------------------------------------------------------
+
+STOP_SECONDS_MAX = 30
+"""More than a worker gives its slowest readers. A worker that takes longer is killed."""
+
+STEADY_S = 10.0
+"""A worker that served for this long is replaced at once when it dies."""
+
+PAUSE_S_MIN = 0.25
+PAUSE_S_MAX = 30.0
+"""Pauses before a worker that died sooner is started again; each is twice as long as the last."""
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Started(NamedTuple):
+    """What a worker sends once: the node's ID, or why it could not start."""
+
+    node_id: str | None
+    fault: str = ""
+
+
+class Worker:
+    """One place among the workers, and the process that fills it."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, siblings: Siblings) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._siblings = siblings
+        self._process: Any = None
+        self._line: Connection | None = None
+        self._serves_since_s: float | None = None
+        self._failures = 0
+        self._due_at_s = 0.0
+
+    @property
+    def waited_for(self) -> list[Any]:
+        """What to wait for: a message of the worker, and its end."""
+        if self._process is None:
+            return []
+        return [self._process.sentinel, *([self._line] if self._line else [])]
+
+    @property
+    def pause_s(self) -> float | None:
+        """Seconds until it is due to start; None while it runs."""
+        return None if self._process is not None else max(0, self._due_at_s - time.monotonic())
+
+    def start(self, *, waits: bool) -> None:
+        """Start a process; with `waits` it waits for a database that is away."""
+        self._note(WorkerState.STARTING)
+        self._line, theirs = _spawn.Pipe()
+        process = _spawn.Process(
+            target=_work,
+            args=(self._settings, self._listener, theirs, self._siblings, waits),
+            name=f"worker {self._siblings.number}",
+        )
+        process.start()
+        self._process = process
+        theirs.close()
+
+    def restart(self) -> None:
+        """Start a process in the place of one that died."""
+        self._siblings.board.count_restart(self._siblings.number)
+        self.start(waits=True)
+
+    def heard(self) -> str | None:
+        """Wait until the worker serves or has ended: the node's ID, or None.
+
+        Raises CliError where the worker says why it cannot start.
+        """
+        try:
+            started: Started | None = self._line.recv() if self._line else None
+        except EOFError:
+            started = None
+        if started is None:
+            self._line = None
+            return None
+        if started.node_id is None:
+            raise CliError(Exit.LOCAL_FAULT, "store_unavailable", started.fault)
+        self._note(WorkerState.SERVING)
+        self._serves_since_s = time.monotonic()
+        return started.node_id
+
+    def attend(self, told: Sequence[Any]) -> None:
+        """Handle its message and its end, if `told` names them. Raises CliError as `heard`."""
+        if self._line in told:
+            self.heard()
+        if self._process is not None and self._process.sentinel in told:
+            self._bury()
+
+    def terminate(self) -> None:
+        """Tell it to end."""
+        if self._process is not None:
+            self._send(self._process.terminate)
+
+    def stop(self) -> None:
+        """Tell it to end, wait until it has finished its work, and kill it if it takes too long."""
+        if self._process is not None:
+            self.terminate()
+            self._process.join(self._settings.drain_s + STOP_SECONDS_MAX)
+            self._send(self._process.kill)
+
+    def _send(self, signal_it: Callable[[], None]) -> None:
+        # Whatever is wrong with this worker, the others must be told to end, too.
+        try:
+            signal_it()
+        except OSError:
+            _log.exception("no signal could be sent to worker %d", self._siblings.number)
+
+    def _bury(self) -> None:
+        self._process.join()
+        served_s = time.monotonic() - self._serves_since_s if self._serves_since_s else 0.0
+        self._failures = 0 if served_s >= STEADY_S else self._failures + 1
+        exponent = min(self._failures - 1, 30)
+        pause_s = min(PAUSE_S_MIN * 2**exponent, PAUSE_S_MAX) if self._failures else 0.0
+        _log.error(
+            "worker %d ended with %s; another one starts in %.2f s",
+            self._siblings.number,
+            self._process.exitcode,
+            pause_s,
+        )
+        self._note(WorkerState.DOWN)
+        self._process, self._line, self._serves_since_s = None, None, None
+        self._due_at_s = time.monotonic() + pause_s
+
+    def _note(self, state: WorkerState) -> None:
+        self._siblings.board.set_state(self._siblings.number, state)
+
+
+class Workers:
+    """All workers of a service, from start to end."""
+
+    def __init__(
+        self, settings: Settings, listener: socket.socket, own_listeners: Sequence[socket.socket]
+    ) -> None:
+        self._board = board = Board(len(own_listeners))
+        paths = tuple(each.getsockname() for each in own_listeners)
+        self._workers = [
+            Worker(settings, listener, Siblings(number, own, paths, board))
+            for number, own in enumerate(own_listeners)
+        ]
+        self._stopped_by: list[int] = []
+        # A signal also writes to this pipe: while no worker runs, nothing else would end the wait.
+        self._woken, self._waking = _spawn.Pipe(duplex=False)
+
+    def run(self, ready: Callable[[str], None]) -> Exit:
+        """Serve until a signal; `ready` is called with the node's ID when all answer."""
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, self._on_signal)
+        try:
+            name = self._start_all()
+            if name is not None:
+                ready(name)
+                self._keep_running()
+        except CliError:
+            if not self._stopped_by:
+                raise
+        finally:
+            for worker in self._workers:
+                worker.terminate()
+            for worker in self._workers:
+                worker.stop()
+        return Exit.INTERRUPTED if signal.SIGINT in self._stopped_by else Exit.DONE
+
+    def _start_all(self) -> str | None:
+        """The node's ID, once all workers serve; None if a signal comes first."""
+        for worker in self._workers:
+            worker.start(waits=False)
+        names = set()
+        for worker in self._workers:
+            connection.wait([self._woken, *worker.waited_for])
+            if self._stopped_by:
+                return None
+            names.add(worker.heard())
+        if None in names:
+            raise CliError(
+                Exit.LOCAL_FAULT, "store_unavailable", "a worker ended before it was ready"
+            )
+        return str(names.pop())
+
+    def _keep_running(self) -> None:
+        while not self._stopped_by:
+            for worker in self._workers:
+                if worker.pause_s == 0:
+                    worker.restart()
+            pauses_s = [each.pause_s for each in self._workers if each.pause_s is not None]
+            waited_for = [self._woken, *(each for w in self._workers for each in w.waited_for)]
+            told = connection.wait(waited_for, min(pauses_s, default=None))
+            if not self._stopped_by:
+                for worker in self._workers:
+                    worker.attend(told)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # A worker may be half started at this moment, so `run` tells the workers, not this handler.
+        self._stopped_by.append(number)
+        if number == signal.SIGINT or len(self._stopped_by) > 1:
+            self._board.hurry()
+        if len(self._stopped_by) == 1:
+            self._waking.send_bytes(b"!")
+
+
+def run_workers(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> Exit:
+    """As `run_node`, with as many processes as the settings say."""
+    start_logging(settings)
+    with _unix_listeners(settings.workers) as own_listeners:
+        return Workers(settings, listener, own_listeners).run(ready)
+
+
+@contextmanager
+def _unix_listeners(count: int) -> Iterator[list[socket.socket]]:
+    """A UNIX socket for each worker, which only this user can reach.
+
+    The supervisor holds them, so that they outlive a worker that is replaced.
+    """
+    # Not below the data directory: the path of a UNIX socket has at most 108 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="sdstore-"))
+    listeners: list[socket.socket] = []
+    try:
+        for number in range(count):
+            listener = socket.socket(socket.AF_UNIX)
+            listeners.append(listener)
+            listener.bind(str(folder / str(number)))
+            listener.listen()
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work(
+    settings: Settings, listener: socket.socket, line: Connection, siblings: Siblings, waits: bool
+) -> None:
+    def ready(node: Node) -> None:
+        line.send(Started(node.node_id))
+
+    Thread(target=_end_with_supervisor, args=(line,), daemon=True).start()
+    try:
+        serve_node(settings, listener, ready, siblings=siblings, waits=waits)
+    except DatabaseError as error:
+        with suppress(OSError):
+            line.send(Started(None, str(error)))
+
+
+def _end_with_supervisor(line: Connection) -> None:
+    # Nothing is ever sent to a worker. The other end of the pipe closes when the supervisor ends.
+    with suppress(EOFError, OSError):
+        line.recv()
+    os.kill(os.getpid(), signal.SIGTERM)

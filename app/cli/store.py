@@ -1,31 +1,43 @@
-"""Verbs that look after a store: check, reindex, migrate, backup."""
+"""Verbs that open a store themselves: import, export, backup, migrate, check, reindex."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.backup import back_up
 from app.cli.database import (
     SQLITE_PREFIX,
+    back_up,
     database_errors,
     database_settings,
     existing_store,
+    migrated,
     require_database,
 )
-from app.cli.exits import CliError, Exit
+from app.cli.files import (
+    FileFormat,
+    format_of_name,
+    is_stdout,
+    open_input,
+    require_one_output,
+    size_of,
+)
 from app.cli.interrupts import loading
-from app.cli.options import AsJson, ConfigFile, DatabaseUrl, DataDir
+from app.cli.options import AsJson, ChannelIds, ConfigFile, DatabaseUrl, DataDir
 from app.cli.output import (
+    CliError,
+    Exit,
     counted,
     human_bytes,
+    print_counts,
     print_error,
     print_json,
     print_note,
+    print_refusal,
     progress_bar,
     stdout,
 )
@@ -36,15 +48,23 @@ from app.store.faults import StoreError as DatabaseError
 if TYPE_CHECKING:
     from app.cli.audit import Findings
 
+
 verbs = typer.Typer()
 
 
-@verbs.command()
-def check(
-    deep: Annotated[
+# --- messages between a file and a store ---------------------------------------------------------
+
+
+@verbs.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Messages to store; - is stdin.")],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="Format of the file.")
+    ] = FileFormat.AUTO,
+    from_start: Annotated[
         bool,
         typer.Option(
-            "--deep", help="Have the database check itself; read and hash every message as well."
+            "--from-start", help="Begin at the first message, even after an interrupted import."
         ),
     ] = False,
     database: DatabaseUrl = None,
@@ -52,7 +72,153 @@ def check(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check that database, index and roots agree; the node may be running."""
+    """Store the messages of a file. The node must not be running on the same SQLite file.
+
+    An interrupted import continues where it stopped. --json prints one line for each message that was
+    refused, then one with the counts.
+    """
+    with loading():
+        from app.cli.copying import Import, Progress  # noqa: PLC0415 - half a second of imports
+
+    settings = database_settings(database, data_dir, config)
+    with open_input(file) as stream, progress_bar() as bar:
+        task = bar.add_task("importing", total=size_of(stream), figures="")
+
+        def began(progress: Progress) -> None:
+            if progress.items_count:
+                print_note(f"continuing behind message {progress.items_count:,}", bar.console)
+
+        def tell(progress: Progress, refusals: list[dict[str, Any]]) -> None:
+            for document in refusals:
+                print_json(document) if as_json else print_refusal(document, bar.console)
+            bar.update(
+                task,
+                completed=progress.position,
+                figures=f"{progress.items_count:,} messages",
+            )
+
+        importing = Import(stream, file, file_format)
+        counts = asyncio.run(importing.run(settings, began, tell, is_fresh=from_start))
+    if as_json:
+        print_json({"outcome": "done", "counts": dict(counts)})
+    else:
+        print_counts("imported", counts)
+    return Exit.REFUSED if counts["refused"] else Exit.DONE
+
+
+@verbs.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; - is stdout.")],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="Format of the file; auto decides by its name.")
+    ] = FileFormat.AUTO,
+    channel: ChannelIds = None,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write the messages of a store to a file, in the order they arrived.
+
+    The node may be running. A file that an earlier export wrote, whole or interrupted, is continued
+    with the messages it lacks. If it was written with other channels or from another store, and older
+    messages are missing, the exit code is 1. NDJSON alone keeps retrieval hints, protobuf alone keeps
+    frames byte for byte. Messages with damaged frames are named and left out; the exit code is then 6.
+    """
+    with loading():
+        from app.cli.copying import export_to  # noqa: PLC0415 - half a second of imports
+
+    require_one_output(file, as_json=as_json)
+    if file_format in (FileFormat.AUTO, FileFormat.FRAME):
+        file_format = format_of_name(file)
+    settings = database_settings(database, data_dir, config)
+    with progress_bar() as bar:
+        task = bar.add_task("exporting", total=None, figures="")
+
+        def tell(messages_count: int, total: int) -> None:
+            figures = f"{messages_count:,} messages"
+            bar.update(task, completed=messages_count, total=total, figures=figures)
+
+        done = asyncio.run(export_to(settings, file, file_format, frozenset(channel or ()), tell))
+    if as_json:
+        print_json({"file": str(file), **done})
+    elif not is_stdout(file):
+        messages = counted(done["messages"], "message", "messages")
+        size = human_bytes(done["bytes"])
+        before = f" behind the {done['before']:,} already in it" if done["before"] else ""
+        stdout().print(f"exported {messages} ({size}) to {file}{before}", markup=False)
+    for digest in done["damaged"]:
+        print_note(f"left out: the frame of {digest} is damaged")
+    if done["lacking"]:
+        lacking = counted(done["lacking"], "message", "messages")
+        detail = f"{file} lacks {lacking} older than its last one; export to a new file"
+        print_error(f"foreign_file: {detail}")
+    if done["damaged"]:
+        return Exit.LOCAL_FAULT
+    return Exit.NO if done["lacking"] else Exit.DONE
+
+
+# --- the database ----------------------------------------------------------------------------------
+
+
+@verbs.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of the copy.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a SQLite store while its node runs; `serve --database` can use the copy as it is."""
+    if file.exists() and not force:
+        raise CliError(Exit.REFUSED, "file_exists", f"{file} exists already; --force replaces it")
+    settings = database_settings(database, data_dir, config)
+    with progress_bar() as bar:
+        task = bar.add_task("copying", total=None, figures="")
+        size = back_up(
+            settings.database_url,
+            file,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        print_json({"file": str(file), "bytes": size})
+    else:
+        stdout().print(f"copied to {file} ({human_bytes(size)})", markup=False)
+
+
+@verbs.command()
+def migrate(
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upgrade the database schema; `serve` also does this when it starts."""
+    settings = database_settings(database, data_dir, config)
+    require_database(settings.database_url)
+    before, after = asyncio.run(migrated(settings))
+    if as_json:
+        print_json({"database": settings.shown_database_url, "before": before, "after": after})
+        return
+    what = f"is at revision {after}" if before == after else f"went from {before} to {after}"
+    stdout().print(f"{settings.shown_database_url} {what}", markup=False)
+
+
+@verbs.command()
+def check(
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Also run the database's own check, and read and hash every message."
+        ),
+    ] = False,
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check that database, index and roots agree. The node may be running."""
     settings = database_settings(database, data_dir, config)
     findings = asyncio.run(_check(settings, deep=deep))
     if as_json:
@@ -69,86 +235,8 @@ def check(
             }
         )
     else:
-        _print(findings, settings)
+        _print_findings(findings, settings)
     return Exit.NO if findings.damages else Exit.DONE
-
-
-@verbs.command()
-def reindex(
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Build the indexes of a store anew, from its rows; on SQLite the node must be stopped."""
-    settings = database_settings(database, data_dir, config)
-    require_database(settings.database_url)
-    with loading():
-        from app.store.integrity import DAMAGED_SUFFIX, rebuild_postgres, rebuild_sqlite  # noqa: PLC0415
-
-    left_out: Counter[str] = Counter()
-    with database_errors():
-        if settings.database_url.startswith(SQLITE_PREFIX):
-            path = Path(settings.database_url.removeprefix(SQLITE_PREFIX))
-            left_out = rebuild_sqlite(path)
-        else:
-            rebuild_postgres(settings.database_url)
-    if as_json:
-        print_json({"database": settings.shown_database_url, "rows_left_out": dict(left_out)})
-        return
-    for table, count in left_out.items():
-        print_error(
-            f"damaged: {counted(count, 'row', 'rows')} of table {table} could not be read and are "
-            f"not in the new file; the old one is {path}{DAMAGED_SUFFIX}"
-        )
-    stdout().print(f"{settings.shown_database_url}: indexes built anew", markup=False)
-
-
-@verbs.command()
-def migrate(
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Upgrade the database schema; `serve` does it too when it starts."""
-    with loading():
-        from app.cli.migrating import migrated  # noqa: PLC0415 - half a second of imports
-
-    settings = database_settings(database, data_dir, config)
-    require_database(settings.database_url)
-    before, after = asyncio.run(migrated(settings))
-    if as_json:
-        print_json({"database": settings.shown_database_url, "before": before, "after": after})
-        return
-    what = f"is at revision {after}" if before == after else f"went from {before} to {after}"
-    stdout().print(f"{settings.shown_database_url} {what}", markup=False)
-
-
-@verbs.command()
-def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    database: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a SQLite store while its node goes on; `serve --database` can use the copy as it is."""
-    if file.exists() and not force:
-        raise CliError(Exit.REFUSED, "file_exists", f"{file} is there already; --force replaces it")
-    settings = database_settings(database, data_dir, config)
-    with progress_bar() as bar:
-        task = bar.add_task("copying", total=None, figures="")
-        size = back_up(
-            settings.database_url,
-            file,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    if as_json:
-        print_json({"file": str(file), "bytes": size})
-    else:
-        stdout().print(f"copied to {file} ({human_bytes(size)})", markup=False)
 
 
 async def _check(settings: Settings, *, deep: bool) -> Findings:
@@ -175,18 +263,18 @@ async def _check(settings: Settings, *, deep: bool) -> Findings:
     except (CliError, Problem) as error:
         if not is_damage(error):
             raise
-        findings.add(f"the database refuses to go on: {error}")
+        findings.add(f"the database cannot be read any further: {error}")
     except (DatabaseError, MemoryError) as error:
-        # Of a snapshot that could not be opened, or of this machine: neither is about the rows.
+        # The snapshot could not be opened, or memory ran out: the rows are not at fault.
         if not is_damage(error):
             raise CliError(Exit.LOCAL_FAULT, "store_unavailable", str(error)) from error
-        findings.add(f"the database refuses to go on: {error}")
+        findings.add(f"the database cannot be read any further: {error}")
     except Exception as error:  # noqa: BLE001 - damaged rows fail in every way that values can
-        findings.add(f"a row cannot be understood: {type(error).__name__}: {error}")
+        findings.add(f"a row has values that cannot be read: {type(error).__name__}: {error}")
     return findings
 
 
-def _print(findings: Findings, settings: Settings) -> None:
+def _print_findings(findings: Findings, settings: Settings) -> None:
     for damage in findings.damages:
         print_error(f"damaged: {damage}")
     for text in (*findings.advice, *findings.unchecked):
@@ -196,3 +284,34 @@ def _print(findings: Findings, settings: Settings) -> None:
     verdict = "damaged" if findings.damages else "sound"
     extent = f"{entries} in {channels}" if findings.is_complete else "not all messages were checked"
     stdout().print(f"{settings.shown_database_url}: {verdict}, {extent}", markup=False)
+
+
+@verbs.command()
+def reindex(
+    database: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the indexes of a store from its rows. On SQLite the node must be stopped."""
+    settings = database_settings(database, data_dir, config)
+    require_database(settings.database_url)
+    with loading():
+        from app.store.integrity import DAMAGED_SUFFIX, rebuild_postgres, rebuild_sqlite  # noqa: PLC0415
+
+    left_out: Counter[str] = Counter()
+    with database_errors():
+        if settings.database_url.startswith(SQLITE_PREFIX):
+            path = Path(settings.database_url.removeprefix(SQLITE_PREFIX))
+            left_out = rebuild_sqlite(path)
+        else:
+            rebuild_postgres(settings.database_url)
+    if as_json:
+        print_json({"database": settings.shown_database_url, "rows_left_out": dict(left_out)})
+        return
+    for table, count in left_out.items():
+        print_error(
+            f"damaged: {counted(count, 'row', 'rows')} of table {table} could not be read and are "
+            f"not in the new file; the old file is kept as {path}{DAMAGED_SUFFIX}"
+        )
+    stdout().print(f"{settings.shown_database_url}: indexes rebuilt", markup=False)

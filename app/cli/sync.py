@@ -1,23 +1,40 @@
-"""The verb that reconciles a node with a peer now."""
+"""Verbs that reconcile: sync a node with a peer, list and change its peers, backfill a file."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.bar import figures_of, sync_progress
-from app.cli.exits import CliError, Exit, exit_of_sync
-from app.cli.node import is_known, node_client
-from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl
-from app.cli.output import counted, human_bytes, print_error, print_json, print_note, stdout
+from app.cli.interrupts import loading
+from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl, is_known, node_client
+from app.cli.output import (
+    CliError,
+    Exit,
+    counted,
+    exit_of_sync,
+    figures_of,
+    human_bytes,
+    print_error,
+    print_json,
+    print_note,
+    print_table,
+    printable,
+    stdout,
+    sync_progress,
+    table,
+)
 from app.errors import Code
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
-from sdstore.client.records import Sync
-from sdstore.sync.report import SyncOutcome
+from sdstore.client.records import Peer, Sync
+from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 
 verbs = typer.Typer()
 
@@ -30,15 +47,15 @@ def sync(
     node: NodeUrl = DEFAULT_NODE,
     channel: ChannelIds = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Find the differences and move nothing.")
+        bool, typer.Option("--dry-run", help="Count the differences and move nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Make a running node and a peer equal, now.
 
-    The node does the work. Ctrl-C ends only this command; the same command again shows the sync
-    that is still under way. The exit code is 1 where the two nodes want no channel in common, and
-    where neither has messages of a channel that --channel names.
+    The node does the work: after Ctrl-C it goes on, and the same command shows the sync again. The
+    exit code is 1 if the two nodes want no channel in common, or if neither has messages of a channel
+    that --channel names.
     """
     channels = channel or []
     with node_client(node) as client:
@@ -51,7 +68,7 @@ def sync(
         report = document["report"]
         unknown = _unknown_channels(client, channels, report)
     if as_json:
-        print_json({**document, "unknown_channels": unknown})
+        print_json(document)
     else:
         print_report(report, peer_url)
     for each in unknown:
@@ -62,7 +79,7 @@ def sync(
 
 
 def _begun(client: StoreClient, peer_url: str, channels: Sequence[str], *, dry_run: bool) -> Sync:
-    """A new session with the peer, or the same one where it is under way already."""
+    """A new session with the peer, or the one like it that is already under way."""
     try:
         return client.start_sync(peer_url, channels, dry_run=dry_run)
     except StoreError as error:
@@ -80,19 +97,19 @@ def _begun(client: StoreClient, peer_url: str, channels: Sequence[str], *, dry_r
 def _unknown_channels(
     client: StoreClient, channels: Sequence[str], report: dict[str, Any]
 ) -> list[str]:
-    """Channels that neither side has messages of: after a sync a node knows those of both."""
+    """The channels that neither side has messages of: after a sync the node has those of both."""
     if report["outcome"] != SyncOutcome.IN_SYNC or _shares_nothing(report):
         return []
     return [each for each in dict.fromkeys(channels) if not is_known(client, each)]
 
 
 def _shares_nothing(report: dict[str, Any]) -> bool:
-    """Whether the session ended before its first request, because no channel is wanted by both."""
+    """Whether the session ended before its first request, because the nodes share no channel."""
     return report["outcome"] == SyncOutcome.IN_SYNC and not report["requests"]
 
 
 def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
-    """Show a session until it is finished; its last document."""
+    """Show a session until it ends; its last document."""
     with sync_progress() as bar:
         task = bar.add_task("syncing", total=100, figures="")
         while True:
@@ -110,7 +127,7 @@ def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any], peer_url: str) -> None:
-    """What a session did, for people."""
+    """Print what a session did, for people."""
     console = stdout()
     outcome = SyncOutcome(report["outcome"])
     headline = _HEADLINES.get(report["code"], _HEADLINES[outcome]).format(peer=peer_url)
@@ -118,7 +135,7 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
         console.print(f"not synced with {peer_url}: {report['detail']}", style="bold", markup=False)
         return
     if report["set_aside_count"] and outcome is SyncOutcome.IN_SYNC:
-        headline += f", but for {counted(report['set_aside_count'], 'element', 'elements')}"
+        headline += f", except for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
     if report["detail"]:
         print_error(f"{report['code']}: {report['detail']}")
@@ -129,7 +146,7 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
         console.print(f"    {each['kind']} {each['id']} {side}: {each['code']}", markup=False)
 
 
-# By code where that says more than the outcome.
+# By code where it says more than the outcome.
 _HEADLINES: dict[str, str] = {
     SyncOutcome.IN_SYNC: "in sync with {peer}",
     SyncOutcome.DIFFERENT: "different from {peer}",
@@ -154,7 +171,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if report["mended"] or report["lost_here"]:
         lost = counted(report["lost_here"], "entry", "entries")
         mended = counted(report["mended"], "entry", "entries")
-        lines.append(f"content of {mended} that was lost here fetched again; {lost} still lost")
+        lines.append(f"fetched the lost content of {mended} again; {lost} still without content")
     lines.append(
         f"{counted(report['rounds'], 'round', 'rounds')}, "
         f"{counted(report['requests'], 'request', 'requests')}, "
@@ -162,7 +179,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{report['seconds']:.2f} s"
     )
     if report["set_aside_count"]:
-        lines.append("set aside, because one side has lost the content or refuses it:")
+        lines.append("set aside, because one side refuses them or has lost their content:")
     return lines
 
 
@@ -174,3 +191,141 @@ def _moved(report: dict[str, Any], what: str) -> str:
     entries = counted(report[f"entries_{what}"], "entry", "entries")
     claims = counted(report[f"claims_{what}"], "hint claim", "hint claims")
     return f"{what} {entries} and {claims}"
+
+
+# --- peers ---------------------------------------------------------------------------------------
+
+peers = typer.Typer(help="List, add and remove the peers of a running node.")
+verbs.add_typer(peers, name="peers")
+
+
+@peers.command("list")
+def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
+    """List the peers of a node: the stores that it keeps itself equal to."""
+    with node_client(node) as client:
+        found = client.peers()
+    if as_json:
+        for peer in found:
+            print_json(peer.document)
+    elif found:
+        rows = [
+            (peer.id, peer.url, peer.state, _since(peer), str(peer.document.get("failures", "")))
+            for peer in found
+        ]
+        heads = ("ID", "URL", "state", "since", "failures")
+        print_table(table(*heads, rows=rows, right=["failures"]))
+        for peer in found:
+            if peer.document.get("code"):
+                code, reason = peer.document["code"], peer.document.get("reason")
+                stdout().print(printable(f"{peer.url}: {code}: {reason}"), markup=False)
+    else:
+        print_note("no peers")
+
+
+@peers.command()
+def add(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The store.")],
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Add a peer; the node syncs with it until it is removed."""
+    with node_client(node) as client:
+        peer = client.add_peer(url)
+    if as_json:
+        print_json(peer.document)
+    else:
+        stdout().print(f"{peer.url} is peer {peer.id}", markup=False)
+
+
+@peers.command()
+def remove(
+    peer: Annotated[str, typer.Argument(metavar="ID|URL", help="The peer, by its ID or URL.")],
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a peer; the messages that came from it stay."""
+    with node_client(node) as client:
+        found = _named(client, peer)
+        client.remove_peer(found.id)
+    if as_json:
+        print_json({"removed": found.id, "url": found.url})
+    else:
+        stdout().print(f"removed peer {found.url}", markup=False)
+
+
+def _since(peer: Peer) -> str:
+    since_ms = peer.document.get("since_ms")
+    if not isinstance(since_ms, int):
+        return ""
+    return datetime.fromtimestamp(since_ms / 1_000).astimezone().isoformat(timespec="seconds")
+
+
+def _named(client: StoreClient, name: str) -> Peer:
+    for peer in client.peers():
+        if name.rstrip("/") in (peer.id, peer.url):
+            return peer
+    raise CliError(
+        Exit.NO, "not_found", f"the node has no peer {name}; `sdstore peers list` lists them"
+    )
+
+
+# --- backfill ------------------------------------------------------------------------------------
+
+
+@verbs.command()
+def backfill(
+    channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
+    into: Annotated[
+        Path,
+        typer.Option("--into", metavar="FILE", help="File to create or continue; - is stdout."),
+    ],
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> int:
+    """Fetch the messages of a channel that a file lacks, by comparing, not by downloading all.
+
+    The file is NDJSON by its suffix (.ndjson, .jsonl, .json), otherwise length-delimited protobuf.
+    """
+    with loading():
+        from app.cli.files import format_of_name, is_stdout, require_one_output  # noqa: PLC0415
+        from app.cli.filestore import backfill_file  # noqa: PLC0415 - half a second of imports
+
+    require_one_output(into, as_json=as_json)
+    with sync_progress() as bar:
+        task = bar.add_task("backfilling", total=100, figures="", segments=[])
+
+        def changed(progress: Progress) -> None:
+            segments = [{"state": s, "share": share} for s, share in progress.segments]
+            bar.update(
+                task,
+                completed=progress.in_sync_percent,
+                segments=segments,
+                figures=figures_of(asdict(progress)),
+            )
+
+        work = backfill_file(node, channel_id, into, format_of_name(into), changed)
+        is_new = not into.exists()
+        try:
+            report = asyncio.run(work)
+        finally:
+            if is_new and into.is_file() and not into.stat().st_size:
+                into.unlink()
+    _raise_fault(report, node)
+    if not report.entries_received:
+        with node_client(node) as client:
+            client.channel(channel_id)  # raises not_found where the node has no such channel
+    if as_json:
+        print_json({"channel_id": channel_id, "file": str(into), **asdict(report)})
+    elif not is_stdout(into):
+        messages = counted(report.entries_received, "message", "messages")
+        figures = f"{counted(report.rounds, 'round', 'rounds')}, {human_bytes(report.bytes_down)}"
+        stdout().print(f"{into}: {messages} added ({figures} down)", markup=False)
+    return exit_of_sync(report.outcome)
+
+
+def _raise_fault(report: SyncReport, node: str) -> None:
+    """Raises CliError for a session that failed; the peer of a backfill is the node itself."""
+    if report.code == Code.PEER_UNREACHABLE:
+        raise CliError(Exit.LOCAL_FAULT, "unreachable", f"{node}: {report.detail}")
+    if report.code:
+        raise CliError(exit_of_sync(report.outcome), report.code, f"{node}: {report.detail}")

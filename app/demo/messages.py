@@ -7,7 +7,7 @@ import random
 from hashlib import sha256
 from importlib.resources import files
 
-from app.cli.delimited import DelimitedReader
+from app.cli.files import DelimitedReader
 from app.limits import DEFAULT_LIMITS
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode

@@ -13,7 +13,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import IO
 
-from app.cli.exits import CliError, Exit
+from app.cli.output import CliError, Exit
 from app.settings import ENVIRONMENT_PREFIX
 
 START_TIMEOUT_S = 30.0

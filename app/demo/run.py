@@ -1,4 +1,4 @@
-"""The story of the demo: two nodes are loaded, compared, made whole, and proved equal."""
+"""The verb `demo`: it starts two nodes, lets them diverge, compares, syncs and proves them equal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import signal
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from app.cli.exits import CliError, Exit
-from app.cli.output import human_bytes, print_json, stderr, stdout, table
+from app.cli.options import AsJson
+from app.cli.output import (
+    CliError,
+    Exit,
+    human_bytes,
+    print_json,
+    print_table,
+    stderr,
+    stdout,
+    table,
+)
 from app.cli.sync import watch
 from app.demo.messages import conversation, overlapping_halves, real_frames
 from app.demo.nodes import running_node
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
+
+verbs = typer.Typer()
 
 MESSAGES_DEFAULT = 6_000
 SEED = 42
@@ -27,8 +39,20 @@ Holding = dict[str, list[tuple[str, bytes]]]
 """Channel -> (message ID, digest) of its messages, in log order."""
 
 
+@verbs.command()
+def demo(
+    messages: Annotated[
+        int,
+        typer.Option("--messages", min=10, max=100_000, help="Messages on both nodes together."),
+    ] = MESSAGES_DEFAULT,
+    as_json: AsJson = False,
+) -> int:
+    """Start two nodes that diverge, sync them, and prove them equal."""
+    return run_demo(messages, as_json=as_json)
+
+
 def run_demo(messages_count: int, *, as_json: bool) -> Exit:
-    """Play it; DONE only if both nodes end equal."""
+    """Run the demo; DONE only if both nodes end equal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     console = stderr() if as_json else stdout()
@@ -85,7 +109,7 @@ class _Story:
             verdict = "equal" if left == right else f"{len(left ^ right):,} apart"
             rows.append((channel or "(empty name)", *(f"{count:,}" for count in counts), verdict))
         numbers = ["on one", "on two", "on both"]
-        self._console.print(table("channel", *numbers, "", rows=rows, right=numbers))
+        print_table(table("channel", *numbers, "", rows=rows, right=numbers), self._console)
 
     def _sync(self, title: str, *, dry_run: bool) -> dict[str, Any]:
         self._console.rule(title)

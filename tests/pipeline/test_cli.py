@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.exits import Exit
+from app.cli.output import Exit
 from pipeline import manifest as manifests
 from tests.support.cli import cli
 from tests.support.snapshots import conversation, fill_store

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.bar import range_bar
-from app.cli.output import human_bytes, printable
+from app.cli.output import human_bytes, printable, range_bar
 from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)

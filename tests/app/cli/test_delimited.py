@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.cli.delimited import BadItem, DelimitedReader, delimited
-from app.cli.frames import LINE_BYTES_MAX, FileFormat, MessageFile, format_of_input
+from app.cli.files import (
+    LINE_BYTES_MAX,
+    BadItem,
+    DelimitedReader,
+    FileFormat,
+    MessageFile,
+    delimited,
+    format_of_input,
+)
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.sds.codec import encode
@@ -129,7 +136,9 @@ def test_a_line_that_is_too_long_costs_itself() -> None:
     messages = MessageFile(stream, FileFormat.NDJSON, FRAME_BYTES_MAX)
     first, too_long, last = messages
     assert isinstance(first, Publication)
-    assert too_long == BadItem("frame_too_large", f"a line of more than {LINE_BYTES_MAX} bytes")
+    assert too_long == BadItem(
+        "frame_too_large", f"the line is longer than {LINE_BYTES_MAX:,} bytes"
+    )
     assert isinstance(last, Publication)
     assert messages.position == stream.tell()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.exits import Exit
+from app.cli.about import updated
+from app.cli.output import Exit
 from app.cli.program import MODULES
-from app.cli.reference import updated
 from app.errors import Code
 from tests.support.cli import cli, process
 
@@ -21,7 +21,7 @@ SOURCES = [*(ROOT / "app/cli").glob("*.py"), *(ROOT / "sdstore/client").glob("*.
 
 def test_the_reference_is_that_of_the_verbs() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == updated(text), "run: python -m app.cli.reference docs/cli.md"
+    assert text == updated(text), "run: python -m app.cli.about docs/cli.md"
 
 
 def test_every_exit_code_is_explained() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.delimited import delimited
+from app.cli.files import delimited
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import Result, cli, command, free_port, http_server, process

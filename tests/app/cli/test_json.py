@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from app.cli.delimited import delimited
+from app.cli.files import delimited
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
 from sdstore.sds.codec import encode

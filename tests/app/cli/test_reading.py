@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.cli.delimited import delimited
+from app.cli.files import delimited
 from app.demo.nodes import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message

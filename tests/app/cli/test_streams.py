@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.delimited import delimited
+from app.cli.files import delimited
 from app.demo.messages import conversation
 from tests.support.cli import Result, cli, command, process
 

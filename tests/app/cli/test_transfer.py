@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.delimited import delimited
-from app.cli.importing import Progress
+from app.cli.copying import Progress
+from app.cli.files import delimited
 from app.demo.messages import conversation, real_frames
 from app.demo.nodes import running_node
 from sdstore.sds.codec import decode, encode
@@ -176,7 +176,7 @@ def test_an_import_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert 0 < kept < len(items)
     result = cli("import", file, "--data-dir", data)
     assert result.code == 0
-    assert "going on behind message" in result.err
+    assert "continuing behind message" in result.err
     assert entries_of(data) == len(items)
     assert not list(marks.glob("*.json"))
 

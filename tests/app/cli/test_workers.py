@@ -21,8 +21,8 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.cli import workers as workers_module
-from app.cli.exits import Exit
+from app.cli import server as server_module
+from app.cli.output import Exit
 from app.settings import Settings
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
@@ -406,11 +406,11 @@ def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_
     monkeypatch.setattr(ProcessAtStart, "told_to_end", [])
     monkeypatch.setattr(ProcessAtStart, "number_at_signal", number_at_signal)
     monkeypatch.setattr(ProcessAtStart, "error", error)
-    monkeypatch.setattr(workers_module._spawn, "Process", ProcessAtStart, raising=False)
+    monkeypatch.setattr(server_module._spawn, "Process", ProcessAtStart, raising=False)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with socket.socket() as listener, workers_module._unix_listeners(3) as own:
-            running = workers_module.Workers(Settings(data_dir=tmp_path), listener, own)
+        with socket.socket() as listener, server_module._unix_listeners(3) as own:
+            running = server_module.Workers(Settings(data_dir=tmp_path), listener, own)
             ended: Any = None
             try:
                 ended = running.run(lambda _: None)

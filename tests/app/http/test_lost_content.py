@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.proto import parse_length_prefixed
 from sqlalchemy import Connection, text
 
-from app.cli.delimited import delimited
+from app.cli.files import delimited
 from app.entries import NewEntry
 from app.limits import DEFAULT_LIMITS, Limits
 from sdstore.client import StoreClient

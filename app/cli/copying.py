@@ -1,4 +1,4 @@
-"""Importing: messages from a file through the one door, resumable."""
+"""Messages between a file and a store that is opened directly: import, which resumes, and export."""
 
 from __future__ import annotations
 
@@ -12,19 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from app.cli.database import open_door
-from app.cli.delimited import BadItem
-from app.cli.frames import FileFormat, MessageFile, format_of_input
+from app.cli.audit import channels_of
+from app.cli.database import existing_store, open_door
+from app.cli.files import (
+    BadItem,
+    ExistingMessages,
+    FileFormat,
+    MessageFile,
+    continued,
+    format_of_input,
+    record_of,
+)
 from app.cli.interrupts import waiting
-from app.entries import NOTHING_ARRIVED, Outcome, Token, Watermark
+from app.cli.output import CliError, Exit
+from app.entries import NOTHING_ARRIVED, Entry, Outcome, Token, Watermark
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
+from app.store.store import Store
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.model import Message
 
 if TYPE_CHECKING:
-    from app.cli.frames import Stream
+    from app.cli.files import Stream
+
+
+# --- import --------------------------------------------------------------------------------------
 
 BATCH_ITEMS = 2_000
 BATCH_BYTES = 8 << 20
@@ -36,11 +52,11 @@ _Item = Publication | BadItem
 
 @dataclass(slots=True)
 class Progress:
-    """How far a file has been imported: kept beside the data, forgotten at the end.
+    """How far a file has been imported. It is kept in the data directory until the import ends.
 
-    `identity` tells a file that was changed since, is read in another way or goes into another
-    database: its import begins anew. So it does if the database no longer has the history that it had
-    at `arrived`, when the progress was saved.
+    The import begins anew if `identity` differs, because the file was changed, is read in another
+    format or goes into another database, and if the database no longer has the history that it had at
+    `arrived`, when the progress was saved.
     """
 
     path: Path | None = None
@@ -60,7 +76,7 @@ class Progress:
         *,
         is_fresh: bool,
     ) -> Progress:
-        """What is remembered of a file; nothing is kept of a pipe."""
+        """The saved progress of a file, or a new one. The progress of a pipe is not saved."""
         if not file.is_file():
             return cls()
         whole = file.resolve()
@@ -84,7 +100,7 @@ class Progress:
         return Progress(self.path, self.identity)
 
     def save(self) -> None:
-        """Remember it; the file is whole at every moment."""
+        """Save it; the saved file is whole at every moment."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +110,7 @@ class Progress:
         draft.replace(self.path)
 
     def forget(self) -> None:
-        """The file is imported."""
+        """Delete what was saved: the file is imported."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -125,8 +141,8 @@ class Import:
     ) -> Counter[str]:
         """Import to the end, from where an earlier import was interrupted unless `is_fresh`.
 
-        `began` hears where that is, `tell` of each batch that is on disk and of its refusals. The
-        outcomes are counted, those before the interruption too.
+        `began` is called with the place where it begins, `tell` with each batch that is on disk and
+        its refusals. Returns the counts of outcomes, with those before the interruption.
         """
         async with open_door(settings) as door:
             with waiting():
@@ -202,7 +218,7 @@ def _take(items: Iterator[_Item]) -> list[_Item]:
 
 
 async def _publish(door: Door, items: list[_Item]) -> list[Outcome | Problem]:
-    """Outcomes of the readable items. Raises Problem for what is no message's fault."""
+    """Outcomes of the readable items. Raises Problem for a fault of the database."""
     publications = [item for item in items if isinstance(item, Publication)]
     while True:
         outcomes = await door.publish_many(publications)
@@ -212,3 +228,79 @@ async def _publish(door: Door, items: list[_Item]) -> list[Outcome | Problem]:
         if faults[0].code is not Code.OVERLOADED:
             raise faults[0]
         await asyncio.sleep(PATIENCE_S)
+
+
+# --- export --------------------------------------------------------------------------------------
+
+PAGE_ENTRIES = 1_000
+_PAGE_BYTES = DEFAULT_LIMITS.reply_bytes_max
+Tell = Callable[[int, int], None]
+
+
+async def export_to(
+    settings: Settings, file: Path, file_format: FileFormat, channels: frozenset[str], tell: Tell
+) -> dict[str, Any]:
+    """Write what the file lacks; counts of messages before and now, and bytes written.
+
+    `damaged`: digests of the messages, of any channel, that are left out because their frames cannot be
+    read. `lacking`: how many older messages the file lacks. `tell` is called with the sequence number
+    that has been read and the last one.
+    """
+    async with existing_store(settings) as store:
+        wanted_count = await _count(store, channels)
+        existing = ExistingMessages(file, file_format)
+        before = held = seq = 0
+        last: Message | None = None
+        for item in existing:
+            last, _ = decode(item.frame)
+            before += 1
+            held += _is_wanted(last.channel_id, channels)
+        if last is not None:
+            seq = await _seq_of(store, last, file)
+        total, _ = await store.arrivals.watermark()
+        written = messages = 0
+        damaged: list[str] = []
+        with continued(existing) as target:
+            while (
+                page := await store.channels.feed(seq, PAGE_ENTRIES, _PAGE_BYTES)
+            ).last_seq is not None:
+                wanted = [e for e in page.entries if _is_wanted(e.channel_id, channels)]
+                written += target.write(await _records(store, wanted, file_format))
+                messages += len(wanted)
+                damaged += [left_out.digest.hex() for left_out in page.left_out]
+                seq = page.last_seq
+                tell(seq, total)
+        lacking = max(0, wanted_count - held - messages - len(damaged)) if before else 0
+        counts = {"messages": messages, "bytes": written, "before": before, "lacking": lacking}
+        return {**counts, "damaged": damaged}
+
+
+def _is_wanted(channel_id: str, channels: frozenset[str]) -> bool:
+    return not channels or channel_id in channels
+
+
+async def _count(store: Store, channels: frozenset[str]) -> int:
+    """How many messages these channels have; all channels if none is named."""
+    counts = [
+        each.count async for each in channels_of(store) if _is_wanted(each.channel_id, channels)
+    ]
+    return sum(counts)
+
+
+async def _seq_of(store: Store, message: Message, file: Path) -> int:
+    """The sequence number of the file's last message. Raises CliError where the store lacks it."""
+    entries = await store.entries.by_digest([entry_digest(message)])
+    if not entries:
+        detail = f"{file} ends with a message that this store does not have"
+        raise CliError(Exit.REFUSED, "foreign_file", detail)
+    return entries[0].seq
+
+
+async def _records(store: Store, entries: list[Entry], file_format: FileFormat) -> bytes:
+    claims = {}
+    if file_format is FileFormat.NDJSON:
+        claims = await store.claims.of([entry.digest for entry in entries])
+    return b"".join(
+        record_of(entry.frame, [c.hint for c in claims.get(entry.digest, ())], file_format)
+        for entry in entries
+    )

@@ -1,0 +1,560 @@
+"""Verbs that publish to a running node and read from it: publish, get, hint, channels, gaps, tail."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.files import (
+    BadItem,
+    FileFormat,
+    MessageFile,
+    format_of_input,
+    is_stdout,
+    open_input,
+    require_one_output,
+    size_of,
+)
+from app.cli.options import DEFAULT_NODE, AsJson, ChannelId, NodeUrl, is_known, node_client
+from app.cli.output import (
+    CliError,
+    Exit,
+    counts_text,
+    human_bytes,
+    print_counts,
+    print_json,
+    print_note,
+    print_refusal,
+    print_table,
+    printable,
+    progress_bar,
+    stdout,
+    table,
+)
+from app.hexadecimal import not_a_hex_hint
+from app.ingest.prepare import Publication
+from app.limits import DEFAULT_LIMITS
+from sdstore.client import StoreClient
+from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.live import EventReader, ServerEvent
+from sdstore.client.records import Channel, PublishItem, PublishOutcome, StoredMessage, WakuEnvelope
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import frame_hash
+from sdstore.sds.jsonform import to_json
+
+verbs = typer.Typer()
+
+HINT_HELP = "The retrieval hint, in hexadecimal (inside a message in JSON hints are base64)."
+HINT_PAGE = 100
+HINT_CANDIDATES_MAX = 1_000  # as many as a node ranks
+
+LAST_DEFAULT = 10
+LAST_MAX = 1_000
+RECONNECT_S = 1.0
+SILENCE_S_MAX = 60.0  # a node sends a comment, if nothing else, more often than that
+CONNECT_S_MAX = 5.0
+EVENT_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON, with its names
+
+PREVIEW_CHARS = 400
+HISTORY_SHOWN = 4
+
+# --- publish -------------------------------------------------------------------------------------
+
+Numbered = tuple[int, PublishOutcome | BadItem]
+
+
+@verbs.command()
+def publish(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Messages to publish; - is stdin.")],
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="Format of the file.")
+    ] = FileFormat.AUTO,
+    hint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hint",
+            metavar="HEX",
+            help="A retrieval hint of the message, in hexadecimal; with --format frame only; "
+            "may be repeated.",
+        ),
+    ] = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> int:
+    """Publish messages: length-delimited protobuf, NDJSON, or one bare frame."""
+    hints = tuple(hint_argument(each, "--hint") for each in hint or ())
+    if hints and file_format is not FileFormat.FRAME:
+        raise CliError(
+            Exit.USAGE, "invalid_parameter", "--hint is allowed only with --format frame"
+        )
+    counts: Counter[str] = Counter()
+    try:
+        with node_client(node) as client, open_input(file) as stream:
+            file_format = format_of_input(stream, file, file_format)
+            items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
+            _report(_outcomes(client, items, hints), items, size_of(stream), counts, as_json)
+    except (KeyboardInterrupt, CliError, StoreError) as error:
+        if counts or isinstance(error, KeyboardInterrupt):
+            _print_interrupted(counts)
+        raise
+    if not as_json:
+        print_counts("published", counts)
+    return Exit.REFUSED if counts["refused"] else Exit.DONE
+
+
+def _print_interrupted(counts: Counter[str]) -> None:
+    print_note(
+        f"published {counts_text(counts)}; the node may have stored more. Publishing the same again is "
+        "safe: messages that the node has already count as duplicates."
+    )
+
+
+def _outcomes(
+    client: StoreClient, items: Iterable[Publication | BadItem], hints: tuple[bytes, ...]
+) -> Iterator[Numbered]:
+    """One outcome per item, with its number counted from 1. Unreadable items are not sent."""
+    numbers: deque[int] = deque()
+    unreadable: deque[Numbered] = deque()
+
+    def readable() -> Iterator[PublishItem]:
+        for number, item in enumerate(items, 1):
+            if isinstance(item, BadItem):
+                unreadable.append((number, item))
+            else:
+                numbers.append(number)
+                yield _to_send(item, hints)
+
+    for outcome in client.publish_batch(readable()):
+        number = numbers.popleft()
+        while unreadable and unreadable[0][0] < number:
+            yield unreadable.popleft()
+        yield number, outcome
+    yield from unreadable
+
+
+def _to_send(item: Publication, hints: tuple[bytes, ...]) -> PublishItem:
+    waku = None if item.envelope is None else WakuEnvelope(**asdict(item.envelope))
+    return PublishItem(item.frame, item.hints + hints, waku)
+
+
+def _report(
+    outcomes: Iterator[Numbered],
+    items: MessageFile,
+    size: int | None,
+    counts: Counter[str],
+    as_json: bool,
+) -> None:
+    with progress_bar() as bar:
+        task = bar.add_task("publishing", total=size, figures="")
+        for number, outcome in outcomes:
+            document = outcome_document(number, outcome)
+            counts[document["outcome"]] += 1
+            if as_json:
+                print_json(document)
+            elif document["outcome"] == "refused":
+                print_refusal(document, bar.console)
+            bar.update(task, completed=items.position, figures=f"{counts.total():,} messages")
+
+
+def outcome_document(number: int, outcome: PublishOutcome | BadItem) -> dict[str, Any]:
+    """What became of the message with this number, as JSON."""
+    if isinstance(outcome, BadItem):
+        return {
+            "item": number,
+            "outcome": "refused",
+            "code": outcome.code,
+            "detail": outcome.detail,
+        }
+    document: dict[str, Any] = {"item": number, "outcome": outcome.outcome}
+    if outcome.error is not None:
+        return document | {"code": outcome.error.code, "detail": outcome.error.detail}
+    digest = outcome.digest.hex() if outcome.digest else None
+    return document | {
+        "message_id": outcome.message_id,
+        "channel_id": outcome.channel_id,
+        "digest": digest,
+    }
+
+
+# --- get, hint, channels, gaps -------------------------------------------------------------------
+
+
+@verbs.command()
+def get(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message ID.")],
+    channel: ChannelId = None,
+    digest: Annotated[
+        str | None,
+        typer.Option("--digest", metavar="HEX", help="Fetch the variant with this digest."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the frame to this file; - is stdout."),
+    ] = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a message by its ID."""
+    if out is not None:
+        require_one_output(out, as_json=as_json)
+    variant = None if digest is None else hex_argument(digest, "--digest")
+    with node_client(node) as client:
+        found = client.get(message_id, channel, variant)
+    document = message_document(
+        found.frame, found.digest, found.dialect, variants_count=found.variants_count
+    )
+    if out is not None:
+        _write_frame(out, found.frame)
+    if as_json:
+        print_json(document)
+    elif out is None:
+        print_table(message_table(document))
+
+
+@verbs.command()
+def hint(
+    hint_hex: Annotated[str, typer.Argument(metavar="HEX", help=HINT_HELP)],
+    channel: ChannelId = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> int:
+    """Find the messages that a retrieval hint may mean, the likeliest first."""
+    with node_client(node) as client:
+        found = _candidates(client, hint_argument(hint_hex, "the hint"), channel)
+    if not found:
+        raise CliError(Exit.NO, "not_found", f"the node has no message under hint {hint_hex}")
+    documents = [
+        message_document(m.frame, m.digest, m.dialect, hints=m.retrieval_hints) for m in found
+    ]
+    if as_json:
+        for document in documents:
+            print_json(document)
+        return Exit.DONE
+    rows = [_row(document) for document in documents]
+    print_table(table("message ID", "channel", "Lamport", "digest", rows=rows, right=["Lamport"]))
+    return Exit.DONE
+
+
+@verbs.command()
+def channels(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
+    """List the channels a node has messages of."""
+    with node_client(node) as client:
+        if as_json:
+            for each in client.channels():
+                print_json(_channel_document(each))
+            return
+        rows = [
+            (each.channel_id, f"{each.count:,}", str(each.lamport_first), str(each.lamport_last))
+            for each in client.channels()
+        ]
+    numbers = ["messages", "first Lamport", "last Lamport"]
+    print_table(table("channel", *numbers, rows=rows, right=numbers))
+
+
+@verbs.command()
+def gaps(
+    channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages that a channel's histories name and the node lacks."""
+    with node_client(node) as client:
+        found: list[dict[str, Any]] = [
+            {
+                "message_id": each.message_id,
+                "hints": [hint.hex() for hint in each.retrieval_hints],
+                "met_as_sync": each.met_as_sync,
+            }
+            for each in client.gaps(channel_id)
+        ]
+        if not found:
+            client.channel(channel_id)  # raises not_found where the node has no such channel
+    if as_json:
+        for document in found:
+            print_json(document)
+    elif found:
+        rows = [
+            (
+                str(each["message_id"]),
+                "a sync message had this ID" if each["met_as_sync"] else "",
+                ", ".join(each["hints"]),
+            )
+            for each in found
+        ]
+        print_table(table("missing message", "note", "hints", rows=rows))
+    else:
+        print_note("no gaps")
+
+
+def hex_argument(text: str, what: str) -> bytes:
+    """Bytes from hexadecimal."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise CliError(Exit.USAGE, "invalid_hex", f"{what} is not hexadecimal: {text!r}") from None
+
+
+def hint_argument(text: str, what: str) -> bytes:
+    """Bytes of a retrieval hint from hexadecimal."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise CliError(Exit.USAGE, "invalid_hex", f"{what} {not_a_hex_hint(text)}") from None
+
+
+def _candidates(client: StoreClient, hint: bytes, channel: str | None) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    after: str | None = None
+    while len(found) < HINT_CANDIDATES_MAX:
+        page = client.hint(hint, channel, after=after, limit=HINT_PAGE)
+        found += page.messages
+        for digest in page.left_out:
+            print_note(f"left out: the node has lost the content of {digest.hex()}")
+        if page.next is None:
+            break
+        after = page.next
+    return found
+
+
+def _row(document: dict[str, Any]) -> tuple[str, str, str, str]:
+    message = document["message"]
+    return (
+        message["message_id"],
+        message.get("channel_id", ""),
+        message["lamport_timestamp"],
+        document["meta"]["digest"],
+    )
+
+
+def _channel_document(channel: Channel) -> dict[str, Any]:
+    return {
+        "channel_id": channel.channel_id,
+        "count": channel.count,
+        "lamport_first": str(channel.lamport_first),
+        "lamport_last": str(channel.lamport_last),
+    }
+
+
+def _write_frame(out: Path, frame: bytes) -> None:
+    if is_stdout(out):
+        sys.stdout.buffer.write(frame)
+    else:
+        out.write_bytes(frame)
+
+
+# --- tail ----------------------------------------------------------------------------------------
+
+
+@verbs.command()
+def tail(
+    channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel to follow.")],
+    last: Annotated[
+        int,
+        typer.Option(
+            "--last", "-n", min=0, max=LAST_MAX, help="Begin with this many of the newest messages."
+        ),
+    ] = LAST_DEFAULT,
+    no_follow: Annotated[
+        bool, typer.Option("--no-follow", help="Print the newest messages and exit.")
+    ] = False,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest messages of a channel, then new ones as they arrive, until Ctrl-C."""
+    show = print_json if as_json else _print_line
+    with node_client(node) as client:
+        if no_follow:
+            newest = _newest(client, channel_id, last)
+            if not newest:
+                client.channel(channel_id)  # raises not_found where the node has no such channel
+            for document in newest:
+                show(document)
+            return
+        follower = _Follower(node, channel_id)
+        seen: set[str] = set()
+        # The stream is opened before the older messages are read, so none is missed in between.
+        with follower.connected() as events:
+            for document in _newest(client, channel_id, last):
+                seen.add(document["meta"]["digest"])
+                show(document)
+            if not seen and not is_known(client, channel_id):
+                print_note(f"no message of channel {printable(channel_id)} is here yet; waiting")
+            _show_events(events, follower, seen, show)
+        while True:
+            print_note(f"lost the connection to {node}; trying again")
+            time.sleep(RECONNECT_S)
+            _follow_again(follower, seen, show)
+
+
+class _Follower:
+    """A reader of the live stream, and how far it has read."""
+
+    def __init__(self, node: str, channel_id: str) -> None:
+        self.cursor = ""
+        self._url = f"{node.rstrip('/')}/v1/channels/live"
+        self._channel_id = channel_id
+
+    @contextmanager
+    def connected(self) -> Iterator[Iterator[ServerEvent]]:
+        """The events behind the cursor, or from now on if there is none yet."""
+        query = {"channel_id": self._channel_id} | ({"after": self.cursor} if self.cursor else {})
+        timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
+        try:
+            with httpx.stream("GET", self._url, params=query, timeout=timeout) as answer:
+                if not answer.is_success:
+                    raise error_of_reply(answer.status_code, answer.headers, answer.read())
+                events = self._tracked(answer.iter_bytes())
+                # The first event has only an ID, the cursor of this moment: from here on no message
+                # is missed, on this connection or the next.
+                if next(events, None) is None:
+                    raise StoreError("unreachable", 0, "the node ended the stream")
+                yield events
+        except httpx.TransportError as error:
+            raise StoreError("unreachable", 0, str(error) or type(error).__name__) from None
+
+    def _tracked(self, chunks: Iterator[bytes]) -> Iterator[ServerEvent]:
+        reader = EventReader(EVENT_BYTES_MAX)
+        try:
+            for chunk in chunks:
+                for event in reader.feed(chunk):
+                    self.cursor = event.event_id or self.cursor
+                    yield event
+        except httpx.TransportError:
+            return  # the caller connects again
+
+
+def _follow_again(follower: _Follower, seen: set[str], show: Any) -> None:
+    try:
+        with follower.connected() as events:
+            _show_events(events, follower, seen, show)
+    except StoreError as error:
+        if error.status:
+            raise
+
+
+def _show_events(
+    events: Iterator[ServerEvent], follower: _Follower, seen: set[str], show: Any
+) -> None:
+    """Print messages until the stream ends, or has a gap that the next connection fills."""
+    for event in events:
+        if not event.data:
+            continue
+        document = json.loads(event.data)
+        if event.name == "gap":
+            follower.cursor = document["cursor"]
+            print_note("messages were missed: catching up")
+            return
+        if event.name == "left_out":
+            print_note(f"the node has lost the content of message {document['message_id']!r}")
+            continue
+        if event.name not in ("message", "relayed"):
+            continue
+        digest = document["meta"].get("digest", "")
+        if digest not in seen:
+            show(document)
+        # Only the older messages that were printed first can come twice.
+        seen.discard(digest)
+
+
+def _newest(client: StoreClient, channel_id: str, count: int) -> list[dict[str, Any]]:
+    if not count:
+        return []
+    found = []
+    newest_first = client.messages(
+        channel_id, direction="desc", page_size=count, on_left_out=_print_left_out
+    )
+    for message, _ in zip(newest_first, range(count), strict=False):
+        found.append(message_document(message.frame, message.digest, message.dialect))
+    return list(reversed(found))
+
+
+def _print_left_out(digests: tuple[bytes, ...]) -> None:
+    for digest in digests:
+        print_note(f"the node has lost the content of {digest.hex()}")
+
+
+def _print_line(document: dict[str, Any]) -> None:
+    message, meta = document["message"], document["meta"]
+    line = Text()
+    line.append(f"{message.get('lamport_timestamp', '–'):>14} ", style="dim")
+    line.append(f"{printable(message['message_id'])} ")
+    line.append(printable(message.get("sender_id", "") or "–"), style="bold cyan")
+    line.append(f" {printable(content_preview(message))}")
+    if kind := meta.get("kind"):
+        line.append(f" ({kind})", style="dim")
+    stdout().print(line)
+
+
+# --- messages as JSON and for people -------------------------------------------------------------
+
+
+def message_document(
+    frame: bytes,
+    digest: bytes,
+    dialect: str,
+    *,
+    variants_count: int | None = None,
+    hints: Sequence[bytes] | None = None,
+) -> dict[str, Any]:
+    """The message as in the node's JSON; `meta` holds what the caller knows."""
+    meta: dict[str, Any] = {
+        "digest": digest.hex(),
+        "frame_hash": frame_hash(frame).hex(),
+        "dialect": dialect,
+    }
+    if variants_count is not None:
+        meta["variants_count"] = variants_count
+    if hints is not None:
+        meta["hints"] = [each.hex() for each in hints]
+    message, _ = decode(frame)
+    return {"message": to_json(message), "meta": meta}
+
+
+def message_table(document: dict[str, Any]) -> Table:
+    """One message for people, one line per field."""
+    message, meta = document["message"], document["meta"]
+    history = [entry["message_id"] for entry in message.get("causal_history", [])]
+    rows = [
+        ("message ID", message["message_id"]),
+        ("channel", message.get("channel_id", "")),
+        ("sender", message.get("sender_id", "")),
+        ("Lamport", message.get("lamport_timestamp", "")),
+        ("content", content_preview(message)),
+        ("history", _shortened(history)),
+        ("bloom filter", human_bytes(len(base64.b64decode(message.get("bloom_filter", ""))))),
+        ("dialect", meta["dialect"]),
+        ("digest", meta["digest"]),
+        ("variants", str(meta.get("variants_count", ""))),
+    ]
+    grid = table("", "", rows=[row for row in rows if row[1] not in ("", "0 B")])
+    grid.show_header = False
+    return grid
+
+
+def content_preview(message: dict[str, Any]) -> str:
+    """The beginning of a message's content: as text, or in hexadecimal if it is not UTF-8."""
+    content = base64.b64decode(message.get("content", ""))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = content[: PREVIEW_CHARS // 2].hex()
+        return f"{human_bytes(len(content))}: {text}"
+    return text if len(text) <= PREVIEW_CHARS else f"{text[:PREVIEW_CHARS]}…"
+
+
+def _shortened(ids: list[str]) -> str:
+    rest = len(ids) - HISTORY_SHOWN
+    return ", ".join(ids[:HISTORY_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
