@@ -59,12 +59,15 @@ CurrentCall = Annotated[Call, Depends(_current_call)]
 
 
 class _Parameter(NamedTuple):
-    """A parameter of a handler: `alias` in the request, and where to find it there."""
+    """A parameter of a handler: `alias` in the request, and where to find it there.
+
+    `validate` is None if any text is valid.
+    """
 
     name: str
     alias: str
     find: Callable[[Call], str | None]
-    validate: Callable[[str], tuple[Any, list[dict[str, Any]]]]
+    validate: Callable[[str], tuple[Any, list[dict[str, Any]]]] | None
     is_required: bool
     default: Any
 
@@ -94,16 +97,18 @@ class Route:
         Raises `invalid_parameter`.
         """
         values: dict[str, Any] = {}
-        for each in self.parameters:
-            given = each.find(call)
+        for name, alias, find, validate, is_required, default in self.parameters:
+            given = find(call)
             if given is None:
-                if each.is_required:
-                    raise Problem(Code.INVALID_PARAMETER, f"{each.alias}: Field required")
-                values[each.name] = each.default
-                continue
-            values[each.name], errors = each.validate(given)
-            if errors:
-                raise Problem(Code.INVALID_PARAMETER, f"{each.alias}: {errors[0]['msg']}")
+                if is_required:
+                    raise Problem(Code.INVALID_PARAMETER, f"{alias}: Field required")
+                values[name] = default
+            elif validate is None:
+                values[name] = given
+            else:
+                values[name], errors = validate(given)
+                if errors:
+                    raise Problem(Code.INVALID_PARAMETER, f"{alias}: {errors[0]['msg']}")
         return values
 
     @property
@@ -237,8 +242,16 @@ def _parameters(route: APIRoute) -> Iterator[_Parameter]:
         for each in fields:
             is_required = each.field_info.is_required()
             default = None if is_required else each.get_default()
-            finder = find(each.alias)
-            yield _Parameter(each.name, each.alias, finder, each.validate, is_required, default)
+            info = each.field_info
+            is_text = info.annotation in (str, str | None) and not info.metadata
+            yield _Parameter(
+                name=each.name,
+                alias=each.alias,
+                find=find(each.alias),
+                validate=None if is_text else each.validate,
+                is_required=is_required,
+                default=default,
+            )
 
 
 def _in_path(name: str) -> Callable[[Call], str | None]:
