@@ -196,9 +196,6 @@ class _Session:
         """What to remember of the peer."""
         return self._memory.with_aside(self.aside.value())
 
-    def _learn(self, **parts: object) -> None:
-        self._memory = replace(self._memory, **parts)  # type: ignore[arg-type]
-
     # --- from the hand-shake to the proof --------------------------------------------------------
 
     async def run(self) -> None:
@@ -214,7 +211,7 @@ class _Session:
             try:
                 await self._attempt(await self._header())
             except NonceExpiredError as expired:
-                self._learn(responder_nonce=expired.responder_nonce)
+                self._memory = replace(self._memory, responder_nonce=expired.responder_nonce)
             else:
                 return
         raise misbehaved("the peer's nonces expire faster than they are used")
@@ -222,7 +219,7 @@ class _Session:
     async def _peer_interest(self) -> bytes:
         if age_s(self._memory.interest_read_at_s) > self.limits.nonce_lifetime_s:
             interest = await self._transport.interest()
-            self._learn(interest=interest, interest_read_at_s=time.time())
+            self._memory = replace(self._memory, interest=interest, interest_read_at_s=time.time())
         return self._memory.interest
 
     async def _is_idle(self) -> bool:
@@ -233,7 +230,7 @@ class _Session:
         due, after = await self._lost_due()
         if due:
             return False
-        self._learn(lost_after=after)
+        self._memory = replace(self._memory, lost_after=after)
         proof, policy = self._memory.proof, self._memory.policy
         if proof is None or proof.root is None or policy is None:
             return False
@@ -252,7 +249,7 @@ class _Session:
         theirs = self._memory.responder_nonce
         if len(theirs) != NONCE_BYTES:
             theirs = await self.exchange.first_contact(ours, self._mutual_bytes)
-            self._learn(responder_nonce=theirs)
+            self._memory = replace(self._memory, responder_nonce=theirs)
         return SessionHeader(ours, theirs, self._mutual_bytes)
 
     async def _attempt(self, header: SessionHeader) -> None:
@@ -278,7 +275,7 @@ class _Session:
                 self.proof = await self._compare_everything(header)
             if self.proof is not None or not self._is_comparable:
                 break
-        self._learn(arrived_count=arrived_count, proof=self.proof)
+        self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         if self.proof is None and self._is_comparable and not self.found_count:
             detail = "the peer says that all ranges are equal, and that it holds something else"
             raise misbehaved(detail)
@@ -371,7 +368,7 @@ class _Session:
             self._memory = self._memory.asked_in_vain(in_vain)
             self.mended_count += len(came)
             self.lost_count -= len(came)
-        self._learn(lost_after=after)
+        self._memory = replace(self._memory, lost_after=after)
 
     # --- how far it is ---------------------------------------------------------------------------
 

@@ -248,3 +248,12 @@ def test_what_a_clock_that_went_back_left_behind_is_old(monkeypatch: pytest.Monk
         assert (report.set_aside_count, report.entries_refused) == (1, is_old)
         assert {bool(each.idle_root) for each in peer.requests} == {not is_old}
         peer.requests.clear()
+
+
+def test_a_proof_of_a_clock_that_went_back_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, peer = MemoryReplica(CONTENTS[:10]), MemoryPeer(MemoryReplica(CONTENTS[:10]))
+    _, memory = synced(ours, peer)
+    peer.requests.clear()
+    an_hour_ago_s = time.time() - 3_600
+    monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda: an_hour_ago_s))
+    assert synced(ours, peer, memory)[0].proved
