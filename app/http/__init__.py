@@ -1,1 +1,1 @@
-"""The HTTP interface: one shell around every route, hot handlers below it, FastAPI for the rest."""
+"""The HTTP interface: one gateway around every route, FastAPI for those that are not hot."""

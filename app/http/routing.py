@@ -194,8 +194,11 @@ class Routes:
                 response_class=Response,
                 openapi_extra=extra,
             )
+            needed = [each.call for each in in_framework.dependant.dependencies]
+            if needed != [_current_call]:
+                raise TypeError(f"{name}: the handler needs a parameter `call: CurrentCall`")
             if is_hot and in_framework.body_field is not None:
-                raise TypeError(f"{name}: a hot route reads its body itself")
+                raise TypeError(f"{name}: the handler of a hot route reads the body itself")
             self.declared.append(
                 Route(
                     method=method,

@@ -15,6 +15,7 @@ from app.callers import Caller, Scope
 from app.errors import Code, Problem
 from app.http.application import ROUTES as SERVED
 from app.http.call import Call, Reply
+from app.http.federation import PeerBody
 from app.http.routing import CurrentCall, Routes, RouteTable
 from app.node import Node
 
@@ -113,6 +114,19 @@ def test_a_hot_route_reads_its_arguments_as_fastapi_does(query: dict[str, str]) 
     first = errors[0]
     assert caught.value.code is Code.INVALID_PARAMETER
     assert caught.value.detail == f"{first['loc'][-1]}: {first['msg']}"
+
+
+def test_a_declaration_that_could_not_be_served_is_refused() -> None:
+    async def without_call(limit: int) -> Reply:
+        raise NotImplementedError
+
+    async def with_body(call: CurrentCall, body: PeerBody) -> Reply:
+        raise NotImplementedError
+
+    with pytest.raises(TypeError, match="GET /v1/x: the handler needs a parameter `call"):
+        Routes("test").add("GET /v1/x", Scope.READ)(without_call)
+    with pytest.raises(TypeError, match="reads the body itself"):
+        Routes("test").add("POST /v1/x", Scope.READ, is_hot=True)(with_body)
 
 
 def test_the_empty_channel_is_a_channel() -> None:
