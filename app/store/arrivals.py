@@ -43,6 +43,7 @@ _BLOCK_BYTES = 16
 _WORD = np.dtype("<u8")
 _NUMBER_MAX = 2**63 - 1
 _ORDER_OFFSET = np.uint64(order_of_lamport(0))
+_WORD_MASK = 2**64 - 1
 
 ROWS_ONE_BY_ONE = 4
 """Fewer rows cost less one by one: numpy takes 20 µs for however few."""
@@ -58,6 +59,9 @@ class ArrivalChain:
         key = blake3(secret, derive_key_context=_KEY_CONTEXT).digest(length=_BLOCK_BYTES)
         # ECB is the block function itself here, the building block of a CBC-MAC.
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update  # noqa: S305
+        # CBC goes on from the last block it returned, which `_term` takes out again.
+        self._chain = Cipher(algorithms.AES(key), modes.CBC(bytes(_BLOCK_BYTES))).encryptor().update
+        self._last_block = 0
 
     def sums(self, before: int, numbers: Sequence[int], elements: Sequence[bytes]) -> list[int]:
         """The sums of consecutive rows (elements of 32 bytes) after the sum `before`, signed.
@@ -80,11 +84,9 @@ class ArrivalChain:
         return found
 
     def _term(self, number: int, element: bytes) -> int:
-        block = self._encrypt(number.to_bytes(_BLOCK_BYTES, "little"))
-        for half in (element[:_BLOCK_BYTES], element[_BLOCK_BYTES:]):
-            chained = int.from_bytes(block, "little") ^ int.from_bytes(half, "little")
-            block = self._encrypt(chained.to_bytes(_BLOCK_BYTES, "little"))
-        return int.from_bytes(block[:8], "little")
+        first = (number ^ self._last_block).to_bytes(_BLOCK_BYTES, "little")
+        self._last_block = int.from_bytes(self._chain(first + element)[-_BLOCK_BYTES:], "little")
+        return self._last_block & _WORD_MASK
 
     def _encrypted(self, blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return np.frombuffer(self._encrypt(blocks.tobytes()), dtype=_WORD).reshape(-1, 2)
@@ -92,7 +94,7 @@ class ArrivalChain:
 
 def _signed(value: int) -> int:
     """The low 64 bits of `value` as BIGINT columns hold them."""
-    return ((value + 2**63) & (2**64 - 1)) - 2**63
+    return ((value + 2**63) & _WORD_MASK) - 2**63
 
 
 def watermark_of(row: Sequence[int]) -> Watermark:
