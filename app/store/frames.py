@@ -40,6 +40,9 @@ DICTIONARIES_BYTES_MAX = 64 * 1024 * 1024
 FRAMES_PER_STEP = 64
 """Frames unpacked before the next are looked at: all that they need is in memory together."""
 
+FRAMES_ONE_BY_ONE = 32
+"""Up to here small frames are compressed one after the other: one call for all costs 60 µs more."""
+
 _BUILT_IN = ZstdCompressionDict(files(__package__).joinpath("frames.zdict").read_bytes())
 _LEVEL = 3
 _SMALL_LEVEL = 1  # 0.3 % larger than level 3 for frames of 300 bytes, in 60 % of the time
@@ -109,9 +112,9 @@ class FramePacker:
         return _smaller(frame, self._compressor.compress(frame))
 
     def pack_small(self, frames: Sequence[bytes]) -> list[StoredFrame]:
-        """Many small frames in one call, during which other threads run."""
-        if not frames:
-            return []
+        """Small frames: many of them in one call, during which other threads run."""
+        if len(frames) <= FRAMES_ONE_BY_ONE:
+            return [_smaller(frame, self._fast_compressor.compress(frame)) for frame in frames]
         packed = self._fast_compressor.multi_compress_to_buffer(list(frames))
         return [_smaller(frame, packed[n].tobytes()) for n, frame in enumerate(frames)]
 
