@@ -60,7 +60,7 @@ class LiveMessage:
     rendered: bytes = b""
 
 
-class Gap(NamedTuple):
+class Skip(NamedTuple):
     """What the reader missed begins after `after`."""
 
     after: Token
@@ -78,7 +78,7 @@ class Place:
     __slots__ = ("__weakref__",)
 
 
-LiveEvent = LiveMessage | Gap | Heartbeat
+LiveEvent = LiveMessage | Skip | Heartbeat
 Wanted = Callable[[str], bool]
 """Whether a reader wants, and may read, a channel."""
 
@@ -175,9 +175,9 @@ class LiveHub:
             page = await self._store.channels.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
             is_same = await self._store.arrivals.holds(reader.last)
         if not is_same:
-            gap = Gap(reader.last)
+            skip = Skip(reader.last)
             reader.is_behind, reader.last = False, self._last
-            return [gap]
+            return [skip]
         reader.is_behind = page.next is not None
         reader.last = page.last or reader.last
         return [
@@ -190,9 +190,9 @@ class LiveHub:
         while not self._is_closed:
             changed = self._changed
             if reader.number < self._first_number:
-                gap = Gap(reader.last)
+                skip = Skip(reader.last)
                 reader.number, reader.last = self._end, self._last
-                return [gap]
+                return [skip]
             if events := self._buffered(reader):
                 return events
             try:

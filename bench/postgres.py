@@ -30,9 +30,8 @@ from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
 from app.ingest.door import Door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
-from app.store.migrate import migrate
 from app.store.postgres import POSTGRES, adapt, array_of, session_settings
-from app.store.schema import frames, messages
+from app.store.schema import frames, messages, migrate
 from bench.frame_workloads import small_frames
 from bench.loading import new_database, open_door
 from bench.postgres_server import running_postgres

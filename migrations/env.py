@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `app.store.migrate` hands over."""
+"""Alembic's entry: runs on the connection that `app.store.schema` hands over."""
 
 from alembic import context
 

@@ -32,7 +32,7 @@ SETTLED_MAX = 262_144
 """References and names remembered: histories mostly name what came lately."""
 
 COMMIT_ITEMS = 65_536
-"""What a killed load does again: two seconds of work. A commit waits for the disk a few times."""
+"""Items between commits: a killed load repeats two seconds of work."""
 
 CACHE_KIB = 16 * 1024
 """Rows are appended, and keys sorted in runs that are merged: more memory gains nothing."""
@@ -44,11 +44,11 @@ Item = tuple[int, bytes, tuple[bytes, ...]]
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a load is: the place of the last item, how many are in; `refused` counts by code.
+class LoadProgress:
+    """The progress of a load: the place of the last item and the number of items; `refused` counts by code.
 
-    `arrival_sum` is that of the arrival chain. Later copies that are dropped in the end have their part
-    in it: what counts is that no other history has the same sums.
+    `arrival_sum` is that of the arrival chain. It includes later copies that are dropped in the end: no
+    other history has the same sums.
     """
 
     place: int = 0
@@ -101,7 +101,7 @@ class Draft:
         return Keys(secret)
 
     def close(self) -> None:
-        """Let go of the files; what is not committed is forgotten."""
+        """Close the files, without a commit."""
         self._connection.close()
 
     # ---- filling
@@ -206,18 +206,18 @@ class Draft:
         )
         self._connection.execute("COMMIT")
 
-    def _read_progress(self) -> Progress:
+    def _read_progress(self) -> LoadProgress:
         [row] = self._connection.execute(
             "SELECT place, items_count, refused, is_indexed, arrival_sum FROM spool.progress"
         )
         place, items_count, refused, is_indexed, arrival_sum = row
         counts = Counter(json.loads(refused))
-        return Progress(place, items_count, counts, bool(is_indexed), arrival_sum)
+        return LoadProgress(place, items_count, counts, bool(is_indexed), arrival_sum)
 
     # ---- beginning
 
     def _goes_on(self, store: Path, name: str) -> bool:
-        """Whether a load of that name was begun for this very store."""
+        """Whether a load of that name was begun for this store."""
         if not (self.path.is_file() and self.spool_path.is_file()):
             return False
         try:
@@ -242,7 +242,7 @@ class Draft:
 
 
 def draft_of(store: Path) -> Path:
-    """Where the store at `store` is loaded."""
+    """The draft's file for the store at `store`."""
     return store.with_name(f"{store.name}.loading")
 
 
@@ -280,7 +280,7 @@ def _index_statements(store: Path) -> list[str]:
 
 
 def _identity(store: Path) -> list[Any]:
-    """What tells a store from others, and from itself with another schema."""
+    """Rows that differ between stores, and between schemas of one store."""
     with closing(sqlite3.connect(store)) as connection:
         meta = connection.execute("SELECT name, value FROM store_meta ORDER BY name").fetchall()
         return [*meta, *connection.execute("SELECT version_num FROM alembic_version").fetchall()]

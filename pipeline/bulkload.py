@@ -43,7 +43,7 @@ BATCHES_IN_FLIGHT_PER_WORKER = 2
 
 @dataclass(slots=True)
 class Loaded:
-    """What became of the items; `refused` counts them by code."""
+    """The outcomes of a load; `refused` counts by code."""
 
     counts: Counter[OutcomeKind] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -60,8 +60,8 @@ def load_empty_store(
     """Load a store that holds nothing yet.
 
     `items_after(place)` gives the items whose places in the source are higher, in ascending order.
-    `name` tells sources apart: a load of that name that was stopped, in whichever way, goes on after the
-    last items that were committed. Without a name it begins anew. `workers` are processes that make rows once the first
+    `name` identifies the source: a stopped load of that name goes on after its last commit. Without a name it
+    begins anew. `workers` are processes that make rows once the first
     20,000 items are in; 0 for none.
     Raises `Problem` STORE_UNAVAILABLE where the store is not empty or somebody reads it,
     `StoreBusyError` where somebody writes to it. The store stays empty if it raises.

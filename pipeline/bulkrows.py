@@ -20,7 +20,7 @@ from app.store.keys import Keys
 
 
 class MadeRows(NamedTuple):
-    """What a worker made of a batch; positions count in the batch.
+    """The rows of a batch; positions count in the batch.
 
     `rows`: position, channel ID, ID key, Lamport timestamp, frame bytes, dialect, unverified, message ID, digest,
     frame hash, codec, data, and (message ID, hint) of each entry of the history. `refused`: codes.

@@ -105,7 +105,7 @@ def _revision(database_url: str) -> str | None:
     from sqlalchemy.engine import make_url  # noqa: PLC0415
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
 
-    from app.store.migrate import revision_of  # noqa: PLC0415
+    from app.store.schema import revision_of  # noqa: PLC0415
 
     url = make_url(database_url)
     engine = create_engine(url.set(drivername=_DRIVERS[url.get_backend_name()]))

@@ -22,7 +22,7 @@ from app.http.pages import After, CursorKind, Cursors
 from app.http.replies import event, event_stream, heartbeat, message_json
 from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Relayed
-from app.live import Gap, Heartbeat, LiveEvent, LiveMessage, Wanted
+from app.live import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
 from app.store.entryrows import LeftOut
 from sdstore.sds.jsonform import to_json
 
@@ -70,7 +70,7 @@ def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
     match each:
         case Heartbeat(last):
             return heartbeat(cursors.write(CursorKind.ARRIVAL, *last))
-        case Gap(after):
+        case Skip(after):
             # No ID: a reader that reconnects now gets what it missed.
             cursor = cursors.write(CursorKind.ARRIVAL, *after)
             return event("gap", {"cursor": cursor})

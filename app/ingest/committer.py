@@ -1,13 +1,13 @@
-"""Group commit: one thread writes whatever waited while its last commit ran.
+"""Group commit: one thread writes all messages that arrived during its last commit.
 
-Nothing ever waits for a group to fill: a single publisher commits at once, and while the disk is busy
-with that commit, everybody else's messages gather and share the next one. Rules that callers rely on:
+No message waits for a group to fill: a single publisher commits at once, and messages that arrive during
+that commit share the next one. Callers rely on these rules:
 
-- an answer is given after the commit of what it answers, a duplicate's after that of the first copy,
-  because both are written by the same group or one after the other;
-- a group that fails is retried job by job and, inside of a job, row by row, so that one bad row costs
-  only itself; a full disk or an absent database is everybody's answer and is not retried here;
-- listeners run on the event loop after the commit and before the answers.
+- An answer comes after the commit of its message. A duplicate's answer comes after the commit of the first
+  copy, because the same group writes both, or a later one.
+- A group that fails is retried job by job and, within a job, row by row, so that a bad row fails alone. If
+  the disk is full or the database is away, every message of the group fails and is not retried.
+- Listeners run on the event loop after the commit and before the answers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ T = TypeVar("T")
 all of its group share."""
 
 RETRY_AFTER_S = 1
-"""What an overloaded writer asks its callers to wait: it empties its queue in about two seconds."""
+"""Retry-After of an overloaded writer, in seconds: it empties its queue in about two."""
 
 TRY_AGAIN_S = 1.0
-"""Between two attempts to write after a fault, while nobody asks for one."""
+"""Seconds between two attempts to write after a fault, while nothing arrives."""
 
 _log = logging.getLogger(__name__)
 _SHARED_FAULTS = frozenset({Code.DISK_FULL, Code.STORE_UNAVAILABLE})
@@ -54,7 +54,7 @@ _SHARED_FAULTS = frozenset({Code.DISK_FULL, Code.STORE_UNAVAILABLE})
 
 @dataclass(slots=True)
 class Counters:
-    """What the writer did since it started, and what waits for it now."""
+    """Totals since the writer started, and the current queue."""
 
     groups: int = 0
     entries: int = 0
@@ -68,7 +68,7 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What one caller wants written, or done in the writer's turn, and the future that waits."""
+    """Entries to write for one caller, or a function to call on the writer's thread, and its future."""
 
     entries: Sequence[NewEntry]
     met: Sequence[MetId]
@@ -101,7 +101,7 @@ class GroupCommitter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Kinds of errors that are in the log already, since the database could be written last.
+        # Types of errors that were logged since the last successful write.
         self._told: set[type[Exception]] = set()
 
     async def start(self) -> None:
@@ -159,7 +159,7 @@ class GroupCommitter:
 
     async def _done(self, job: _Job) -> Any:
         self._admit(job)
-        # A caller that goes away does not take back what was handed over.
+        # A caller that goes away does not cancel its job.
         return await asyncio.shield(job.future)
 
     def _admit(self, job: _Job) -> None:
@@ -200,7 +200,7 @@ class GroupCommitter:
                 loop.call_soon_threadsafe(self._finish, [job], [self._called(job.call)])
 
     def _next_group(self) -> list[_Job]:
-        """Everything that waits, up to the bounds of a group; nothing at the end."""
+        """All waiting jobs, up to the bounds of a group; empty at the end."""
         self._try_while_idle()
         with self._wake:
             while not self._waiting and not self._closing:
@@ -216,7 +216,7 @@ class GroupCommitter:
             return group
 
     def _try_while_idle(self) -> None:
-        """A node that is sent nothing while it is not ready has to find out itself that it is."""
+        """After a fault, write an empty group now and then: an idle node must notice that it can write again."""
         while self.fault is not None:
             with self._wake:
                 if self._waiting or self._closing or self._wake.wait(TRY_AGAIN_S):

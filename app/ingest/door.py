@@ -1,4 +1,4 @@
-"""The one door: whatever way a message came, it is checked, written and announced here."""
+"""The one door: checks, writes and announces every message, whichever way it came."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREPARED_PER_TURN = 100
 
 
 class Door:
-    """Where messages enter. What it refuses, every way in refuses, with the same code."""
+    """The only way in, so every way in refuses the same messages with the same code."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Door:
         committer.listeners.extend(listeners)
 
     async def publish(self, item: Publication) -> Outcome:
-        """What became of one message, once it is on disk. Raises `Problem`."""
+        """The outcome of one message, once it is on disk. Raises `Problem`."""
         prepared = prepare(item, self._limits)
         if isinstance(prepared, NewEntry):
             (written,) = await self._committer.submit([prepared])

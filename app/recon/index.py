@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
+from app import roots
 from app.entries import (
     NOTHING_ARRIVED,
     Token,
@@ -196,7 +196,7 @@ class NodeIndex:
         if counted[0] != entries_count:
             # The rows are chosen here, where they are inserted too; a thread reads and hashes them.
             snapshot, rows = self.elements.rows_of((group_of_entries(number),))
-            root = await asyncio.to_thread(lambda: root_of(snapshot.ids_of(rows)))
+            root = await asyncio.to_thread(lambda: roots.root(snapshot.ids_of(rows)))
             counted = len(rows), root
             self._remember_root(number, *counted)
         return counted
@@ -228,12 +228,6 @@ class NodeIndex:
             if not found:
                 return
             self._last_channel_number = found[-1].channel_no
-
-
-def root_of(digests: NDArray[np.uint8]) -> bytes:
-    """BLAKE3 over digests u8[n, 32] in ascending order; of none, BLAKE3 of nothing."""
-    rows = np.ascontiguousarray(digests).view("V32").ravel()
-    return blake3(np.sort(rows).tobytes()).digest()
 
 
 class ChannelGroups:

@@ -1,13 +1,13 @@
 """Ancestors: what comes causally before some messages of a channel.
 
-The walk goes from the heads back in time: of all messages that are known to be causes, the last one
-in log order is taken next. Clocks grow from cause to effect, so the place where a page ends and the
-causes still to be taken are all that the next page needs to know. Where clocks contradict
-the order of causes, a page may repeat a message of an earlier one, once.
+The walk goes from the heads back in time: of all known causes, it takes the last one in log order
+next. Clocks grow from cause to effect, so the next page needs only the place where this page ends and
+the causes that still wait. Where clocks contradict the order of causes, a page may repeat a message of an
+earlier one, once.
 
 On a server each look-up costs a round trip, and a chain is a thousand look-ups deep. So the walk
-reads the log ahead in windows that grow as long as they turn out to be useful, and looks up all IDs
-that a window names at once. Whatever a window misses is looked up as the walk gets there.
+reads the log ahead in windows that grow as long as they are useful, and looks up all IDs that a window
+names at once. It looks up the rest when it gets there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AncestorPage:
 
 
 class _Latest:
-    """An entry to be taken; the heap gives the last one in log order first."""
+    """A waiting entry; the heap gives the last one in log order first."""
 
     __slots__ = ("key", "row")
 
@@ -85,9 +85,9 @@ class _Loaded(NamedTuple):
 class _Walk:
     """One page of a walk.
 
-    `seen`: IDs for which nothing is left to be done, heads and known ones among them. `until`: the
-    earliest log position taken. `late`: taken although they lie behind it. `absent`: IDs that lead
-    nowhere; `missing`: those that lead on, but not for this walk. `left_out`: digests of lost content.
+    `seen`: IDs that are done, among them heads and known ones. `until`: the earliest log position taken.
+    `late`: entries taken although they come after it in the log. `absent`: unknown IDs. `missing`: known
+    IDs whose causes this walk does not follow. `left_out`: digests of lost content.
     """
 
     channel: ChannelInfo
@@ -101,14 +101,14 @@ class _Walk:
     missing: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     left_out: list[bytes] = field(default_factory=list)
-    # What was read ahead, and what its IDs lead to.
+    # Entries that were read ahead, and the rows that their IDs lead to.
     loaded: dict[int, _Loaded] = field(default_factory=dict)
     named: dict[str, list[EntryRow]] = field(default_factory=dict)
     window: int = WINDOW_START // 2
     used: int = WINDOW_START
 
     def follow(self, message_id: str) -> None:
-        """Everything under an ID is to be taken, unless an earlier page did."""
+        """Let the entries under an ID wait, unless an earlier page took them."""
         rows = self.named.pop(message_id, None)
         if not rows:
             self.absent.add(message_id)
@@ -127,7 +127,7 @@ class _Walk:
         heappush(self.waiting, each)
 
     def take(self, each: _Latest, loaded: _Loaded) -> None:
-        """Make an entry part of the page, unless it is a head, and go on to its causes."""
+        """Add an entry to the page, unless it is a head, and go on to its causes."""
         if each.row.message_id not in self.heads:
             self.taken.append(loaded)
             self.until = min(self.until, each.key)
@@ -137,7 +137,7 @@ class _Walk:
                 self.follow(message_id)
 
     def is_spent(self) -> bool:
-        """Whether the next message might name more than may be remembered."""
+        """Whether the next message could name more IDs than the bounds allow."""
         limits = self.limits
         return (
             len(self.waiting) + limits.history_entries_max > limits.ancestors_frontier_max
@@ -145,7 +145,7 @@ class _Walk:
         )
 
     def next(self) -> Position | None:
-        """Where the next page goes on. What does not fit in is left to the caller, as missing."""
+        """The place of the next page. Waiting entries that do not fit into it become missing."""
         self.waiting.sort()
         most = self.limits.ancestors_frontier_max
         self.missing.update(each.row.message_id for each in self.waiting[most:])
@@ -228,7 +228,7 @@ class Ancestors:
             walk.used += 1
             loaded = walk.loaded.pop(row.seq, None)
             if loaded is None:
-                # Its content is lost: here nothing is known of its causes.
+                # Its content is lost, and with it the names of its causes.
                 walk.missing.add(row.message_id)
                 walk.left_out.append(row.digest)
             else:
@@ -237,7 +237,7 @@ class Ancestors:
     # ---- reading
 
     async def _read_ahead(self, walk: _Walk, row: EntryRow, bytes_max: int) -> None:
-        """Load an entry and those before it in the log, and look up all that they name."""
+        """Load an entry and those before it in the log, and look up all IDs that they name."""
         is_useful = 2 * walk.used >= walk.window
         walk.window = min(2 * walk.window, WINDOW_MAX) if is_useful else WINDOW_MIN
         walk.used = 0
@@ -256,7 +256,7 @@ class Ancestors:
         await self._look_up(walk, [each for each in causes if each not in walk.seen])
 
     async def _look_up(self, walk: _Walk, message_ids: Iterable[str]) -> None:
-        """Find what IDs lead to."""
+        """Find the rows under IDs."""
         unknown = [each for each in dict.fromkeys(message_ids) if each not in walk.named]
         number = walk.channel.channel_no
         asked = [(self._keys.of_text(each), each, number) for each in unknown]
@@ -303,13 +303,13 @@ def _log_key(entry: Entry) -> LogKey:
 
 
 def _packed(seqs: Iterable[int]) -> str:
-    """Sequence numbers as their differences: most fit into three digits."""
+    """Sequence numbers as differences: most fit into three digits."""
     ordered = sorted(seqs)
     return ".".join(f"{seq - before:x}" for before, seq in pairwise([0, *ordered]))
 
 
 def _unpacked(text: str) -> list[int]:
-    """Raises `Problem` INVALID_CURSOR for what no store has written."""
+    """The inverse of `_packed`. Raises `Problem` INVALID_CURSOR for other text."""
     try:
         seqs = list(accumulate(int(part, 16) for part in text.split(".") if part))
     except ValueError:
@@ -327,11 +327,10 @@ def _not_ours() -> Problem:
 
 
 def causal_order(causes: Sequence[Sequence[int]]) -> list[int]:
-    """The numbers 0 … n-1, each after its `causes`; of those that could come next, the lowest.
+    """The numbers 0 … n-1, each after its `causes`; of the candidates the lowest comes next.
 
-    IDs are free strings, so causes may form cycles. A cycle is walked from its lowest number, and
-    the reference that closes it is disregarded; between messages that are not each other's causes
-    no reference ever is.
+    IDs are free strings, so causes can form cycles. A cycle is walked from its lowest number, and the
+    reference that closes it is ignored. References outside cycles always count.
     """
     kept = _without_cycles(causes)
     effects: list[list[int]] = [[] for _ in causes]
@@ -352,7 +351,7 @@ def causal_order(causes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _without_cycles(causes: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The causes of each number, but for those that lead back to where the walk came from."""
+    """The causes of each number, without those that close a cycle."""
     kept: list[list[int]] = [[] for _ in causes]
     is_walked = [False] * len(causes)
     for root in range(len(causes)):

@@ -4,8 +4,8 @@ Entries and published claims are numbered by counters of their own, and each row
 over all rows numbered up to it. The sum is keyed with a secret of the database, so that nobody who
 publishes can choose it, and covers number and element, so that order counts. A `Token` is a number
 and the sum there. Two databases agree on a token exactly if they share their history up to its number,
-but for an accident of one in 2^64. So a token recognises a database that went back in time, or that went
-another way.
+apart from an accident of 1 in 2^64. So a reader with a token notices a database that went back in time or
+diverged.
 """
 
 from __future__ import annotations

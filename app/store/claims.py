@@ -117,7 +117,7 @@ class HintClaims:
     async def page(
         self, hint: bytes, channel_id: str | None, limit: int, after: Position | None = None
     ) -> HintPage:
-        """The entries that a hint may mean: computed, published, told by histories; then first seen."""
+        """The entries that a hint may mean: by rank, then first seen first."""
         (candidates,) = await self._gather([hint], channel_id, after, with_frames=True)
         found = candidates.found
         rows = [row for _, row in found]
@@ -186,8 +186,8 @@ class HintClaims:
         query = _history_by_hint(self._sql, candidates_max, channel_no is not None)
         first_channel = await self._channel_of(after[0]) if channel_no is None else channel_no
         asked = [(*key, first_channel, after[0]) for key in keyed]
-        told = [_HistoryClaim(*row) for row in await self._database.each(query, asked)]
-        claims = [claim for claim in told if gathered[claim.which].resume is None]
+        found = [_HistoryClaim(*row) for row in await self._database.each(query, asked)]
+        claims = [claim for claim in found if gathered[claim.which].resume is None]
         counts = Counter(claim.which for claim in claims)
         for claim in claims:
             if counts[claim.which] == candidates_max:
@@ -336,7 +336,7 @@ def _channel_of_history_claim(sql: SqlDialect) -> Query:
 
 @cache
 def history_hints(sql: SqlDialect, claims_max: int) -> ManyQuery:
-    """The hints that histories give for (ID key, channel number, message ID), first told first."""
+    """The hints that histories give for (ID key, channel number, message ID), first claimed first."""
     history = history_claims
     arguments: Arguments = {
         "id_key": BigInteger(),

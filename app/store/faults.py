@@ -6,11 +6,11 @@ class StoreError(Exception):
 
 
 class UnsupportedDatabaseError(StoreError):
-    """The URL names no database this node can use."""
+    """The URL does not name a database that this node can use."""
 
 
 class DatabaseUnreachableError(StoreError):
-    """The server is not there, or does not let this node in."""
+    """The server does not answer, or rejects this node."""
 
 
 class SchemaTooNewError(StoreError):
@@ -18,7 +18,7 @@ class SchemaTooNewError(StoreError):
 
 
 class UnusableFileError(StoreError):
-    """The SQLite file is damaged, is none, or may not be opened."""
+    """The file is damaged, is not a SQLite database, or cannot be opened."""
 
 
 class StoreBusyError(StoreError):
@@ -26,7 +26,7 @@ class StoreBusyError(StoreError):
 
 
 def missing_driver(error: ImportError) -> UnsupportedDatabaseError:
-    """What to say where the packages of the extra `postgres` are not installed."""
+    """The error if the packages of the extra `postgres` are not installed."""
     return UnsupportedDatabaseError(
         "PostgreSQL needs its driver, psycopg, which is not installed: run `make setup`, or install "
         f"this package with its extra `postgres` ({error})"

@@ -1,11 +1,11 @@
-"""How frames lie in the database: lossless, compressed, in tables that scans never touch.
+"""The stored form of frames: lossless, compressed, in tables that scans never touch.
 
 A large frame is compressed against a *reference*: an earlier frame of its channel, from which it
 hardly differs (a bloom filter gains ten bits a message). A small one is compressed with a
-dictionary that is part of this package. docs/decisions/0003 tells what happens to damaged rows.
+dictionary that is part of this package. docs/decisions/0003 says how damaged rows are recovered.
 
-Nothing here knows a database. `FrameUnpacker.unpack` is a generator that asks for the rows it
-needs and is sent them, so that a node's event loop, its writer's thread and a Spark task use it.
+This module does no I/O. `FrameUnpacker.unpack` is a generator that asks for the rows it needs and is
+sent them, so that a node's event loop, its writer's thread and a Spark task can use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from enum import IntEnum
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from zstandard import (
     DICT_TYPE_RAWCONTENT,
@@ -38,7 +38,7 @@ DICTIONARIES_BYTES_MAX = 64 * 1024 * 1024
 """References ready for reading: some 200 conversations at once."""
 
 FRAMES_PER_STEP = 64
-"""Frames unpacked before the next are looked at: all that they need is in memory together."""
+"""Frames unpacked at a time: all references that they need are in memory together."""
 
 FRAMES_ONE_BY_ONE = 32
 """Up to here small frames are compressed one after the other: one call for all costs 60 µs more."""
@@ -54,11 +54,11 @@ _RECOVERY_DEPTH_MAX = 4  # a mended frame that had dependents may itself need tw
 _log = logging.getLogger(__name__)
 
 DAMAGES_TOLD_MAX = 1_000
-"""Lines of the log: whoever reads damaged frames again and again fills no disk."""
+"""Lines of the log: repeated reads of damaged frames must not fill the disk."""
 
 
 class Codec(IntEnum):
-    """How the data of a frame is to be read. The numbers are stored; they never change."""
+    """The encoding of a frame's data. The numbers are stored; they never change."""
 
     RAW = 0
     BUILT_IN = 1
@@ -75,11 +75,28 @@ class StoredFrame(NamedTuple):
     data: bytes
 
 
-class PackedFrame(NamedTuple):
-    """A frame as it was found, and what its message says about it.
+class Packed(Protocol):
+    """The stored columns of a frame, with the length and hash that its message's row gives.
 
-    The codec is None where no row was found.
+    The codec is None if the frame has no row.
     """
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def frame_bytes(self) -> int: ...
+    @property
+    def frame_hash(self) -> bytes: ...
+    @property
+    def codec(self) -> int | None: ...
+    @property
+    def reference_no(self) -> int | None: ...
+    @property
+    def data(self) -> bytes | None: ...
+
+
+class PackedFrame(NamedTuple):
+    """A `Packed` by itself."""
 
     seq: int
     frame_bytes: int
@@ -139,8 +156,8 @@ class FrameUnpacker:
     """Gives frames back byte for byte, each proved by its hash; belongs to one thread.
 
     References have two copies, one in `frames` and one in `frame_references`. The second is read
-    first; only where the outcome is wrong every combination of copies is tried. Damages are logged, unless
-    it `is_silent`: those who read again what another one has told.
+    first; only if the result is wrong, every combination of copies is tried. Damage is logged, unless the
+    unpacker `is_silent`, because another one has logged it.
     """
 
     def __init__(self, *, is_silent: bool = False) -> None:
@@ -150,17 +167,15 @@ class FrameUnpacker:
         self._references_bytes = 0
         self._damages_told: set[int] = set()
 
-    def unpack(
-        self, frames: Sequence[PackedFrame]
-    ) -> Generator[Ask, list[FrameRow], dict[int, bytes]]:
-        """The frames by sequence number; those that are damaged beyond repair are left out."""
+    def unpack(self, frames: Sequence[Packed]) -> Generator[Ask, list[FrameRow], dict[int, bytes]]:
+        """The frames by sequence number, without those that no copy gives back."""
         found: dict[int, bytes] = {}
         for start in range(0, len(frames), FRAMES_PER_STEP):
             yield from self._unpack_step(frames[start : start + FRAMES_PER_STEP], found)
         return found
 
-    def unpack_at_hand(self, packed: PackedFrame) -> bytes | None:
-        """One frame if nothing needs to be asked for: the hot path of reading."""
+    def unpack_at_hand(self, packed: Packed) -> bytes | None:
+        """One frame, if that needs no query: the hot path of reading."""
         return self._proved(packed, self._references)
 
     def forget_references(self) -> None:
@@ -171,10 +186,10 @@ class FrameUnpacker:
     # ---- as long as everything is well
 
     def _unpack_step(
-        self, frames: Sequence[PackedFrame], found: dict[int, bytes]
+        self, frames: Sequence[Packed], found: dict[int, bytes]
     ) -> Generator[Ask, list[FrameRow], None]:
         references = yield from self._fetch(frame.reference_no for frame in frames)
-        damaged: list[PackedFrame] = []
+        damaged: list[Packed] = []
         for packed in frames:
             frame = self._proved(packed, references)
             if frame is None:
@@ -189,8 +204,8 @@ class FrameUnpacker:
     def _fetch(
         self, numbers: Iterable[int | None]
     ) -> Generator[Ask, list[FrameRow], dict[int, _Dictionary]]:
-        """References, and first the bases that they need; those that are not there are left out."""
-        # Held here, so that whoever unpacks between two answers cannot push them out.
+        """References, without those that have no row. Fetches the bases that they need."""
+        # Kept in this dictionary: another reader could push them out of the cache between two answers.
         ready: dict[int, _Dictionary] = {}
         rows: list[FrameRow] = []
         wanted = {number for number in numbers if number is not None}
@@ -222,7 +237,7 @@ class FrameUnpacker:
             self._references_bytes -= oldest.bytes
         return kept
 
-    def _proved(self, packed: PackedFrame, references: Mapping[int, _Dictionary]) -> bytes | None:
+    def _proved(self, packed: Packed, references: Mapping[int, _Dictionary]) -> bytes | None:
         if packed.codec is None or packed.data is None:
             return None
         dictionary = references.get(packed.reference_no or 0)
@@ -232,7 +247,7 @@ class FrameUnpacker:
     def _decoded(
         self, codec: int, dictionary: _Dictionary | None, data: bytes, bytes_max: int
     ) -> bytes | None:
-        """What `data` means, None if nothing; never more than `bytes_max`, whatever it claims."""
+        """The content of `data`, None if it cannot be read; never more than `bytes_max`."""
         if codec == Codec.RAW:
             return data if len(data) <= bytes_max else None
         decompressor = self._built_in if codec == Codec.BUILT_IN else None
@@ -249,9 +264,9 @@ class FrameUnpacker:
     # ---- where something is damaged
 
     def _recover(
-        self, packed: PackedFrame, references: dict[int, _Dictionary]
+        self, packed: Packed, references: dict[int, _Dictionary]
     ) -> Generator[Ask, list[FrameRow], bytes | None]:
-        """Try every copy of the frame with every copy of what it was compressed against."""
+        """Try every copy of the frame with every copy of its reference."""
         # Another frame's recovery may have found the right reference meanwhile.
         frame = self._proved(packed, references)
         if frame is not None:
@@ -271,7 +286,7 @@ class FrameUnpacker:
         return None
 
     def _tell(self, damage: str, seq: int) -> None:
-        """Log a damage, once for each frame; `sdstore check --deep` lists all."""
+        """Log damage, once for each frame; `sdstore check --deep` lists all."""
         if self._is_silent:
             return
         if seq not in self._damages_told and len(self._damages_told) < DAMAGES_TOLD_MAX:
@@ -281,7 +296,7 @@ class FrameUnpacker:
     def contents(
         self, seq: int | None, depth: int = _RECOVERY_DEPTH_MAX
     ) -> Generator[Ask, list[FrameRow], list[bytes]]:
-        """Everything that the copies of a reference may mean, proved or not."""
+        """All contents that the copies of a reference can give, proved or not."""
         if seq is None or not depth:
             return []
         found: dict[bytes, None] = {}
@@ -324,5 +339,5 @@ def _raw_content(frame: bytes) -> ZstdCompressionDict:
 
 
 def _compressor(dictionary: ZstdCompressionDict, level: int) -> ZstdCompressor:
-    # Which dictionary it was stands in the row; the size is checked before anything is unpacked.
+    # The row names the dictionary, so the data need not; unpacking checks the content size first.
     return ZstdCompressor(level, dict_data=dictionary, write_content_size=True, write_dict_id=False)

@@ -3,7 +3,7 @@
 A channel has *bases*, stored by themselves, and *references*, stored against a base; every other
 large frame is stored against a reference. One is renewed when going on with it costs more than it
 did on average so far, its own two copies included (`Wear`): the point from which the average would
-rise. Nothing here is remembered that was not committed.
+rise. The writer remembers only what was committed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from app.store.schema import FORMER_REFERENCE, frame_references, frames, lost_co
 from sdstore.sds.digest import frame_hash
 
 CHANNELS_BYTES_MAX = 64 * 1024 * 1024
-"""References ready for writing: some 50 conversations at once; another one is read again."""
+"""References ready for writing: about 50 conversations at once; others are read again."""
 
 _REFERENCE_BYTES = 256 * 1024  # zstd's own state
 
 LOST_NEAR_MAX = 2_048
-"""Lost frames around a mended one that are looked at: a reference and most of what needs it came
-in one group or soon after it. The others are read again in turn (`app.verification`)."""
+"""Lost frames around a mended one that are read again at once: a reference and most of its dependents
+came in one group or soon after it. The others are read again in turn (`app.verification`)."""
 
 CHANNEL_REFERENCES_MAX = 4
 """References of one channel that the writer chooses from: one conversation and what comes late."""
@@ -78,7 +78,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Wear:
-    """What a reference has cost, its own copies included, and how many frames that was for."""
+    """The cost of a reference so far in bytes, with its own copies, and the number of frames that used it."""
 
     spent: int
     uses: int = 1
@@ -111,7 +111,7 @@ class Known:
 
 @dataclass(slots=True)
 class Channel:
-    """What a channel's next frames may be compressed against.
+    """The references for a channel's next frames.
 
     `candidate` becomes the first base when the frame after it turns out to be alike.
     """
@@ -129,12 +129,12 @@ class Channel:
 
     @property
     def seqs(self) -> set[int]:
-        """The messages whose frames are in use here, but for the candidate."""
+        """The messages whose frames are in use, without the candidate."""
         return {e.frames.seq for known in self.known for e in (known, known.base) if e}
 
     @property
     def bytes(self) -> int:
-        """Memory, about."""
+        """Approximate memory."""
         kept = {e.frames.seq: e for known in self.known for e in (known, known.base) if e}
         candidate = len(self.candidate[2]) if self.candidate else 0
         return candidate + sum(len(each.frames.frame) + _REFERENCE_BYTES for each in kept.values())
@@ -168,12 +168,11 @@ class FrameWriter:
         transaction.many(self._sql.insert(frame_references), copies)
 
     def forget(self) -> None:
-        """References may not be there: a group was rolled back, a frame is lost, or the database lost
-        what it had committed."""
+        """Forget all references: a group was rolled back, a frame is lost, or the database lost commits."""
         self._channels.clear()
 
     def remembered(self, lost: Mapping[int, PackedFrame]) -> list[Lost]:
-        """Those lost frames that are references in memory, which nothing happened to."""
+        """The lost frames that are references in memory, still whole there."""
         found = {}
         for channel_no, channel in self._channels.items():
             for known in channel.known:
@@ -189,9 +188,9 @@ class FrameWriter:
     def mend(self, transaction: Transaction, lost: Sequence[Lost]) -> set[int]:
         """Remove the rows of lost frames and restore those that others are compressed against.
 
-        Such a frame is stored by itself, in both copies; one that differs from the lost one is no
-        reference: what is left of the lost one stays the second copy, for dependents that can still
-        be read. Returns the sequence numbers of the others, to be written as new ones are.
+        Such a frame is stored by itself, in both copies. A frame that differs from the lost one cannot
+        replace it as a reference: the rest of the lost one stays as the second copy, for dependents that
+        can still be read. Returns the sequence numbers of the others; write those as new frames.
         """
         self.forget()
         sql, seqs = self._sql, [each.seq for each in lost]
@@ -209,7 +208,7 @@ class FrameWriter:
                 each.is_reference
                 or each.seq in second
                 or each.seq in needed
-                # whether it was one, nothing tells
+                # without its row it could have been a reference
                 or (each.seq not in first and is_referable(each.frame))
             )
             if not is_reference:
@@ -263,7 +262,7 @@ class FrameWriter:
     def _pack(
         self, channel: Channel, entry: NewEntry, seq: int
     ) -> tuple[StoredFrame, list[tuple[int, StoredFrame]]]:
-        """How the frame is stored, and the second copies of references that this makes."""
+        """The stored form of a frame, and the second copies of references that it makes."""
         lamport = entry.message.lamport_timestamp or 0
         nearest = channel.nearest(lamport)
         if nearest is None:
@@ -306,7 +305,7 @@ class FrameWriter:
     # ---- what the database knows of channels
 
     def _make_ready(self, transaction: Transaction, channel_numbers: set[int]) -> None:
-        """Forget what is no longer there, read what channels that are not in memory have."""
+        """Forget references that are gone, and read those of channels that are not in memory."""
         self._forget_gone(transaction, channel_numbers)
         unknown = sorted(channel_numbers - self._channels.keys())
         # The latest comes first in each channel, and has to be added last.
@@ -346,7 +345,7 @@ def read_frames(
     unpacker: FrameUnpacker,
     seqs: Sequence[int],
 ) -> tuple[dict[int, bytes], dict[int, PackedFrame]]:
-    """The frames of entries as a transaction finds them, and the rows of those it cannot read."""
+    """The frames of entries by sequence number, and the rows of those that cannot be read."""
     packed = [PackedFrame(*row) for row in transaction.among(_held_frames(sql), seqs)]
     found = _answered(transaction, sql, unpacker.unpack(packed))
     return found, {each.seq: each for each in packed if each.seq not in found}
@@ -357,7 +356,7 @@ def _answered(
     sql: SqlDialect,
     asking: Generator[Ask, list[FrameRow], T],
 ) -> T:
-    """What an unpacker finds that is given the rows it asks for."""
+    """The result of an unpacker, once it is sent the rows it asks for."""
     try:
         ask = next(asking)
         while True:
@@ -374,7 +373,7 @@ def _in_log_order(written: Written) -> tuple[int, int, int]:
 
 
 def _size(stored: StoredFrame, entry: NewEntry) -> int:
-    """What a frame costs apart from its content, which no reference makes smaller."""
+    """The size of a frame without its content, which no reference makes smaller."""
     return max(1, len(stored.data) - len(entry.message.content))
 
 

@@ -1,7 +1,7 @@
-"""Writes one group of entries in one transaction. Runs on the writer's thread alone.
+"""The writer: one transaction for each group of entries. Runs on the writer's thread alone.
 
-Everything a group needs to know of the database is asked in a few queries for the whole group:
-which digests are here, which channels have numbers, which references are unresolved.
+A few queries read the state of the database for the whole group: which digests it has, the numbers of
+channels, and which references are unresolved.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Group:
 
 
 class GroupWriter:
-    """Writes groups; remembers only what was committed, and nothing that the database lost since."""
+    """Writes groups. Remembers only commits that the database still has."""
 
     def __init__(
         self, database: Database, keys: Keys, limits: Limits, now_ms: Callable[[], int]
@@ -132,7 +132,7 @@ class GroupWriter:
         self._references = ReferenceWriter(self._sql, keys, limits)
         self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
-        # What is remembered was read or written up to here.
+        # The place in the arrival chains up to which the memory is valid.
         self._remembered_at = NOTHING_ARRIVED
 
     def write(
@@ -212,7 +212,7 @@ class GroupWriter:
             return sum(map(len, written.values()))
 
     def settle(self, references: Sequence[Reference], channel_numbers: dict[str, int]) -> None:
-        """Write what references of entries tell that are in the store already."""
+        """Write the references of entries that are stored already."""
         with self._database.transaction() as transaction:
             group = self._begin(transaction)
             group.channel_numbers.update(channel_numbers)
@@ -296,7 +296,7 @@ class GroupWriter:
     # ---- frames that cannot be read
 
     def _unreadable(self, transaction: Transaction, seqs: Sequence[int]) -> dict[int, PackedFrame]:
-        """Those of these entries whose frames were read twice, with a wrong outcome each time."""
+        """The entries whose frames were read twice and were wrong each time."""
         unreadable: dict[int, PackedFrame] = {}
         for part in chunks(seqs, FRAMES_PER_READ):
             self._unpacker.forget_references()
@@ -309,7 +309,7 @@ class GroupWriter:
     def _mend(
         self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
     ) -> list[Written]:
-        """Make room for frames whose entries are here and cannot be read; returns those to be written."""
+        """Make room for frames of known entries that cannot be read; returns the frames to write."""
         held: dict[int, tuple[NewEntry, WriteResult]] = {}
         for entry in entries:
             known = group.known[entry.digest]
@@ -319,7 +319,7 @@ class GroupWriter:
             return []
         unreadable = self._unreadable(transaction, list(held))
         if group.has_lost:
-            # Those that are whole are not lost, whatever was found earlier.
+            # A frame that can be read is not lost; `_unreadable` decides, not the mark.
             self._unmark(transaction, held.keys())
         if not unreadable:
             return []
@@ -338,7 +338,7 @@ class GroupWriter:
         return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
 
     def _retry_dependents(self, transaction: Transaction, mended: set[int]) -> None:
-        """Unmark lost frames that were compressed against one that is here again."""
+        """Unmark lost frames that were compressed against a mended one."""
         near = self._frames.lost_near(transaction, min(mended))
         whole = mended
         # A frame may need a reference, and that one a base.
@@ -443,7 +443,7 @@ class GroupWriter:
             )
 
     def _write_refused(self, transaction: Transaction, digests: Sequence[bytes]) -> None:
-        """Those that were refused longest ago are forgotten first."""
+        """Forgets first the digests that were refused longest ago."""
         if not digests:
             return
         known = {digest for (digest,) in transaction.among(refused_among(self._sql), digests)}
@@ -487,7 +487,7 @@ def _wanted_claims(claims: Iterable[tuple[bytes, Claim]]) -> dict[bytes, dict[by
 def _with_claims(
     entries: Sequence[NewEntry], results: list[WriteResult], claims: dict[bytes, list[NewClaim]]
 ) -> list[WriteResult]:
-    """The claims of a digest stand in the result of its first copy in the group."""
+    """Adds the claims of each digest to the result of its first copy in the group."""
     if not claims:
         return results
     return [

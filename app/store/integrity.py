@@ -39,16 +39,16 @@ from sdstore.sds.digest import claim_id
 _Made = TypeVar("_Made")
 
 REPORTS_MAX = 1_000
-"""Lines that are asked of a database's own check: enough to name every part that is damaged."""
+"""Reports of a database's own check: enough to name every damaged part."""
 
 ROWS_PER_READ = 4_096
 """Rows that are checked at a time."""
 
 ROWS_PER_COPY = 4_096
-"""Rows that one statement copies; where they hold an unreadable page they are copied in halves."""
+"""Rows that one statement copies; it copies them in halves if they hold an unreadable page."""
 
 DAMAGED_SUFFIX = ".damaged"
-"""Of the file that a store was, where not all of its rows could be copied."""
+"""The suffix of the old file if not all of its rows could be copied."""
 
 _WORD = 1 << 64
 _FRAMES = ("frames", "frame_references")
@@ -65,8 +65,8 @@ _PAGE_NAMED = re.compile(r"\b[Pp]age (\d+)\b")
 class Damage:
     """A part of the database that its own check finds damaged.
 
-    `kind` is "index", "table" or "file" (what belongs to neither, or cannot be told). `report` is the
-    first thing that the database says of it, `reports_count` how many it says.
+    `kind` is "index", "table" or "file" (neither, or unknown). `report` is the first report of the database,
+    `reports_count` their number.
     """
 
     kind: str
@@ -81,14 +81,14 @@ class Damage:
 
 @dataclass(slots=True)
 class Structure:
-    """What a database's own check found; `unchecked` says what was not checked, and why."""
+    """The findings of a database's own check; `unchecked` names the parts that were not checked, and why."""
 
     damages: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
     def is_mended_by_reindex(self) -> bool:
-        """Whether new indexes are all that is needed."""
+        """Whether new indexes mend all damage."""
         return all(each.kind == "index" for each in self.damages)
 
 
@@ -284,7 +284,7 @@ def _sqlite_structure(connection: sqlite3.Connection) -> Structure:
 
 
 def _reports(connection: sqlite3.Connection) -> list[str]:
-    """What SQLite finds, a line each; nothing where it finds nothing."""
+    """The findings of SQLite, a line each."""
     try:
         rows = connection.execute(f"PRAGMA integrity_check({REPORTS_MAX})").fetchall()
     except _FAULTS as error:
@@ -298,7 +298,7 @@ def _reports(connection: sqlite3.Connection) -> list[str]:
 
 
 class _Parts:
-    """Which index or table a report of SQLite is about."""
+    """Finds the index or table that a report of SQLite is about."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._kinds: dict[str, str] = {}

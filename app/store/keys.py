@@ -1,7 +1,7 @@
-"""64-bit keys of strings and hints: what the store's indexes hold instead of long text.
+"""64-bit keys of strings and hints, which the store's indexes hold instead of long text.
 
 The hash is keyed with a secret of the database, so nobody can make values collide on purpose. Every
-look-up compares the full value as well, so that a collision costs time and never a right answer.
+look-up compares the full value as well, so a collision costs time but never gives a wrong answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Keys:
         self._hasher = blake2b(digest_size=_KEY_BYTES, key=secret)
 
     def __reduce__(self) -> tuple[type[Keys], tuple[bytes]]:
-        # Hashers do not cross the border between processes.
+        # Hashers cannot be pickled.
         return Keys, (self.secret,)
 
     def of_text(self, text: str) -> int:
@@ -27,7 +27,7 @@ class Keys:
         return self.of_bytes(text.encode())
 
     def of_met(self, channel_id: str, message_id: str) -> int:
-        """Key of a row of `met_ids`: no ID holds U+0000, so the pair has one."""
+        """Key of a row of `met_ids`; no ID holds U+0000, so the pair is unambiguous."""
         return self.of_text(f"{channel_id}\0{message_id}")
 
     def of_bytes(self, value: bytes) -> int:

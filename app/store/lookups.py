@@ -132,8 +132,9 @@ class Lookups:
             rows = await self._database.single(query, (key, message_id, channel_id))
         if not rows:
             return None
-        entry = await self._frames.entry(EntryRow(*rows[0]))
-        if len(rows) == 1:
+        first, *others = entry_rows(rows)
+        entry = await self._frames.entry(first)
+        if not others:
             return Found(entry, (entry.digest,))
         matches = await self._id_matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))

@@ -69,10 +69,10 @@ from app.store.database import (
     Transaction,
 )
 from app.store.faults import DatabaseUnreachableError, UnsupportedDatabaseError
-from app.store.migrate import is_current, migrate
+from app.store.schema import is_current, migrate
 
 WRITER_LOCK = 0x5D5_0001
-"""The advisory lock of those who write; PostgreSQL keeps those of different databases apart."""
+"""The advisory lock of writers; PostgreSQL has one for each database."""
 
 VERSION_MIN = 15
 
@@ -83,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 _BEGIN = f"BEGIN; SELECT pg_advisory_xact_lock({WRITER_LOCK})"
 
-# A URL may say otherwise. A peer that vanished without a word is noticed within half a minute.
+# A URL can override these. A server that vanished is noticed within half a minute.
 _DEFAULTS = {
     "application_name": "sdstore",
     "client_encoding": "UTF8",
@@ -94,10 +94,9 @@ _DEFAULTS = {
     "tcp_user_timeout": 30_000,
 }
 
-# Every statement is a bounded number of look-ups in indexes. The planner must not take a table
-# without statistics for one that may as well be scanned, nor plan the same look-ups again for other
-# arguments. Only one of the writers waits at a time for what ends within milliseconds. A commit that
-# is acknowledged is on disk, whatever the server, the database or the role has as its default.
+# Every statement is a bounded number of look-ups in indexes. The planner must not scan a table because
+# it has no statistics, nor plan the same look-ups again for other arguments. An acknowledged commit is
+# on disk, whatever the default of the server, the database or the role.
 _SESSION = """
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
@@ -276,7 +275,7 @@ class PostgresDatabase(Database):
             raise
 
     async def ping(self) -> None:
-        # On a connection of its own: a busy pool is not a database that is away.
+        # On its own connection: a busy pool must not look like an absent database.
         try:
             if self._probe is None or self._probe.closed:
                 self._probe = await psycopg.AsyncConnection.connect(**self._parameters)
@@ -319,7 +318,7 @@ class PostgresDatabase(Database):
         try:
             writer.execute(_BEGIN)
         except psycopg.OperationalError:
-            # It may have ended long ago, with a restart of the server; nothing is written yet.
+            # The connection may have ended with a restart of the server; nothing is written yet.
             if not writer.closed:
                 raise
             writer = self._connected_writer()
@@ -335,7 +334,7 @@ class PostgresDatabase(Database):
         return self._writer
 
     def _end_failed(self, *, is_intact: bool) -> None:
-        """Roll back where the data were at fault; of any other fault the next connection is free."""
+        """Roll back if the data were at fault; after any other fault, connect again next time."""
         writer = self._writer
         if writer is None:
             return
@@ -344,7 +343,7 @@ class PostgresDatabase(Database):
                 writer.execute("ROLLBACK")
                 return
         except psycopg.Error:
-            # The fault itself is what the caller has to hear of.
+            # The caller gets the original error.
             _log.warning("a transaction could not be rolled back", exc_info=True)
         writer.close()
 
@@ -417,7 +416,7 @@ class PostgresTransaction:
 
 
 class _ConnectionLostError(psycopg.OperationalError):
-    """A pooled connection had ended before it was used; there may be others, and there will be."""
+    """A pooled connection had ended before it was used; another one may work."""
 
 
 def _columns(query: ManyQuery, rows: Sequence[Row]) -> list[Any]:
@@ -595,7 +594,7 @@ class _TextDumper(StrBinaryDumper):
 
 
 def parameters_of(url: str) -> dict[str, Any]:
-    """What `psycopg.connect` needs: the URL's own parameters over this node's defaults."""
+    """The arguments of `psycopg.connect`: the URL's own parameters over this node's defaults."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -630,12 +629,12 @@ def check_server(info: psycopg.ConnectionInfo) -> None:
 
 
 def unreachable(error: psycopg.Error) -> DatabaseUnreachableError:
-    """What to say where no connection can be had."""
+    """The error if no connection can be made."""
     return DatabaseUnreachableError(f"the database cannot be reached: {str(error).strip()}")
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """The refusal that a fault of the database is; None where the data are at fault."""
+    """The `Problem` for an error of the database; None if the data are at fault."""
     if isinstance(error, errors.DiskFull):
         return Problem(Code.DISK_FULL, f"the database could not be written: {error}")
     if isinstance(error, (errors.DataCorrupted, errors.IndexCorrupted)):

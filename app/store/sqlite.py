@@ -1,7 +1,7 @@
 """SQLite: one file, read on the event loop, written by one thread of one process.
 
-A look-up takes some microseconds, less than handing it to a thread would, so reads run directly on
-the event loop; write-ahead logging keeps them from ever waiting for the writer.
+A look-up takes some microseconds, less than a handover to a thread, so reads run directly on the event
+loop. With write-ahead logging they never wait for the writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from app.store.database import (
     chunks,
 )
 from app.store.faults import StoreBusyError, UnsupportedDatabaseError, UnusableFileError
-from app.store.migrate import is_current, migrate
+from app.store.schema import is_current, migrate
 
 WRITER_CACHE_KIB = 64 * 1024
 """Holds the indexes of some 500,000 messages: random keys make every insert touch them all."""
@@ -48,10 +48,10 @@ WAL_PAGES = 65_536
 at 10^6 messages ingest is 1.6 times as fast as with 64 MiB."""
 
 BUSY_TIMEOUT_MS = 5_000
-"""Readers of other processes may hold a checkpoint up for a moment, never a commit."""
+"""Readers in other processes can delay a checkpoint for a moment, never a commit."""
 
 LOOKUPS_PER_TURN = 256
-"""Look-ups between which other callers of the event loop get their turn: about a millisecond."""
+"""Look-ups before other callers of the event loop get their turn: about a millisecond."""
 
 SQLITE_KEYS_PER_QUERY = (1, 16, 128)
 """Placeholders of the forms of an `among` query on SQLite: preparing many for one key costs ten
@@ -155,7 +155,7 @@ class SqliteDatabase(Database):
 
     @classmethod
     def open(cls, url: str) -> SqliteDatabase:
-        """Make the file where there is none, and bring it to this code's schema."""
+        """Open a file; make it if there is none, and bring it to this code's schema."""
         prepare_file(_path_of(url))
         return cls(url)
 
@@ -246,8 +246,8 @@ class SqliteDatabase(Database):
     def _reading(self) -> sqlite3.Connection:
         """The reader's connection, inside of a transaction that ends with this turn of the loop.
 
-        Beginning to read costs system calls, a third of a look-up; all reads of a turn share them,
-        unless this process commits meanwhile: what is committed is seen at once.
+        Beginning a transaction costs system calls, a third of a look-up, so all reads of a turn share one.
+        A commit of this process ends it: readers see the commit at once.
         """
         if self._reads_as_of != self._commits:
             self._end_reading()
@@ -260,7 +260,7 @@ class SqliteDatabase(Database):
     def _end_reading(self) -> None:
         if self._reads_as_of is not None:
             self._reads_as_of = None
-            # Some faults end the transaction by themselves, and a damaged file has no COMMIT.
+            # Some faults end the transaction by themselves, and a damaged file cannot COMMIT.
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")
 
@@ -292,7 +292,7 @@ class SqliteTransaction:
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """The refusal that a fault of the database is; None where the data are at fault."""
+    """The `Problem` for an error of the database; None if the data are at fault."""
     if not isinstance(error, sqlite3.Error):
         return None
     code = getattr(error, "sqlite_errorcode", 0)
@@ -359,7 +359,7 @@ def _path_of(url: str) -> Path:
 
 
 def prepare_file(path: Path) -> None:
-    """Make the file where there is none, and bring it to this code's schema."""
+    """Make the file if there is none, and bring it to this code's schema."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _usable(path):
         if is_current(_revision(path)):
@@ -390,7 +390,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """`UnusableFileError` for whatever SQLite has against a file."""
+    """Raises `UnusableFileError` for every error of SQLite."""
     try:
         yield
     except (sqlite3.Error, DBAPIError) as error:
@@ -399,7 +399,7 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def _writer_lock(path: Path) -> sqlite3.Connection:
-    """A second SQLite file, locked as long as this process lives: works wherever SQLite does."""
+    """Lock a second SQLite file for the life of this process: works wherever SQLite does."""
     with _usable(path):
         lock = sqlite3.connect(f"{path}-writer", isolation_level=None, check_same_thread=False)
         try:
@@ -414,10 +414,10 @@ def _writer_lock(path: Path) -> sqlite3.Connection:
 
 
 def replace_file(path: Path, draft: Path, kept: Path | None = None) -> None:
-    """Let the database `draft`, one file without a log, take the place of the one at `path`.
+    """Replace the database at `path` by `draft`, one file without a log.
 
-    Writer's lock held. The old file stays under the name `kept`, if there is one. Raises `Problem`
-    STORE_UNAVAILABLE where somebody reads the old one.
+    The caller holds the writer's lock. The old file stays under the name `kept`, if that is given. Raises
+    `Problem` STORE_UNAVAILABLE while another process reads the old file.
     """
     with closing(sqlite3.connect(path)) as connection:
         # A log that somebody still reads would be taken for the new file's.
@@ -441,7 +441,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def writing_alone(path: Path) -> Iterator[None]:
-    """Hold the writer's lock of a file; `StoreBusyError` where another process has it."""
+    """Hold the writer's lock of a file; `StoreBusyError` if another process has it."""
     lock = _writer_lock(path)
     try:
         yield

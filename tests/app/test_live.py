@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from app.entries import START, Entry, Watermark
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
-from app.live import Gap, LiveEvent, LiveHub, LiveMessage, Place
+from app.live import LiveEvent, LiveHub, LiveMessage, Place, Skip
 from app.store.entryrows import LeftOut
 from app.store.store import Store
 from tests.support.publications import content_frame
@@ -134,7 +134,7 @@ async def test_readers_are_told_when_the_database_lost_what_they_were_shown(
         while seqs(told) == [8]:
             told = list(await anext(events))
         assert told
-        assert isinstance(told[0], Gap)
+        assert isinstance(told[0], Skip)
         while hub._last != (await store.arrivals.arrived()).entries:  # noqa: ASYNC110 - another task's state
             await asyncio.sleep(0.01)
         write(store, range(30, 32))

@@ -17,8 +17,7 @@ from app.entries import MetId, NewEntry
 from app.errors import Problem
 from app.ingest.prepare import Publication, Relayed, prepare
 from app.limits import DEFAULT_LIMITS, Limits
-from app.store.migrate import migrate
-from app.store.schema import metadata
+from app.store.schema import metadata, migrate
 from app.store.store import Store
 from sdstore.sds.model import Kind
 

@@ -13,8 +13,7 @@ from app.store.entryrows import Position
 from app.store.gaps import Gap
 from app.store.keys import Keys
 from app.store.lookups import ROW_BYTES
-from app.store.migrate import _engine
-from app.store.schema import published_claims
+from app.store.schema import _engine, published_claims
 from app.store.store import Store
 from sdstore.sds.model import HistoryEntry
 from tests.support.publications import content_frame

@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, text
 
-import app.store.migrate
+import app.store.schema
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
 from app.store.faults import SchemaTooNewError, StoreBusyError, UnsupportedDatabaseError
@@ -143,7 +143,7 @@ async def test_a_second_writer_of_one_file_is_refused_while_readers_are_not(
 
 def test_the_migrations_make_the_tables_that_the_code_describes(tmp_path: Path) -> None:
     migrated, described = (create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in "ab")
-    app.store.migrate.migrate(str(migrated.url))
+    app.store.schema.migrate(str(migrated.url))
     metadata.create_all(described)
     tables = [_tables(engine) for engine in (migrated, described)]
     tables[0].pop("alembic_version")
@@ -170,5 +170,5 @@ def _tables(engine: Engine) -> dict[str, list[object]]:
 
 def test_the_code_expects_the_last_migration() -> None:
     config = Config()
-    config.set_main_option("script_location", str(app.store.migrate.migrations_folder()))
+    config.set_main_option("script_location", str(app.store.schema.migrations_folder()))
     assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION

@@ -21,8 +21,8 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.recon.index import NodeIndex
 from app.store.entryrows import arrived_after
 from app.store.faults import DatabaseUnreachableError, StoreError, UnsupportedDatabaseError
-from app.store.migrate import migrate
 from app.store.postgres import VERSION_MIN, check_server
+from app.store.schema import migrate
 from app.store.store import Store
 from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.model import HistoryEntry

@@ -14,8 +14,7 @@ from sqlalchemy import text
 
 from app.limits import DEFAULT_LIMITS
 from app.store.keys import Keys
-from app.store.migrate import _engine
-from app.store.schema import SCHEMA_REVISION
+from app.store.schema import SCHEMA_REVISION, _engine
 from app.store.store import Store
 from tests.support.publications import content_frame
 from tests.support.schema_fixture import FIXTURES, answers, fill, restore_postgres
