@@ -78,17 +78,19 @@ class Learning:
         work = self._work
         reply, tiles = unpack_tiles(answers, work.ranges, self._parts, self._phase)
         answered = len(reply.kinds)
-        self._check_kinds(reply, work.take(slice(answered)))
+        self._check_kinds(reply, work.listed[:answered], work.counts[:answered])
         is_empty = reply.counts == 0
         # In sync.
         equal = (reply.kinds == EQUAL).nonzero()[0]
         self._settle(work.ranges.take(equal), work.counts[equal], RangeState.IN_SYNC)
         # Only they hold some: fetch the whole range.
         whole = ((reply.kinds == COUNT) & ~is_empty).nonzero()[0]
-        self._need_whole(work.ranges.take(whole), reply.counts[whole])
+        if len(whole):
+            self._need_whole(work.ranges.take(whole), reply.counts[whole])
         # A list, perhaps an empty one: send and fetch what one side alone names.
         lists = ((reply.kinds == LIST) | ((reply.kinds == COUNT) & is_empty)).nonzero()[0]
-        self._compare_lists(work.ranges.take(lists), reply.counts[lists], reply.short_ids)
+        if len(lists):
+            self._compare_lists(work.ranges.take(lists), reply.counts[lists], reply.short_ids)
         # Summaries of parts: the same table for each part.
         parents = (reply.kinds == SPLIT).nonzero()[0]
         again = self._compare_parts(parents, reply, tiles, phase)
@@ -97,14 +99,14 @@ class Learning:
         return self._out
 
     @staticmethod
-    def _check_kinds(reply: Reply, asked: Work) -> None:
+    def _check_kinds(reply: Reply, listed: Mask, counts: I64) -> None:
         """A list is answered by a list or a split, and COUNT needs an initiator that holds none."""
         compares = (reply.kinds == EQUAL) | (reply.kinds == COUNT)
-        if (asked.listed & compares).any():
+        if (listed & compares).any():
             raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
         # (Elements that came in since the request do not count: the peer has them or the next session
         # finds them.)
-        if asked.counts[(reply.kinds == COUNT) & (reply.counts > 0)].any():
+        if counts[(reply.kinds == COUNT) & (reply.counts > 0)].any():
             raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
 
     def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
@@ -133,8 +135,6 @@ class Learning:
         self._settle(ranges, counts, RangeState.DONT_HAVE)
 
     def _compare_lists(self, ranges: RangeColumns, counts: I64, short_ids: U8) -> None:
-        if not len(ranges):
-            return
         found = match_lists(self._view, self._view.locate(ranges), counts, short_ids)
         self._have(found.have_rows)
         owners, firsts = np.unique(found.need_owner, return_index=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -301,6 +302,7 @@ def _show_half_merged_segments(postings: Any, snapshot: Any) -> None:
     while segments and len(segments[-1].rows) < 2 * len(new.rows):
         new, segments = module._merged(segments[-1], new), segments[:-1]
         postings._segments = (*postings._segments, new)
+        time.sleep(0.005)  # long enough for a reader in another thread
     postings._segments = (*segments, new)
 
 
