@@ -81,7 +81,7 @@ class FileReplica:
         """The file has no other writer."""
 
     def view(self, key: SessionKey, interest: Interest) -> View:
-        """What the file holds; all of it is of the one channel."""
+        """The elements of the file; all are of the one channel."""
         return self.elements.view(key, None, interest.window)
 
     def holds(self, orders: U64, ids: U8) -> Mask:

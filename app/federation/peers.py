@@ -39,7 +39,7 @@ from sdstore.sync.session import sync_with_peer
 BACKOFF_FACTOR = 2.0
 BACKOFF_S_MAX = 600.0  # a peer that comes back is found within ten minutes
 JITTER = 0.1  # peers that were started together drift apart
-CONTACT_S_MAX = 3.0  # whoever adds a peer waits for so long to hear that it is this node itself
+CONTACT_S_MAX = 3.0  # that an operator waits to hear that a new peer is this node itself
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def _now_ms() -> int:
 
 
 class PeerBook(Protocol):
-    """Where the URLs of peers are kept that an operator added."""
+    """Keeps the URLs of the peers that an operator added."""
 
     async def read(self) -> list[str]:
         """Those that were written last."""
@@ -77,7 +77,7 @@ _LOG_LEVELS = {
 
 
 class PeerOrigin(StrEnum):
-    """Where a peer is from."""
+    """The origin of a peer."""
 
     SETTINGS = "settings"
     ADDED = "added"
@@ -85,7 +85,7 @@ class PeerOrigin(StrEnum):
 
 @dataclass(slots=True)
 class PeerTotals:
-    """What all syncs with a peer came to since this process started.
+    """Sums over all syncs with a peer since this process started.
 
     `lost_count` and `set_aside_count` are those of the last one.
     """

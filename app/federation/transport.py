@@ -1,7 +1,7 @@
 """How a peer is reached over HTTP: its URL, the one address it may be reached at, and the calls.
 
 A URL is text from an operator, but what it resolves to is not: a name that points inwards would
-turn a store into a way through the firewall. So a name is resolved once per session, every address
+open a way through the firewall. So a name is resolved once per session, every address
 it has is checked, and the connection goes to the address that was checked.
 
 The driver of a session needs two calls (`sdstore.sync.exchange.Transport`). Bodies are opaque here;
@@ -57,7 +57,7 @@ OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of 
 
 @dataclass(frozen=True, slots=True)
 class PinnedAddress:
-    """Where a peer was found: the URL of its checked address, and the name it goes by."""
+    """The URL of a peer's checked address, and the names that its server expects."""
 
     base_url: httpx.URL
     host_header: str
@@ -93,7 +93,7 @@ def url_text(url: httpx.URL) -> str:
 async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
     """Resolve a peer's host and pin its first address, after checking all of them.
 
-    Raises Problem: PEER_UNREACHABLE where there is none, PEER_URL_REFUSED where one is not allowed.
+    Raises Problem: PEER_UNREACHABLE without any address, PEER_URL_REFUSED if one is not allowed.
     """
     addresses = await _addresses_of(url)
     for address in addresses:
@@ -279,7 +279,7 @@ async def open_http_transport(
 
 
 def _refusal(response: httpx.Response, body: bytes) -> Problem:
-    """What an answer other than 200 means: the peer is busy, fails, refuses, or is no store."""
+    """The meaning of a status other than 200: the peer is busy, fails, refuses, or is no store."""
     text = f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}"
     if response.status_code in _BUSY:
         return Problem(Code.OVERLOADED, text)

@@ -1,4 +1,4 @@
-"""What one caller may cost per minute: token buckets in a bounded table."""
+"""Budgets of callers per minute: token buckets in a bounded table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.errors import Code, Problem
 from app.limits import Limits
 
 UNTRUSTED_REPLY_BYTES_BASE = 4_096
-"""What a caller without credentials may get for the shortest request."""
+"""The reply that a caller without credentials gets for the shortest request, at most."""
 
 CALLERS_MAX = 10_000
 """Callers remembered; the one longest unseen is forgotten, and starts with a full budget."""
@@ -33,7 +33,7 @@ class Budget:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def check(self, caller: str) -> None:
-        """Raise `recon_budget_spent`, with Retry-After, while the caller has overdrawn."""
+        """Raise `recon_budget_spent`, with Retry-After, while the caller is overdrawn."""
         level = self._filled(caller, time.monotonic()).level
         if level < 0:
             wait_s = 1 + int(-level * REFILL_S / self._units_max)

@@ -1,7 +1,7 @@
 """The responding side of reconciliation: one request in, one response out, nothing kept in between.
 
-What is remembered (interests by hash, views) only saves work: a request can always be answered, or
-refused with what the initiator has to send again.
+The endpoint remembers interests by hash, and views, only to save work: it can answer every request
+from the request alone, or refuse it and name what the initiator must send again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PUSHED_AT_ONCE = 1_024
 """Pushed items prepared and committed at once: one group of the committer."""
 
 RESUME_BYTES = 48
-"""Where a cut reply goes on, and how long the next request should be."""
+"""The two fields of a cut reply: where it goes on, and how long the next request should be."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
@@ -158,7 +158,7 @@ class ReconEndpoint:
     ) -> wire.ReconResponse:
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"at most {most} are pushed at once")
-        # What was pushed is in the answer: the initiator may compare at once.
+        # The answer counts pushed items already: the initiator may compare at once.
         outcomes = await self._take(request.push, caller)
         await self._index.catch_up()
         self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
@@ -279,7 +279,7 @@ def policy_of(limits: Limits, interest: Interest) -> int:
 
 
 class KnownInterests:
-    """What callers asked about, as far as it is ours too and theirs to read; the oldest are forgotten.
+    """Interests of callers, cut to ours and to what they may read; the oldest are forgotten.
 
     So an interest is decoded and matched once, not with every request.
     """

@@ -54,9 +54,9 @@ ROOTS_MAX = 4_096
 """Channels whose roots are remembered; another one costs a sort of its digests."""
 
 VIEW_COST_MIN = 10_000
-"""What a view costs however small it is, as if so many elements were hashed: 0.3 ms."""
+"""The cost of the smallest view, as if so many elements were hashed: 0.3 ms."""
 
-# Where elements are wanted, not their session hashes, any key does.
+# For views that are read for their elements alone, any key does.
 _PLAIN_KEY = SessionKey(bytes(16))
 
 _ROWS_AT_ONCE = 1 << 16  # 2 MiB of IDs
@@ -146,7 +146,7 @@ class NodeIndex:
         return self._views.get(key, self._channels.of(interest), interest.window)
 
     def elements_to_hash(self, key: SessionKey, interest: Interest) -> int:
-        """What `view` would cost, in elements; 0 where it is there."""
+        """The cost of `view` in elements; 0 if it is cached."""
         groups = self._channels.of(interest)
         if self._views.holds(key, groups, interest.window):
             return 0

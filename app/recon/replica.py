@@ -1,6 +1,6 @@
 """The node's own set, as both sides of a session use it: elements to items, items to the one door.
 
-An element is an entry or a published hint claim. An entry travels with its claims where they are
+An element is an entry or a published hint claim. An entry travels with its claims if they are
 few, so that a message and its hints are written once; a claim travels alone where the other side
 has the entry already. The initiating side is a `sdstore.sync.replica.Replica`; the responding side
 uses the same class, and gives each call of `load` what one reply holds already.
@@ -40,7 +40,7 @@ _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
 
 class Message:
-    """What one message holds already: no claim goes both alone and inside its entry."""
+    """The claims that one message holds already: none goes both alone and inside its entry."""
 
     def __init__(self) -> None:
         self.alone: set[bytes] = set()
@@ -114,7 +114,7 @@ class NodeReplica:
             open_ = [each for each in chunk if each.element_id not in message.folded]
             sizes = [_size(found[each.element_id]) for each in open_]
             fitting = _fitting_count(sizes, room, bool(loaded.items))
-            # Folded once the cut is known: what lies below it is sent, in an entry or alone.
+            # Fold claims only when the cut is known: all below it is sent, in an entry or alone.
             for each in open_[:fitting]:
                 hints = found[each.element_id].entry.hints
                 message.folded.update(claim_id(each.element_id, hint) for hint in hints)
@@ -320,7 +320,7 @@ def _claim(claim: Item.Claim) -> Received:
 
 
 def _refusal(problem: Problem) -> Stored:
-    """What the door's problem means for the peer's item. Raises what is this node's own fault."""
+    """The outcome of an item that the door refused. Raises the problem if the fault is ours."""
     if problem.code is Code.OVERLOADED:
         return Stored(wire.NOT_EXAMINED)
     if problem.status >= 500:

@@ -37,7 +37,7 @@ class NonceExpiredError(Exception):
 
 
 def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncError:
-    """What a refusal means for the session."""
+    """The error that a refusal raises in the session."""
     match refusal:
         case Expired():
             return NonceExpiredError(refusal.responder_nonce)
@@ -103,7 +103,7 @@ class Exchange:
                 raise error_of(refusal)
 
     async def same_root(self, root: bytes, interest: bytes) -> bool:
-        """Whether the peer holds what has this root. False also if it cannot tell."""
+        """Whether the peer's set has this root. False also if the peer cannot say."""
         session = Session(interest_hash=interest_hash(interest))
         response = await self.call(
             ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=root)

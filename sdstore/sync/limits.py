@@ -1,4 +1,4 @@
-"""What the owner of a replica may set of a session. Without numpy, because settings read it."""
+"""The bounds of a session that its caller sets. Imports no numpy, because settings read it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncLimits:
-    """Bounds of one session; numbers that nobody sets are beside the code that they tune."""
+    """Bounds of one session. Constants that nobody sets are beside the code that uses them."""
 
-    seconds_max: int = 3_600  # of a session; what is left is the next one's
-    nonce_lifetime_s: int = 600  # how long the peer's interest is taken as read
-    proof_lifetime_s: int = 900  # how long equal pairs compare roots, which have no key
-    answer_bytes_max: int = 1 << 20  # summaries and lists of one answer: at most 50 ms of the peer
+    seconds_max: int = 3_600  # then the session ends as partial, and the next one goes on
+    nonce_lifetime_s: int = 600  # the peer's interest is read again after this
+    proof_lifetime_s: int = 900  # equal pairs compare roots, which have no key, for so long
+    answer_bytes_max: int = 1 << 20  # summaries and lists of one answer: 50 ms of the peer's time
 
 
 DEFAULT_LIMITS = SyncLimits()

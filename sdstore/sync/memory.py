@@ -1,8 +1,8 @@
-"""What is remembered of one peer from one session to the next, and what a session sets aside.
+"""The memory of one peer from one session to the next, and the elements that a session sets aside.
 
 A memory is a value: a session gets one and gives another back. It is kept per peer, so that one
 peer's bad frame of a message never costs another's good one. Times in it are seconds since the Unix
-epoch by this side's clock; where the clock went back, what was remembered counts as old.
+epoch by this side's clock; if that clock goes back, later times count as old.
 
 One disputed element must not block the rest. An element that this side refuses, or cannot get from
 the peer, is added to the session's view; one that the peer refuses, or that cannot be sent, is
@@ -44,18 +44,18 @@ _UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that came, c
 
 
 def age_s(at_s: float) -> float:
-    """Seconds since `at_s`; for ever if that is still to come."""
+    """Seconds since `at_s`; infinitely many if that is still to come."""
     age = time.time() - at_s
     return age if age >= 0 else float("inf")
 
 
 def _is_due(retry_at_s: float) -> bool:
-    """Whether to try again: a time that no wait leads to is that of another clock."""
+    """Whether to try again. A time beyond the longest wait was set before the clock went back."""
     return not 0 < retry_at_s - time.time() <= RETRY_S_MAX + 1
 
 
 def _retry_at_s(retries: int) -> float:
-    return time.time() + min(RETRY_S_MIN * RETRY_FACTOR**retries, RETRY_S_MAX)
+    return time.time() + min(RETRY_S_MIN * RETRY_FACTOR ** min(retries, 10), RETRY_S_MAX)
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That both sides held the same of an interest: what its root was, if it has one, and when."""
+    """Both sides held the same of an interest: the root of that set, if it has one, and when."""
 
     interest: bytes
     root: bytes | None
@@ -139,7 +139,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """What one peer's sessions leave to the next.
+    """The results of a peer's sessions that the next one uses.
 
     `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
     `arrived_count` is how much had arrived here when the last session began, `proof` the last total
@@ -158,7 +158,7 @@ class PeerMemory:
     asides: tuple[Aside, ...] = ()
 
     def aside_over(self, interest: bytes) -> Aside:
-        """What is set aside over one mutual interest."""
+        """The elements set aside over one mutual interest."""
         return next((each for each in self.asides if each.interest == interest), Aside(interest))
 
     def with_aside(self, aside: Aside) -> PeerMemory:
@@ -255,7 +255,7 @@ class SetAside:
         self._columns: dict[LackedBy, Columns] = {}
 
     def value(self) -> Aside:
-        """What to remember."""
+        """The elements as a value."""
         elements, tried = self._elements.values(), self._tried_again.values()
         return Aside(self._interest, tuple(elements), tuple(tried))
 
@@ -298,7 +298,7 @@ class SetAside:
             self._columns.clear()
 
     def forget_held(self, replica: Replica) -> None:
-        """What came from elsewhere is not lacked here; claims may come once their entry is here."""
+        """Elements that came from elsewhere, and claims whose entry did: they can be had now."""
         here = self.columns(LackedBy.HERE)
         if not len(here):
             return
@@ -313,7 +313,7 @@ class SetAside:
         self.forget([c.element_id for c, found in zip(claims, with_entry, strict=True) if found])
 
     async def forget_mended(self, replica: Replica) -> None:
-        """What could not be sent because its content was lost, and is whole again."""
+        """Entries that could not be sent because their content was lost, and that are whole again."""
         lost = [
             each.element_id
             for each in self._elements.values()

@@ -86,7 +86,7 @@ async def read_items(replica: Replica, items: Sequence[Item]) -> Arrived:
     """Check every item against the element that it names. Raises SyncError.
 
     Content is what it is by its own digest: another name is a fault of the peer. A frame that this
-    side cannot read has no digest, so the name stands for it, and it is set aside.
+    side cannot read has no digest, so it goes by the name, and is set aside.
     """
     for item in items:
         if item.WhichOneof("item") is None:
@@ -183,7 +183,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the passes of a session tell each other, 8 bytes an element.
+    """Facts that the passes of a session share, 8 bytes an element.
 
     `acknowledged`: heads of what the peer said it stored; `offered`: of what it was found to lack;
     `doubted`: of what it acknowledged and lacked in a later pass.
@@ -332,7 +332,7 @@ class Moves:
             self._fetches.put_back(move.fetch)
         else:
             await self._take_arrivals(move.fetch, response)
-        # What is pushed costs nothing: each element of ours goes once, whatever the peer says.
+        # Pushes are not charged: each element of ours goes once, whatever the peer says.
         size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
 

@@ -57,7 +57,7 @@ class Prepared:
 
 
 class Stored(NamedTuple):
-    """What became of a prepared item, in the words of the protocol; `code` says why not."""
+    """The outcome of a prepared item, in the words of the protocol; `code`: why it was refused."""
 
     outcome: PushOutcome
     code: str = ""

@@ -83,7 +83,7 @@ class SegmentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What went over the wire and what became of it. Bytes are those of bodies, as sent.
+    """The traffic of a session and its results. Bytes are those of bodies, as sent.
 
     Refused are those that this session set aside, on either side and for whatever reason.
     """

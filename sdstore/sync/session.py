@@ -165,7 +165,7 @@ class _Session:
         self.nonce_secret = b""
         self.fetches = True
         self.sends = True
-        # What the report says.
+        # For the report.
         self.counts = Counts()
         self.missing_here = 0
         self.missing_there = 0
@@ -193,7 +193,7 @@ class _Session:
 
     @property
     def memory(self) -> PeerMemory:
-        """What to remember of the peer."""
+        """The memory of the peer as it is now."""
         return self._memory.with_aside(self.aside.value())
 
     # --- from the hand-shake to the proof --------------------------------------------------------
@@ -257,7 +257,7 @@ class _Session:
 
         An honest pair needs one, and another where a side grew, or where claims were dropped.
         """
-        # What an attempt that was broken off found missing there is in the ledger.
+        # The ledger knows what an attempt that was broken off found missing there.
         self.missing_here = self._arrived_count
         self.aside.try_again()
         arrived_count = self.replica.arrived_count
@@ -385,7 +385,7 @@ class _Session:
         if self.initiator is not None:
             measured = self.initiator.progress
             total = sum(measured.elements.values())
-            # Where a session breaks off, the rest of the elements was not compared.
+            # If a session breaks off, the rest of the elements was not compared.
             self.elements_count = total - measured.elements[RangeState.SYNCING]
             bar = tuple((SegmentState[each.state.name], each.share) for each in measured.segments)
             self._segments = tuple(filled(bar, self._arrived_count / max(total, 1)))
@@ -446,7 +446,7 @@ class _Pass:
             if not isinstance(error, NonceExpiredError):
                 raise error
         if failed:
-            # What is on its way was refused too: each batch sends its push again, then ends.
+            # Batches in flight are refused too: each sends its push again, then ends.
             await asyncio.gather(*self._carries, return_exceptions=True)
             raise failed[0]
 
