@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sdstore.sds.model import Dialect, Message
 
-Numbers = TypeVar("Numbers", int, NDArray[np.uint32])
+if TYPE_CHECKING:  # the verbs that talk to a node start without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Numbers = TypeVar("Numbers", int, "NDArray[np.uint32]")
 
 # A channel has two groups of elements in the range index: its entries and the hint claims on them.
 

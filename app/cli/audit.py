@@ -1,4 +1,4 @@
-"""Whether a store's tables, its range index and its messages tell the same story."""
+"""Checks that a store's tables, its range index and its messages agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sdstore.sds.digest import entry_digest, frame_hash
 
 CHANNELS_PER_READ = 1_000
 ENTRIES_PER_READ = 1_000
-FINDINGS_MAX = 1_000  # a ruined store is not listed message by message
+FINDINGS_MAX = 1_000  # of a store that is damaged all over, not every message is listed
 _ANY_KEY = SessionKey(bytes(16))
 
 
@@ -54,7 +54,7 @@ class Findings:
 
 
 async def audit_structure(settings: Settings, findings: Findings) -> bool:
-    """Have the database check itself; whether its tables and indexes can be read and trusted."""
+    """Run the database's own check; False if it finds damage, after which messages are not read."""
     structure = await check_structure(settings.database_url)
     findings.unchecked += structure.unchecked
     for damage in structure.damages:
@@ -122,11 +122,11 @@ async def _check_content(
     async for fault in store.row_check.faults():
         findings.add(fault)
     for seq in await store.frames.references_in_doubt(FINDINGS_MAX):
-        findings.add(f"frame {seq}: of its two copies one is damaged; nothing is lost yet")
+        findings.add(f"frame {seq}: one of its two copies is damaged; nothing is lost yet")
 
 
 def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
-    """Mark what is lost and unmark what is whole again, for the node to find when it starts."""
+    """Mark lost content in the database, and unmark content that is whole again."""
     if not seqs:
         return
     try:
@@ -158,7 +158,7 @@ def _elements_of(index: NodeIndex, channel: ChannelInfo) -> tuple[U64, U8]:
 
 
 def _check_channel(index: NodeIndex, channel: ChannelInfo, findings: Findings) -> None:
-    """The counts and ends of a channel's row must be those of the index."""
+    """Compare the count and the ends of a channel's row with the index."""
     orders, _ = _elements_of(index, channel)
     if len(orders) != channel.count:
         findings.add(
@@ -182,18 +182,18 @@ async def _check_messages(
     lost: set[int],
     tick: Callable[[int], None],
 ) -> None:
-    """Read the channel's log: each entry is its frame's, in order, and all together have the root.
+    """Read the channel's log and check each entry against its frame, the order, and the root of all.
 
-    Entries above `last_seq` arrived after the index was read and are passed over. Sequence numbers of
-    those that cannot be read are added to `lost`.
+    Entries above `last_seq` arrived after the index was read and are passed over. The sequence numbers
+    of entries that cannot be read are added to `lost`.
     """
     _, ids = _elements_of(index, channel)
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
     after: Position | None = None
     while True:
-        # Rows of messages do not change but to be mended, so each page may be of another moment. One
-        # snapshot for all of the reading would keep the database's log growing for as long.
+        # Rows of messages change only when they are mended, so each page may be of another moment. One
+        # snapshot for the whole log would keep the database's own log growing until the end.
         async with store.snapshot() as frozen:
             page = await frozen.channels.page(
                 channel.channel_id,
@@ -229,7 +229,7 @@ async def _check_messages(
 
 
 def fault_of(entry: Entry) -> str | None:
-    """What of an entry its own frame contradicts; None if nothing."""
+    """How an entry differs from its own frame; None if it does not."""
     if frame_hash(entry.frame) != entry.frame_hash:
         return "the frame is damaged"
     try:
@@ -237,7 +237,7 @@ def fault_of(entry: Entry) -> str | None:
     except MessageError as error:
         return f"the frame does not decode: {error}"
     if entry_digest(message) != entry.digest:
-        return "the digest is another message's"
+        return "its row has the digest of another message"
     named = (message.channel_id, message.message_id, message.lamport_timestamp, dialect)
     if named != (entry.channel_id, entry.message_id, entry.lamport_timestamp, entry.dialect):
         return "its row names another message"

@@ -79,7 +79,8 @@ def open_input(path: Path) -> Iterator[Stream]:
     try:
         stream = path.open("rb")
     except OSError as error:
-        raise CliError(Exit.USAGE, "cannot_read", str(error)) from None
+        detail = f"{path} cannot be read: {error.strerror}"
+        raise CliError(Exit.USAGE, "cannot_read", detail) from None
     with stream:
         yield stream
 

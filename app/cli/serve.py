@@ -177,12 +177,7 @@ def _refuse_exposure(settings: Settings) -> None:
 def _run(settings: Settings, as_json: bool) -> int:
     # A second of imports.
     with loading():
-        from app.cli.server import (  # noqa: PLC0415
-            bind,
-            run_node,
-            run_workers,
-            url_of,
-        )
+        from app.cli.server import bind, run_node, run_workers, url_of  # noqa: PLC0415
 
     listener = bind(settings)
     url = url_of(listener)

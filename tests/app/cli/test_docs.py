@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -80,3 +82,13 @@ def test_origins_that_may_call_are_a_flag_too() -> None:
     flags = ("--cors-origin", "https://a.example", "--cors-origin", "https://b.example")
     shown = cli("serve", *flags, "--show-config", "--json").json["cors_origins"]
     assert shown == {"value": ["https://a.example", "https://b.example"], "from": "flag"}
+
+
+@pytest.mark.parametrize("module", ["app.cli.messages", "app.cli.sync", "app.cli.about"])
+def test_the_verbs_of_a_running_node_start_without_the_packages_of_a_server(module: str) -> None:
+    heavy = "numpy fastapi pydantic sqlalchemy uvicorn"
+    code = f"import sys, app.cli.program, {module}; print(*sorted(set({heavy!r}.split()) & set(sys.modules)))"
+    started = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert started.stdout.split() == []
