@@ -24,6 +24,7 @@ from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION
 from sdstore.sds.digest import ENTRY_CONTEXT
 
+health = Routes("health")
 routes = Routes("node")
 
 _STYLE = """
@@ -33,13 +34,13 @@ dd { margin: 0; } section { border-top: 1px solid #8886; } :root { color-scheme:
 """
 
 
-@routes.add("GET /livez", Scope.OPEN)
+@health.add("GET /livez", Scope.OPEN)
 async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
     """The process answers."""
     return json_reply({"status": "alive"})
 
 
-@routes.add("GET /readyz", Scope.OPEN)
+@health.add("GET /readyz", Scope.OPEN)
 async def readyz(call: CurrentCall) -> Reply:
     """The node takes and serves messages; `not_ready` with the reason otherwise."""
     reason = await call.node.readiness.check()
@@ -52,7 +53,7 @@ async def readyz(call: CurrentCall) -> Reply:
     return json_reply({"status": "ready", "workers": workers})
 
 
-@routes.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
+@health.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
 async def metrics(call: CurrentCall) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers."""
     node = call.node

@@ -22,8 +22,18 @@ from app.node import Node
 
 ROUTES = tuple(
     route
-    for subject in (messages, ancestors, publish, channels, live, recon, federation, about)
-    for route in subject.routes.declared
+    for subject in (
+        messages.routes,
+        ancestors.routes,
+        publish.routes,
+        channels.routes,
+        live.routes,
+        recon.routes,
+        federation.routes,
+        about.health,
+        about.routes,
+    )
+    for route in subject.declared
 )
 SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
 PAGE_HEADERS = (
