@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,22 @@ def test_a_page_names_what_exists(page: Path) -> None:
     for dotted in NAME.findall(text):
         if not FILE_NAMES.search(dotted):
             pkgutil.resolve_name(dotted)
+
+
+@pytest.mark.parametrize("way", ["in", "out", "between"])
+def test_a_way_through_the_code_names_its_functions(way: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    [section] = re.findall(rf"^## The way {way}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    named = {dotted: pkgutil.resolve_name(dotted) for dotted in NAME.findall(section)}
+    named |= {f"{file}:{name}": _function(file, name) for file, name in FILE.findall(section)}
+    functions = {name for name, found in named.items() if isfunction(found)}
+    assert len(functions) >= 8, sorted(functions)
+
+
+def _function(file: str, name: str) -> object:
+    """What `path/file.py:name` means; None for a file without a name."""
+    module = file.removesuffix(".py").replace("/", ".")
+    return pkgutil.resolve_name(f"{module}:{name}") if name else None
 
 
 def test_the_guarantees_name_their_tests() -> None:
