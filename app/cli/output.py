@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from io import StringIO
 from itertools import accumulate
 from typing import Any
 
@@ -142,9 +143,13 @@ def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = 
 def print_table(grid: Table, console: Console | None = None) -> None:
     """Print a table on the console of results, or on `console`: without a terminal one line per row."""
     console = console or stdout()
-    if not console.is_terminal:
-        console = _Console(file=console.file, width=PIPE_COLUMNS, highlight=False)
-    console.print(grid)
+    if console.is_terminal:
+        console.print(grid)
+        return
+    drawn = StringIO()
+    _Console(file=drawn, width=PIPE_COLUMNS, highlight=False).print(grid)
+    for line in drawn.getvalue().splitlines():
+        console.print(Text(line.rstrip()))
 
 
 def human_bytes(count: float) -> str:

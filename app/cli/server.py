@@ -70,12 +70,10 @@ def bind(settings: Settings) -> socket.socket:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise CliError(
-            Exit.LOCAL_FAULT,
-            "cannot_listen",
-            f"cannot listen on {where}: {error.strerror or error}",
-        ) from None
+        # `socket` adds the address, which is named here anyway, to the system's own words.
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+        detail = f"cannot listen on {settings.host}:{settings.port}: {reason}"
+        raise CliError(Exit.LOCAL_FAULT, "cannot_listen", detail) from None
 
 
 def url_of(listener: socket.socket) -> str:

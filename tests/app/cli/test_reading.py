@@ -211,4 +211,4 @@ def test_a_table_in_a_pipe_has_one_line_for_each_row_however_long(node: str) -> 
     finally:
         cli("peers", "remove", url, "--node", node)
     row = next(line for line in listed.splitlines() if url.rstrip("/") in line)
-    assert len(row.split()) == 5
+    assert (len(row.split()), row) == (5, row.rstrip())
