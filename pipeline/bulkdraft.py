@@ -1,8 +1,8 @@
-"""The file in which an empty SQLite store is loaded, until it takes that store's place.
+"""The draft: the file that a bulk load fills and that then replaces the empty SQLite store.
 
-Rows go into tables without indexes. What is written afterwards waits in a spool, a second file. Both
-are committed together, now and then, with how far the load is: one that is killed goes on from its last
-commit if it has a name, and one without a name begins anew.
+Rows go into tables without indexes. Items to write later wait in a second file, the spool. Each commit
+covers both files and the load's progress. A killed load with a name resumes from its last commit; a load
+without a name starts again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 from sdstore.wire.store_pb2 import PublishItem
 
 SETTLED_MAX = 262_144
-"""References and names remembered: histories mostly name what came lately."""
+"""References and names in the cache: most histories name recent messages."""
 
 COMMIT_ITEMS = 65_536
 """Items between commits: a killed load repeats two seconds of work."""
 
 CACHE_KIB = 16 * 1024
-"""Rows are appended, and keys sorted in runs that are merged: more memory gains nothing."""
+"""Rows are appended and keys are sorted in runs, so more memory does not help."""
 
 CPUS = os.cpu_count() or 1
 
@@ -47,7 +47,7 @@ Item = tuple[int, bytes, tuple[bytes, ...]]
 class LoadProgress:
     """The progress of a load: the place of the last item and the number of items; `refused` counts by code.
 
-    `arrival_sum` is that of the arrival chain. It includes later copies that are dropped in the end: no
+    `arrival_sum` is the sum of the arrival chain. It includes later copies, which `finish` drops, so no
     other history has the same sums.
     """
 
@@ -72,7 +72,7 @@ class Draft:
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         self._connection.execute("ATTACH ? AS spool", [str(self.spool_path)])
         for pragma in (
-            # Two files are committed as one with this mode only, and only if they are synchronized.
+            # SQLite commits two files atomically only in this journal mode and with synchronous writes.
             "main.journal_mode = DELETE",
             "spool.journal_mode = DELETE",
             "main.synchronous = NORMAL",
@@ -107,7 +107,7 @@ class Draft:
     # ---- filling
 
     def fill(self, items: Sequence[Item], made: MadeRows) -> None:
-        """Take in what was made of the next `items`; commits now and then."""
+        """Insert the rows made of the next `items`; commits periodically."""
         entries = [(row[0], row[DIGEST_COLUMN]) for row in made.rows]
         entries += [(position, digest) for position, digest in made.unusual if digest is not None]
         entries.sort()
@@ -161,7 +161,7 @@ class Draft:
         self._connection.executemany("INSERT INTO spool.items VALUES (?, ?, ?, ?)", rows)
 
     def _advance(self, items: Sequence[Item], refused: Iterable[str]) -> None:
-        """Note that the next `items` are in, but for those refused; commits now and then."""
+        """Record that the next `items`, except the refused ones, are in; commits periodically."""
         self.progress.place = items[-1][0]
         self.progress.items_count += len(items)
         self.progress.refused.update(refused)
@@ -171,7 +171,7 @@ class Draft:
             self._connection.execute("BEGIN")
 
     def finish(self) -> None:
-        """Build the indexes, drop later copies, count channels: one commit. Does so once."""
+        """Build the indexes, drop later copies and count channels in one commit. Idempotent."""
         connection = self._connection
         if not self.progress.is_indexed:
             for statement in _index_statements(self._store):
@@ -214,10 +214,10 @@ class Draft:
         counts = Counter(json.loads(refused))
         return LoadProgress(place, items_count, counts, bool(is_indexed), arrival_sum)
 
-    # ---- beginning
+    # ---- starting
 
     def _goes_on(self, store: Path, name: str) -> bool:
-        """Whether a load of that name was begun for this store."""
+        """Whether a load of this name was started for this store."""
         if not (self.path.is_file() and self.spool_path.is_file()):
             return False
         try:
@@ -230,7 +230,7 @@ class Draft:
     def _begin(self, store: Path, name: str | None) -> None:
         with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(self.path)) as own:
             if any(source.execute(_IS_EMPTY).fetchone()):
-                raise Problem(Code.STORE_UNAVAILABLE, "only an empty store can be loaded so")
+                raise Problem(Code.STORE_UNAVAILABLE, "bulk loading needs an empty store")
             source.backup(own)
             own.execute("PRAGMA journal_mode = DELETE")
             for each in _indexes(own):
@@ -247,7 +247,7 @@ def draft_of(store: Path) -> Path:
 
 
 def remove_draft(store: Path) -> None:
-    """Remove what a load left."""
+    """Remove the files of a load."""
     draft = draft_of(store)
     for each in (draft, _spool_of(draft)):
         for suffix in ("", "-journal", "-wal", "-shm", "-writer"):
@@ -255,7 +255,7 @@ def remove_draft(store: Path) -> None:
 
 
 def replace_store(store: Path) -> None:
-    """Let the draft take the place of its store. Raises `Problem` where somebody reads that."""
+    """Replace the store with its draft. Raises `Problem` if the store has a reader."""
     replace_file(store, draft_of(store))
     remove_draft(store)
 

@@ -1,12 +1,12 @@
-"""Loading an empty SQLite store: rows made by all cores, indexes built when all rows are there.
+"""Bulk loading of an empty SQLite store: all cores make rows; indexes are built last.
 
-The store is loaded in a file of its own, which takes the place of the empty one when it is whole. Rows
-that need no look at the store (content messages without published hints and without a filter to
-compress against) go straight into the tables; what their histories tell, and every other message, is
-written afterwards, with the indexes there, by the same code that writes groups. An entry's sequence
-number is its place among the items whichever way it takes, because of the messages under one ID the
-first is served. So the outcome is that of the one door; only what the histories of the second way claim
-comes after what those of the first do.
+The load fills a draft file, which replaces the empty store once it is complete. Rows that need no
+look-up in the store (content messages without published hints and without a filter to compress
+against) go straight into the tables. The claims of their histories, and all other messages, are
+written after the indexes exist, by the code that writes groups. On either path an entry's sequence
+number is its place among the items, because the store serves the first message under an ID. So the
+result equals that of normal ingest, except that history claims of the second path come after those of
+the first.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sdstore.wire.store_pb2 import PublishItem
 
 BATCH_ITEMS = 2_000
 BATCHES_BEFORE_WORKERS = 10
-"""Starting workers takes as long as making the rows of so many batches."""
+"""Starting the workers takes as long as making the rows of this many batches."""
 
 BATCHES_IN_FLIGHT_PER_WORKER = 2
-"""One being made, one ready: more would only be memory."""
+"""One in work and one ready: more would only use memory."""
 
 
 @dataclass(slots=True)
@@ -57,17 +57,17 @@ def load_empty_store(
     name: str | None = None,
     workers: int = CPUS,
 ) -> Loaded:
-    """Load a store that holds nothing yet.
+    """Load an empty store.
 
-    `items_after(place)` gives the items whose places in the source are higher, in ascending order.
-    `name` identifies the source: a stopped load of that name goes on after its last commit. Without a name it
-    begins anew. `workers` are processes that make rows once the first
-    20,000 items are in; 0 for none.
-    Raises `Problem` STORE_UNAVAILABLE where the store is not empty or somebody reads it,
-    `StoreBusyError` where somebody writes to it. The store stays empty if it raises.
+    `items_after(place)` gives the items with higher places in the source, in ascending order.
+    `name` identifies the source: a stopped load of this name resumes after its last commit. A load
+    without a name starts again. `workers` is the number of processes that make rows once the first
+    20,000 items are in.
+    Raises `Problem` STORE_UNAVAILABLE if the store is not empty or has a reader, and `StoreBusyError`
+    if it has a writer. The store stays empty after an error.
     """
     prepare_file(path)
-    now_ms = time.time_ns() // 1_000_000  # all arrives at once, as it becomes visible at once
+    now_ms = time.time_ns() // 1_000_000  # one arrival time: all entries become visible at once
     with writing_alone(path):
         try:
             loaded = _load(path, items_after, limits, name, workers, now_ms)
@@ -80,7 +80,7 @@ def load_empty_store(
 
 
 def forget_load(path: Path) -> None:
-    """Remove what a stopped load left. `StoreBusyError` where somebody writes to the store."""
+    """Remove the files of a stopped load. Raises `StoreBusyError` if the store has a writer."""
     with writing_alone(path):
         remove_draft(path)
 
@@ -123,7 +123,7 @@ def _fill(draft: Draft, made: Iterable[tuple[Sequence[Item], MadeRows]]) -> None
 def _made(
     items: Iterable[Item], keys: Keys, limits: Limits, workers: int
 ) -> Iterator[tuple[Sequence[Item], MadeRows]]:
-    """Batches with the rows made of them, in order: the first ones here, the rest by workers."""
+    """Batches with their rows, in order: this process makes the first ones, workers the rest."""
     source = iter(items)
     start_here(keys, limits)
     made_here = 0
@@ -133,7 +133,7 @@ def _made(
         yield batch, make_rows(batch)
         made_here += 1
     under_way: deque[tuple[Sequence[Item], Future[MadeRows]]] = deque()
-    # A fork of a process with threads may hang; workers begin afresh.
+    # Spawn: a fork of a process with threads can hang.
     with ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
@@ -150,9 +150,9 @@ def _made(
 
 
 def _write_rest(draft: Draft, keys: Keys, limits: Limits, now_ms: int) -> int:
-    """What the spool holds, in groups, as everything else is written; how many are relayed.
+    """Write the spool in groups, as ingest does; returns the number of relayed messages.
 
-    What was written before a load was stopped is written again and changes nothing.
+    Repeating the writes of a stopped load changes nothing.
     """
     relayed_count = 0
     database = SqliteDatabase(f"sqlite:///{draft.path}")

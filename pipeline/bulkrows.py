@@ -1,8 +1,8 @@
-"""From publications to rows, in worker processes: what loading a store costs most.
+"""From publications to rows, in worker processes: the most expensive step of a load.
 
-A worker gives plain tuples, because they cross the border between processes five times as fast as
-records do. What needs to look at the store first (claims, references of frames, messages that are not
-stored) it hands back to be written the usual way.
+A worker returns plain tuples, which pass between processes five times as fast as records. It hands
+back items that need a look-up in the store (claims, references of frames, messages that are not
+stored); those are written as by ingest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MadeRows(NamedTuple):
 
     `rows`: position, channel ID, ID key, Lamport timestamp, frame bytes, dialect, unverified, message ID, digest,
     frame hash, codec, data, and (message ID, hint) of each entry of the history. `refused`: codes.
-    `unusual`: positions of what is written the usual way, with the digests of entries.
+    `unusual`: positions of the items to write as by ingest, with the digests of entries.
     """
 
     rows: list[tuple[Any, ...]]
@@ -33,11 +33,11 @@ class MadeRows(NamedTuple):
 
 
 DIGEST_COLUMN = 8
-"""Of a row of `MadeRows`."""
+"""Columns of a row of `MadeRows`."""
 
 
 class RowMaker:
-    """One worker's tools."""
+    """Makes rows; one per worker."""
 
     def __init__(self, keys: Keys, limits: Limits) -> None:
         self._keys = keys
@@ -89,16 +89,16 @@ _makers: list[RowMaker] = []
 
 
 def start_here(keys: Keys, limits: Limits) -> None:
-    """Run once in the process that calls `make_rows`."""
+    """Prepare the process that calls `make_rows`; call once."""
     _makers[:] = [RowMaker(keys, limits)]
 
 
 def start_worker(keys: Keys, limits: Limits) -> None:
-    """Run once in each process that makes nothing but rows, which form no cycles."""
+    """Prepare a worker process; call once. Rows form no reference cycles, so it needs no collector."""
     gc.disable()
     start_here(keys, limits)
 
 
 def make_rows(items: Sequence[tuple[int, bytes, tuple[bytes, ...]]]) -> MadeRows:
-    """A batch of (place, frame, hints)."""
+    """The rows of a batch of (place, frame, hints)."""
     return _makers[0].make([Publication(frame, hints) for _, frame, hints in items])

@@ -1,6 +1,6 @@
 """The channels table of a snapshot: count, root and Lamport bounds of each channel.
 
-Rows stream by, so that a store of ten million channels needs no more memory than one of ten.
+Rows are streamed: a store of ten million channels needs no more memory than one of ten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_PER_BATCH = 4_096
 
 
 def write_channels(folder: Path, rows: Iterator[ChannelRow]) -> FileRecord:
-    """Write channels, which come sorted by ID, into the snapshot `folder`."""
+    """Write channels, sorted by ID, into the snapshot `folder`."""
     target = folder / CHANNELS_FILE
     draft = draft_of(target)
     with pq.ParquetWriter(draft, CHANNELS, compression="zstd", write_page_checksum=True) as writer:
@@ -41,9 +41,9 @@ def write_channels(folder: Path, rows: Iterator[ChannelRow]) -> FileRecord:
 
 
 def different_channels(folder: Path, limit: int, rows: Iterator[ChannelRow]) -> list[str]:
-    """The first `limit` channels whose row in the snapshot `folder` is not that of `rows`.
+    """The first `limit` channels whose row in the snapshot `folder` differs from that in `rows`.
 
-    Both are sorted by ID. Raises what pyarrow does where the file is no such table.
+    Both are sorted by ID. Raises pyarrow's errors if the file is not a channels table.
     """
     return list(islice(_different(rows, _stored(folder / CHANNELS_FILE)), limit))
 

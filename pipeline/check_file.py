@@ -1,7 +1,7 @@
-"""Check one table file of a snapshot, every row of it. Runs inside Spark tasks.
+"""Check every row of one table file of a snapshot. Runs inside Spark tasks.
 
-A file whose bytes are as the manifest says is read all the same: a manifest can lie as easily as a
-file can rot, but nobody can make a row hash to another digest.
+Rows are hashed even if the file's bytes match the manifest: a manifest can be forged, but a row
+cannot be made to hash to another digest.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest, frame_hash
 from sdstore.sds.model import Message, MessageError
 
-FINDINGS_PER_FILE_MAX = 1_000  # a file with more is one to throw away, not to read about
+FINDINGS_PER_FILE_MAX = 1_000  # a file with more findings is lost anyway
 _DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The findings of one file, cut at `FINDINGS_PER_FILE_MAX`, and the rows that were read.
+    """The findings of one file, at most `FINDINGS_PER_FILE_MAX`, and the number of rows read.
 
-    Of those some have no frame, because it was retired, or lost before the export.
+    Rows without a frame were retired, or lost before the export.
     """
 
     findings: tuple[Finding, ...]
@@ -44,7 +44,7 @@ class FileCheck:
 
 
 def check_file(snapshot: Path, schema_version: int, expected: EntryRange | ClaimRange) -> FileCheck:
-    """Compare the file of `expected` with the manifest, of this version, and with itself."""
+    """Compare the file of `expected` with the manifest (of `schema_version`) and with itself."""
     path = expected.file.path
     try:
         content = (snapshot / path).read_bytes()
@@ -72,7 +72,7 @@ def _findings(
     """The faults of a file; `tables` receives (first row, rows) of each part that can be read."""
     path = expected.file.path
     if (len(content), blake3(content).hexdigest()) != (expected.file.bytes, expected.file.digest):
-        yield Finding(Fault.DAMAGED_FILE, path, "the bytes are not those that were exported")
+        yield Finding(Fault.DAMAGED_FILE, path, "the bytes differ from those exported")
     is_entries = isinstance(expected, EntryRange)
     yield from _read(content, path, schema, tables)
     for first_row, table in tables:
@@ -90,7 +90,7 @@ def _read(
 ) -> Iterator[Finding]:
     """Read row group by row group, so that damage in one does not hide the others.
 
-    Page checksums are left alone: where a page can still be read, hashing names the very row.
+    Page checksums are not checked: where a page can be read, hashing finds the exact row.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
@@ -124,15 +124,15 @@ _SENDER, _CONTENT_BYTES = 2, 5
 
 
 def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
-    """Re-hash every frame, and compare the columns with what stands in it."""
+    """Hash every frame again, and compare the columns with its fields."""
     frames, digests, hashes = (table[c].to_pylist() for c in ("frame", "digest", "frame_hash"))
     columns = zip(*(table[name].to_pylist() for name in _READ_FROM_FRAME), strict=True)
     messages: list[Message | None] = []
     for row, (frame, columns_here) in enumerate(zip(frames, columns, strict=True)):
-        if frame is None:  # nothing is left to hash, only the root speaks for it
+        if frame is None:  # nothing to hash: only the root covers this row
             messages.append(None)
             if (columns_here[_SENDER], columns_here[_CONTENT_BYTES]) != ("", 0):
-                yield row, Fault.COLUMN_DIFFERS, "a column says what only a frame could say"
+                yield row, Fault.COLUMN_DIFFERS, "a column has a value without a frame"
             continue
         try:
             message, dialect = decode(frame)
@@ -146,7 +146,7 @@ def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
         if entry_digest(message) != digests[row]:
             yield row, Fault.DIGEST_DIFFERS, f"digest is {digests[row].hex()}"
         if columns_here != _expected_columns(message, dialect.label, frame):
-            yield row, Fault.COLUMN_DIFFERS, "a column does not say what the frame says"
+            yield row, Fault.COLUMN_DIFFERS, "a column differs from the frame"
     yield from _history_faults(table, messages)
     yield from _content_faults(table, messages)
 
@@ -170,7 +170,7 @@ def _history_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iter
         return
     for row in range(len(messages)):
         if stored[row] != expected[row]:
-            yield row, Fault.COLUMN_DIFFERS, "causal_history does not say what the frame says"
+            yield row, Fault.COLUMN_DIFFERS, "causal_history differs from the frame"
 
 
 def _content_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iterator[_Fault]:
@@ -180,7 +180,7 @@ def _content_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iter
         zip(table["content"].to_pylist(), messages, strict=True)
     ):
         if stored != (None if message is None else message.content):
-            yield row, Fault.COLUMN_DIFFERS, "content is not that of the frame"
+            yield row, Fault.COLUMN_DIFFERS, "content differs from the frame"
 
 
 def _claim_faults(table: pa.Table) -> Iterator[_Fault]:
@@ -201,13 +201,13 @@ def _summary_faults(table: pa.Table, expected: EntryRange | ClaimRange) -> Itera
     if found != (expected.count, expected.root):
         detail = f"{found[0]} rows with root {found[1]}, not {expected.count} with {expected.root}"
         yield Finding(Fault.ROOT_DIFFERS, path, detail)
-        return  # without all rows nothing else is as it was
+        return  # with rows missing, the other facts differ too
     for name, value in facts.items():
         if getattr(expected, name) != value:
             detail = f"{name} is {value!r}, not {getattr(expected, name)!r}"
             yield Finding(Fault.SUMMARY_DIFFERS, path, detail)
     if not _is_inside(table, expected):
-        yield Finding(Fault.OUTSIDE_OF_RANGE, path, "rows of another range are in the file")
+        yield Finding(Fault.OUTSIDE_OF_RANGE, path, "the file contains rows of another range")
 
 
 def _is_inside(table: pa.Table, expected: EntryRange | ClaimRange) -> bool:

@@ -1,4 +1,4 @@
-"""The verbs `sdstore snapshot …`. Spark is imported when a verb needs it, not before."""
+"""The verbs `sdstore snapshot …`. Spark is imported only by verbs that need it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def export(
     ] = None,
     channel: ChannelIds = None,
     file_rows: Annotated[
-        int, typer.Option(min=1, help="Messages of one file, at most.")
+        int, typer.Option(min=1, help="Maximum number of messages in one file.")
     ] = RANGE_ENTRIES,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -92,7 +92,7 @@ def verify(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """Hash every row again, compute every root again, name what is damaged."""
+    """Hash every row and compute every root again; list what is damaged."""
     if node is not None:
         require_node(node)
     with opened(master, folder) as spark:
@@ -123,12 +123,12 @@ def restore(
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Bring in what is whole of a damaged snapshot.")
+        bool, typer.Option("--unverified", help="Restore the intact rows of a damaged snapshot.")
     ] = False,
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """Load a snapshot into a store; a restore that was stopped is simply started again."""
+    """Load a snapshot into a store. To resume a stopped restore, run it again."""
     url = database_settings(database, data_dir, None).database_url
     if not unverified:
         with opened(master, folder) as spark:
@@ -161,7 +161,7 @@ def diff(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """What each of two sides lacks: by ranges, then rows."""
+    """List the entries that only one of two sides has."""
     sides = _side(left), _side(right)
     ranges: list[dict[str, Any]] = []
     ranges_count = 0
@@ -190,7 +190,7 @@ def report(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tables, pictures and one HTML page about a snapshot."""
+    """Write tables, pictures and an HTML page about a snapshot."""
     with opened(master, folder, target=out) as spark:
         from pipeline.report.build import write_report
 
@@ -210,7 +210,7 @@ def logs(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """The place of every message in the log of its channel, as Parquet."""
+    """Write the position of every message in its channel's log, as Parquet."""
     with opened(master, folder, target=out) as spark:
         from pipeline.ordering import write_logs
 
@@ -224,7 +224,7 @@ def logs(
 
 @snapshot.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False) -> int:
-    """The snapshots in a folder, the oldest first, each with its parent."""
+    """List the snapshots in a folder, oldest first, each with its parent."""
     require_folder(folder)
     listed = list_snapshots(folder)
     if as_json:
@@ -257,7 +257,7 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest snapshots to keep.")],
     as_json: AsJson = False,
 ) -> int:
-    """Remove the oldest snapshots in a folder; the others stay whole."""
+    """Remove the oldest snapshots in a folder; the others stay complete."""
     require_folder(folder)
     removed = prune_snapshots(folder, keep)
     if as_json:
@@ -277,7 +277,7 @@ def _side(text: str) -> Path | str:
 
 
 def _have_equal_roots(left: Path | str, right: Path | str) -> bool:
-    """Whether both are snapshots of the same set; their manifests say so, and Spark is not needed."""
+    """Whether both are snapshots with equal roots, read from their manifests without Spark."""
     if not (isinstance(left, Path) and isinstance(right, Path)):
         return False
     with snapshot_faults_told():

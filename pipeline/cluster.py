@@ -24,16 +24,16 @@ def on_cluster(
     items: Sequence[_Item],
     rows: Sequence[int],
 ) -> list[_Result]:
-    """`work` of every item, in order; one task each, repeated elsewhere when its worker dies.
+    """The results of `work` for every item, in order. Each item is a task.
 
-    So `work` must be safe to run twice, and it and its results travel by pickle. `rows` are those of
-    each item: the bar shows how many are done.
+    Spark repeats a task whose worker dies, so `work` must be safe to run twice. `work` and its results
+    are pickled. `rows` counts the rows of each item, for the progress bar.
     """
     if not items:
         return []
     total = sum(rows)
     done: Accumulator[int] = spark.sparkContext.accumulator(0)
-    # A task that ran twice counts twice.
+    # A repeated task counts twice.
     with step(spark, title, lambda: (min(done.value, total), total), "rows"):
         tasks = spark.sparkContext.parallelize(list(zip(items, rows, strict=True)), len(items))
         return tasks.map(partial(_run, work, done)).collect()
@@ -42,7 +42,7 @@ def on_cluster(
 def _run(
     work: Callable[[_Item], _Result], done: Accumulator[int], item: tuple[_Item, int]
 ) -> _Result:
-    # Tasks make millions of small objects and no cycles; looking for cycles costs a third.
+    # Tasks make millions of small objects and no cycles; the cycle collector costs a third.
     gc.disable()
     try:
         result = work(item[0])

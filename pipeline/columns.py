@@ -1,7 +1,6 @@
-"""The tables of a snapshot: their columns, what each means, and how a row is made.
+"""The tables of a snapshot: their columns with descriptions, and how rows are made.
 
-The same declarations give the Parquet files their schema and descriptions, the Spark data source
-its schema, and the README inside a snapshot its tables.
+The Parquet files, the Spark data source and the README inside a snapshot all use these declarations.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ ENTRIES = pa.schema(
 )
 
 ENTRIES_1 = pa.schema([field for field in ENTRIES if field.name != "content"])
-"""The columns of snapshots of schema version 1: content stands in the frame alone."""
+"""The columns of snapshots of schema version 1: the content is only in the frame."""
 
 ENTRY_KEYS = pa.schema(
     [
@@ -86,7 +85,7 @@ ENTRY_KEYS = pa.schema(
         )
     ]
 )
-"""What the database knows of an entry without its frame."""
+"""The columns that the database has without the frame."""
 
 CLAIMS = pa.schema(
     [

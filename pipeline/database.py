@@ -1,8 +1,8 @@
 """Read a store's database from any number of processes at once, as Arrow.
 
-Only reads: connections are read-only, and nothing here waits for the node or makes it wait. A scan
-bounds entries by their sequence number and claims by their own number; both are handed out in
-commit order, so what lies below a watermark that was read once never grows.
+Connections are read-only, and neither this module nor the node waits for the other. A scan bounds
+entries by sequence number and claims by claim number. Both numbers rise in commit order, so the set
+below a watermark never grows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pipeline.scan import INT64_MAX, INT64_MIN, Interval, Scan
 
 _SQLITE, _POSTGRES = "sqlite:///", "postgresql://"
 
-_FETCH_ROWS = 256  # rows may weigh 1 MiB each
+_FETCH_ROWS = 256  # a row can take 1 MiB
 _BATCH_ROWS = 4_096
-_PORTION_ROWS = 4_096  # with frames, which are taken apart together
+_PORTION_ROWS = 4_096  # rows with frames that are decoded together
 _PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
-_STORED_COLUMNS = 9  # of a row with its frame, those that stand in the table of entries
+_STORED_COLUMNS = 9  # of a row with its frame: those from the table of entries
 _DIGEST = 5
-_PACKED = 6  # the first column of those that make a `PackedFrame`
+_PACKED = 6  # the first of the columns of a `PackedFrame`
 _FRAME_BYTES = 7
 
 
@@ -53,25 +53,25 @@ _WITH_FRAMES = (
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a store in SQLite; None for every other URL."""
+    """The file of an SQLite store; None for any other URL."""
     return Path(url.removeprefix(_SQLITE)) if url.startswith(_SQLITE) else None
 
 
 def absolute_url(url: str) -> str:
-    """`url` with a file path that means the same in every working directory."""
+    """`url` with an absolute file path."""
     path = sqlite_path(url)
     return url if path is None else f"{_SQLITE}{path.absolute()}"
 
 
 def shown(url: str) -> str:
-    """`url` as it may be shown: without its password."""
+    """`url` without its password."""
     return make_url(url).render_as_string(hide_password=True)
 
 
 def open_database(url: str) -> Database:
-    """A read-only connection to the store at `url`; close it, or use it as a context.
+    """A read-only connection to the store at `url`; close it, or use it as a context manager.
 
-    Raises DatabaseError where there is none.
+    Raises DatabaseError if there is no store.
     """
     database = _connected(url)
     try:
@@ -96,19 +96,19 @@ def _connected(url: str) -> Database:
 
 
 class Database(ABC):
-    """One connection; the subclasses hold what the two databases do differently."""
+    """One connection; the subclasses implement what differs between the two databases."""
 
     _mark: str  # placeholder of a parameter
     faults: type[Exception]
-    """What the driver raises."""
+    """The driver's base error."""
 
     @abstractmethod
     def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
-        """The rows of a query in lists of at most `rows`, fetched as they are asked for."""
+        """The rows of a query in lists of at most `rows`, fetched on demand."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
     def __enter__(self) -> Self:
         return self
@@ -118,12 +118,12 @@ class Database(ABC):
 
     @abstractmethod
     def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """All rows of a query, also while another one is being read."""
+        """All rows of a query; another query may be in progress."""
 
     # --- the store ---------------------------------------------------------------------------
 
     def database_id(self) -> str:
-        """The random name that the database got when it was made."""
+        """The random name that the database got at creation."""
         found = self._all(
             f"SELECT value FROM store_meta WHERE name = {self._mark}", ["database_id"]
         )
@@ -132,16 +132,16 @@ class Database(ABC):
         return bytes(found[0][0]).decode()
 
     def watermark(self) -> Watermark:
-        """The highest committed numbers with the sums there, all of one moment."""
+        """The highest committed numbers with their sums, from one read transaction."""
         return self._watermark_at(INT64_MAX, INT64_MAX)
 
     def holds(self, read: Watermark) -> bool:
-        """Whether the history up to `read` is the one that was read: False where the store went back
-        in time since, or is another copy."""
+        """Whether the history up to `read` is unchanged; False if the store was rolled back since, or
+        is another copy."""
         return self._watermark_at(read.seq, read.claim_no) == read
 
     def _watermark_at(self, seq: int, claim_no: int) -> Watermark:
-        """The watermark as it was at these numbers, which are lowered to the committed ones."""
+        """The watermark at these numbers, capped at the committed ones."""
         found = self._all("SELECT seq, claim_no FROM watermark")
         if not found:
             raise DatabaseError("the database has lost its counters: restore a backup")
@@ -162,7 +162,7 @@ class Database(ABC):
         return f"{rows[0][0] % 2**64 if rows else 0:016x}"
 
     def require_schema(self) -> None:
-        """Raises DatabaseError unless the schema is the one that this software reads."""
+        """Raises DatabaseError unless this software reads the database's schema revision."""
         [[revision]] = self._all("SELECT version_num FROM alembic_version")
         if revision != SCHEMA_REVISION:
             raise DatabaseError(
@@ -171,7 +171,7 @@ class Database(ABC):
             )
 
     def is_empty(self) -> bool:
-        """Whether the store has neither messages nor anything that it knows about others."""
+        """Whether the store has no messages and no other knowledge, such as refused digests."""
         tables = ("messages", "met_ids", "refused_digests", "watermark WHERE seq + claim_no > 0")
         found = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables)
         return not any(self._all(f"SELECT {found}")[0])
@@ -211,7 +211,7 @@ class Database(ABC):
         )
 
     def entry_digests(self, scan: Scan) -> tuple[NDArray[np.uint8], int]:
-        """(n, 32) digests of the entries in `scan`, and the bytes of frames they have here."""
+        """(n, 32) digests of the entries in `scan`, and the total bytes of their frames here."""
         where, parameters = self._entry_condition(scan)
         rows = self._all(
             f"SELECT m.digest, m.frame_bytes FROM messages m WHERE {where}", parameters
@@ -219,8 +219,8 @@ class Database(ABC):
         return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
 
     def held(self, digests: Sequence[bytes]) -> tuple[set[bytes], list[int]]:
-        """Those of `digests` whose entries are here with their content, or retired; and the sequence
-        numbers of those whose frames cannot be read although nobody has noticed yet."""
+        """The `digests` whose entries are here with content or retired, and the sequence numbers of
+        entries with unreadable frames that are not recorded as lost yet."""
         held: set[bytes] = set()
         doubted: list[int] = []
         unpacker = FrameUnpacker()
@@ -282,7 +282,7 @@ class Database(ABC):
         source = f"published_claims p JOIN messages m ON m.seq = p.seq WHERE {where}"
         return self._cut("p.claim_no", source, parameters, scan, size)
 
-    # --- how ---------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------
 
     def _entry_condition(self, scan: Scan) -> tuple[str, list[int]]:
         return self._condition(
@@ -298,7 +298,7 @@ class Database(ABC):
         return self._condition(scan, {"p.claim_no": scan.seq})
 
     def _unpacked(self, unpacker: FrameUnpacker, rows: Sequence[Any]) -> dict[int, bytes]:
-        """Frames by sequence number; the unpacker asks for what frames are compressed against."""
+        """Frames by sequence number; the unpacker requests the frames they are compressed against."""
         asking = unpacker.unpack([PackedFrame._make(row[_PACKED:]) for row in rows])
         try:
             ask = next(asking)
@@ -349,7 +349,7 @@ class Database(ABC):
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _cut_all(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
-        """As `_cut`, where every entry counts: a walk along the index, three times as fast."""
+        """As `_cut` for scans without conditions: a walk along the index, three times as fast."""
         parts: list[tuple[Scan, int]] = []
         first = scan.seq.first
         while True:
@@ -407,7 +407,7 @@ class SqliteDatabase(Database):
         return self._connection.execute(sql, parameters).fetchall()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
 
@@ -431,7 +431,7 @@ class PostgresDatabase(Database):
         self._connection.read_only = True
 
     def _rows(self, sql: str, parameters: Sequence[Any], rows: int) -> Iterator[list[Any]]:
-        # A named cursor stays on the server: memory here does not grow with the result.
+        # A named cursor keeps the result on the server, so memory here stays bounded.
         with self._connection.cursor(name="scan", binary=True) as cursor:
             cursor.execute(sql.encode(), parameters, binary=True)
             while fetched := cursor.fetchmany(rows):
@@ -450,7 +450,7 @@ def _as_array(values: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def _portions(rows: Iterator[Any]) -> Iterator[list[Any]]:
-    """Rows of entries in lists that are bounded in number and in bytes of their frames."""
+    """Rows of entries in lists bounded by row count and by bytes of frames."""
     held: list[Any] = []
     bytes_count = 0
     for row in rows:

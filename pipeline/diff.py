@@ -1,8 +1,8 @@
-"""`snapshot diff`: what each of two sides lacks, by ranges first and by rows only where they differ.
+"""`snapshot diff`: the entries that only one of two sides has.
 
-Two snapshots first cancel the files whose (count, root) both have. Then channels are compared by
-(count, root), those that differ are cut into Lamport ranges, which are compared in the same way, and
-only rows of ranges that differ are joined.
+Files whose (count, root) both snapshots have are skipped. Channels are compared by (count, root).
+Channels that differ are cut into Lamport ranges and compared in the same way. Only rows of ranges that
+differ are joined.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.summaries import summaries
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RANGES_PER_CHANNEL = 64  # the rows that are joined are at least 1/64 of a channel that differs
-RANGES_MAX = 10_000  # listed; more of them tell nobody anything that their count does not
+RANGES_PER_CHANNEL = 64  # the join covers at least 1/64 of a channel that differs
+RANGES_MAX = 10_000  # listed; beyond this the count is enough
 _KEYS = ("channel_id", "lamport_timestamp", "message_id", "digest")
 _CHANNEL = ["channel_id"]
 _RANGE = ["channel_id", "range"]
@@ -33,7 +33,7 @@ _RANGE = ["channel_id", "range"]
 
 @dataclass(frozen=True, slots=True)
 class RangeDifference:
-    """A range of a channel in which the sides differ: its Lamport bounds and their counts."""
+    """A range of a channel in which the sides differ: its Lamport bounds and each side's count."""
 
     channel_id: str
     lamport_first: int
@@ -44,8 +44,8 @@ class RangeDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The entries (channel, Lamport, ID, digest) of one side alone, and the ranges that differ:
-    how many, and the first `RANGES_MAX` of them by channel and Lamport timestamp."""
+    """The entries (channel, Lamport, ID, digest) that only one side has, the number of ranges that
+    differ, and the first `RANGES_MAX` of those by channel and Lamport timestamp."""
 
     ranges_count: int
     ranges: tuple[RangeDifference, ...]
@@ -56,7 +56,7 @@ class Difference:
 def diff(spark: SparkSession, left: Path | str, right: Path | str) -> Difference:
     """Compare two sides, each a snapshot's folder or a database URL.
 
-    Raises ManifestError or DatabaseError for a side that is neither.
+    Raises ManifestError or DatabaseError if a side is neither.
     """
     with step(spark, "Compare ranges"):
         one, other = _sides(spark, left, right)
@@ -89,14 +89,14 @@ def _side(spark: SparkSession, side: Path | str) -> DataFrame:
         manifests.load(side)
         return read_entries(spark, side).select(*_KEYS)
     source = spark.read.format(FORMAT).option("url", side).option("frames", "false")
-    # Kept, because it is read three times: to find the ranges, to hash them, to join their rows.
+    # Cached: it is read three times, to find the ranges, to hash them and to join their rows.
     return source.load().select(*_KEYS).persist(StorageLevel.DISK_ONLY)
 
 
 def _without_common_files(
     spark: SparkSession, left: Path, right: Path
 ) -> tuple[DataFrame, DataFrame]:
-    """Equal sets on both sides change nothing: digests are unique within a snapshot."""
+    """Digests are unique within a snapshot, so equal files do not affect the difference."""
     ranges = [manifests.load(side).entry_ranges for side in (left, right)]
     known = [{(each.count, each.root) for each in side} for side in ranges]
     common = known[0] & known[1]
@@ -112,7 +112,7 @@ def _without_common_files(
 
 
 def _different(one: DataFrame, other: DataFrame, keys: Sequence[str], rows_count: int) -> DataFrame:
-    """(keys…, Lamport bounds, counts) of the groups that are not the same on both sides."""
+    """(keys…, Lamport bounds, counts) of the groups that differ between the sides."""
     left, right = (
         _prefixed(summaries(side, keys, rows_count), keys, name)
         for side, name in ((one, "left"), (other, "right"))
@@ -142,7 +142,7 @@ def _prefixed(frame: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:
 
 
 def _with_ranges(one: DataFrame, other: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Number the rows of each channel by Lamport ranges that hold about equally many of both."""
+    """Number the rows of each channel by Lamport ranges of about equal size, counting both sides."""
     fractions = [number / RANGES_PER_CHANNEL for number in range(1, RANGES_PER_CHANNEL)]
     cuts = (
         one.union(other)

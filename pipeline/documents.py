@@ -1,4 +1,4 @@
-"""What travels with the tables so that a stranger can read them: README and .proto files."""
+"""The README and .proto files of a snapshot, which make its tables readable without this software."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ its length and its BLAKE3, and proves the rows by their roots.
 
 - `entries/day=YYYY-MM-DD/FIRST-LAST.parquet`: the messages that arrived on that UTC day, in ranges of
   the exporting store's arrival order. Inside a file rows are sorted by channel, Lamport timestamp,
-  message ID (as UTF-8 bytes) and digest, so the row groups of one channel lie together.
-- `claims/FIRST-LAST.parquet`: which retrieval hint is said to lead to which entry. Hints that stand in
-  the causal history of a message are not repeated here.
+  message ID (as UTF-8 bytes) and digest, so the row groups of one channel are adjacent.
+- `claims/FIRST-LAST.parquet`: claims that a retrieval hint leads to an entry. Hints in the causal
+  history of a message are not repeated here.
 - `channels.parquet`: one row per channel.
 - `proto/`: the schemas of the frames. `sds.proto` is the latest dialect; `sds_raw.proto` has the
   numbering of the others. The column `dialect` says which one a frame is written in.
@@ -29,9 +29,9 @@ its length and its BLAKE3, and proves the rows by their roots.
 
 ## Proofs
 
-A root is BLAKE3 over the sorted 32-byte elements of a set, one after the other, without anything in
-between: the digests of entries, the claim IDs of claims. The same set has the same root wherever it is
-computed; a store answers the root of a channel at `GET /v1/channels/CHANNEL`.
+A root is BLAKE3 over the sorted 32-byte elements of a set, concatenated without separators: the
+digests of entries, the claim IDs of claims. The same set has the same root wherever it is computed; a
+store returns the root of a channel at `GET /v1/channels/CHANNEL`.
 `manifest_digest`, the last member of the manifest, is BLAKE3 of the file's bytes before the
 comma in front of it.
 

@@ -1,4 +1,4 @@
-"""Rows of the table of entries, made of what the database and the frames tell."""
+"""Rows of the table of entries, made from database columns and frames."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DIALECT_LABELS = {int(dialect): dialect.label for dialect in Dialect}
 def entries_batch(
     stored: Sequence[Sequence[Any]], frames: Sequence[bytes | None]
 ) -> pa.RecordBatch:
-    """The columns of `ENTRIES`; MessageError for a frame that is no message.
+    """The columns of `ENTRIES`; MessageError for a frame that is not a message.
 
-    `stored` are columns that the database has: arrival in milliseconds, channel ID, message ID, Lamport
-    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None where
-    there is none: retired, of 0 bytes, or lost. The entry stays, as an element without content.
+    `stored` are columns from the database: arrival in milliseconds, channel ID, message ID, Lamport
+    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None if it
+    was retired (0 bytes) or lost. The entry stays, as an element without content.
     """
     arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, *rest = stored
     seqs, sizes, frame_hashes = rest

@@ -1,4 +1,4 @@
-"""Why a snapshot verb could not do its work. `code` is stable and meant for programs."""
+"""Errors of the snapshot verbs. `code` is stable and meant for programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class PipelineError(Exception):
-    """The family; the text says what happened."""
+    """Base class; the text says what happened."""
 
     code: ClassVar[str] = "pipeline_failed"
 
@@ -18,24 +18,24 @@ class ManifestError(PipelineError):
 
 
 class ParentMismatchError(PipelineError):
-    """The parent is a snapshot of another store, of other channels, or of a history that is gone."""
+    """The parent is a snapshot of another store, of other channels, or of a lost history."""
 
     code = "parent_mismatch"
 
 
 class PublishError(PipelineError):
-    """The folder cannot be made: it is there already, or somebody else is making it."""
+    """The folder exists already, or another process is making it."""
 
     code = "target_not_free"
 
 
 class DatabaseError(PipelineError):
-    """There is no store at the URL that this software can read."""
+    """The URL leads to no store that this software can read."""
 
     code = "not_found"
 
 
 class SparkStartError(PipelineError):
-    """Spark did not start; the text ends with what it wrote."""
+    """Spark did not start; the text ends with Spark's output."""
 
     code = "spark_failed"

@@ -1,8 +1,8 @@
 """`snapshot export`: a store's entries and hint claims as Parquet, with the roots that prove them.
 
 Spark's tasks read sequence ranges of the database and write the files themselves: rows go from SQL
-through Arrow to Parquet without a detour through the JVM, and a task never holds more than one
-file's rows. What the parent snapshot has unchanged is shared with it by hard links.
+through Arrow to Parquet without passing through the JVM, and a task never holds more than one
+file's rows. Files that are unchanged since the parent snapshot are shared with it by hard links.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def export_snapshot(
 ) -> Manifest:
     """Make the folder `target` from the store at `url` as it is now; returns its manifest.
 
-    Files have at most about `rows_max` rows, and a bounded weight.
-    Raises PublishError if `target` exists, ParentMismatchError if `parent` does not fit or the store
-    went back in time since, and
-    ManifestError if it is no snapshot. A killed export leaves no folder of that name.
+    Files have about `rows_max` rows at most, and bounded bytes.
+    Raises PublishError if `target` exists, ParentMismatchError if `parent` is of another store or the
+    store was rolled back since, and ManifestError if `parent` is not a snapshot. A killed export leaves
+    no folder `target`.
     """
     store = _Store.look(url, channel_ids)
     base = None if parent is None else _Base(parent.absolute(), manifests.load(parent))
@@ -67,7 +67,7 @@ def export_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """The store as it is when the export begins: nothing later is read."""
+    """The store at the start of the export: nothing later is read."""
 
     database_id: str
     watermark: Watermark
@@ -96,17 +96,17 @@ class _Base:
         return mine == (store.database_id, store.channel_ids)
 
     def require_history(self, url: str) -> None:
-        """Raises ParentMismatchError where the store is not the one that the parent was made from.
+        """Raises ParentMismatchError if the store's history is not the one the parent was made from.
 
-        Nothing is known of, and nothing shared with, a parent of an older version.
+        A parent of an older version has no sums to compare; nothing is shared with it.
         """
         if self.manifest.schema_version != manifests.SCHEMA_VERSION:
             return
         with open_database(url) as database:
             if not database.holds(self.manifest.watermark):
                 raise ParentMismatchError(
-                    f"the store went back in time after {self.folder} was made (it serves an older "
-                    "copy of its database), or is another copy: take a parent from before that copy "
+                    f"the store was rolled back after {self.folder} was made (it serves an older "
+                    "copy of its database), or is another copy: use a parent from before that copy "
                     "was made, or export without a parent"
                 )
 
@@ -114,7 +114,7 @@ class _Base:
 def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route) -> Manifest:
     folder = route.folder
     watermark = store.watermark
-    # The files of an older version have other columns, and its manifest does not name its history.
+    # Files of an older version have other columns, and its manifest has no sums of its history.
     shares = base is not None and base.manifest.schema_version == manifests.SCHEMA_VERSION
     old = base.manifest if base is not None and shares else None
     parts = [
@@ -150,11 +150,11 @@ def _export(spark: SparkSession, store: _Store, base: _Base | None, route: Route
 def _require_all_there(folder: Path, ranges: Sequence[EntryRange | ClaimRange]) -> None:
     for each in ranges:
         if not (folder / each.file.path).is_file():
-            raise PipelineError(f"{each.file.path} is not there: do all workers share the folder?")
+            raise PipelineError(f"{each.file.path} is missing: do all workers share the folder?")
 
 
 def _require_all_read(what: str, written: int, found: int) -> None:
     if found != written:
         raise PipelineError(
-            f"of {written} {what} that were written {found} are there: do all workers share the folder?"
+            f"{written} {what} were written, but {found} were found: do all workers share the folder?"
         )

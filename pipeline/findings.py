@@ -1,4 +1,4 @@
-"""What a check of a snapshot can find wrong."""
+"""The faults that a check of a snapshot reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """Stable names of what is wrong (docs/pipeline.md explains each)."""
+    """Stable names of the faults (docs/pipeline.md explains each)."""
 
     MISSING_FILE = "missing_file"
     UNLISTED_FILE = "unlisted_file"
@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault, and where: a file of the snapshot, or a channel of the node.
+    """One fault and its place: a file of the snapshot, or a channel of the node.
 
     `row` counts from 0 within the file.
     """

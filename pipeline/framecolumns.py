@@ -1,9 +1,8 @@
-"""What only frames tell, as columns: sender, content, causal history.
+"""The columns that only frames contain: sender, content, causal history.
 
-Most frames are written plainly: version 2, each field once, strict entries. The fields of many of those
-are found at once, with numpy: a step for each field, not for each frame. Every other frame is decoded.
-Frames must be what the store once decoded, as their hashes prove: so they are well-formed, and only need
-to be taken apart.
+Most frames are plain: version 2, each field once, strict entries. For those, numpy finds the fields of
+many frames at once, with a step for each field rather than for each frame. Every other frame is decoded.
+The store has decoded these frames before, as their hashes prove, so they are well-formed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _Offsets = NDArray[np.int64]
 _Mask = NDArray[np.bool_]
 _Bytes = NDArray[np.uint8]
 
-_PADDING = bytes(32)  # a look at the head of a field never leaves the buffer
+_PADDING = bytes(32)  # reading the head of a field never leaves the buffer
 _VARINT_BYTES_MAX = 10
 _TAG_OR_LENGTH_BYTES_MAX = 5
 _ID_TAG = 0x0A  # with it each writer begins an entry; others might be dropped for bad UTF-8
@@ -33,7 +32,7 @@ _BYTES, _VARINT = 2, 0  # wire types
 
 
 class Told(NamedTuple):
-    """Columns of `pipeline.columns.ENTRIES`; nothing is told where there is no frame."""
+    """Columns of `pipeline.columns.ENTRIES`; null or empty for rows without a frame."""
 
     sender_id: pa.Array
     content_bytes: pa.Array
@@ -57,8 +56,8 @@ _ENTRY = _Layout(once=(1, 2, 3))  # message ID, retrieval hint, sender
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where the fields of n messages lie: starts and ends of those that are there once, by number, and
-    (message, start, end) of each occurrence of those that are repeated. Empty where a field is absent."""
+    """The positions of the fields of n messages: starts and ends of single fields, by field number, and
+    (message, start, end) of each occurrence of repeated fields. An absent field has length 0."""
 
     is_plain: _Mask
     once: dict[int, tuple[_Offsets, _Offsets]]
@@ -66,7 +65,7 @@ class _Found:
 
 
 def told(frames: Sequence[bytes | None], dialects: Sequence[int]) -> Told:
-    """The columns of `frames`, which were decoded once and found to be of these dialects."""
+    """The columns of `frames`, whose dialects the store recorded when it decoded them."""
     is_plain, plain = _told_plainly(frames, dialects)
     if is_plain.all():
         return plain
@@ -88,7 +87,7 @@ def _told_by_decoding(frames: Sequence[bytes | None]) -> Told:
 
 
 def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tuple[_Mask, Told]:
-    """Which frames are plain, and the columns of those."""
+    """A mask of the plain frames, and their columns."""
     data = np.frombuffer(b"".join([frame or b"" for frame in frames]) + _PADDING, np.uint8)
     lengths = np.fromiter((len(frame or b"") for frame in frames), np.int64, len(frames))
     ends = np.cumsum(lengths)
@@ -124,9 +123,9 @@ def _told_plainly(frames: Sequence[bytes | None], dialects: Sequence[int]) -> tu
 
 
 def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout) -> _Found:
-    """The fields of the messages from `starts` to `ends`, in each round the next of every message.
+    """The fields of the messages from `starts` to `ends`. Each round takes every message's next field.
 
-    A message is plain if it has fields of the layout only.
+    A message is plain if all its fields are in the layout.
     """
     is_plain = np.ones(len(starts), bool)
     seen = np.zeros(len(starts), np.int64)  # a bit for each field
@@ -169,7 +168,7 @@ def _take_apart(data: _Bytes, starts: _Offsets, ends: _Offsets, layout: _Layout)
 
 
 def _varints(data: _Bytes, at: _Offsets) -> tuple[_Offsets, _Offsets, _Mask]:
-    """The integers at `at`, where each ends, and whether it does; large ones may be negative."""
+    """The integers at `at`, the end of each, and a mask of those that end; large ones can be negative."""
     values = np.zeros(len(at), np.int64)
     goes_on = np.ones(len(at), bool)
     ends = at.copy()
@@ -195,9 +194,9 @@ def _in_order(found: Sequence[tuple[_Offsets, ...]]) -> tuple[_Offsets, _Offsets
 def _slices(
     data: _Bytes, bounds: tuple[_Offsets, _Offsets], wanted: _Mask, type_: pa.DataType
 ) -> pa.Array:
-    """The wanted ones of slices of `data`, which follow each other, as an array."""
+    """The wanted slices of `data` as an array; the slices are in ascending order."""
     starts, ends = (each[wanted] for each in bounds)
-    # What lies between two slices is a value of its own, which is then left out.
+    # The bytes between two slices form a value, which is then dropped.
     offsets = np.zeros(2 * len(starts) + 1, np.int32)
     offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:].sum()
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]

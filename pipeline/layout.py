@@ -1,4 +1,4 @@
-"""Where each file of a snapshot lies; paths are relative to its folder."""
+"""The paths of a snapshot's files, relative to its folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`snapshot list` and `snapshot prune`: the snapshots in a folder, and where each comes from.
+"""`snapshot list` and `snapshot prune`: the snapshots in a folder, with their parents.
 
-Every snapshot is whole in itself, because files that it has in common with its parent are links to
-the same bytes. So any of a chain can be restored, and removing one takes nothing from another.
+Every snapshot is complete, because files that it shares with its parent are hard links. So any
+snapshot of a chain can be restored, and removing one does not affect the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRUNED = ".pruned"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A folder with a manifest; `manifest` is None and `fault` says why where it is damaged."""
+    """A folder with a manifest. For a damaged one `manifest` is None and `fault` says why."""
 
     folder: Path
     manifest: Manifest | None
@@ -28,7 +28,7 @@ class Listed:
 
 
 def list_snapshots(folder: Path) -> list[Listed]:
-    """The snapshots in `folder`, the oldest first, damaged ones in front."""
+    """The snapshots in `folder`, oldest first; damaged ones come before all others."""
     candidates = [each.parent for each in folder.glob(f"*/{manifests.FILE_NAME}")]
     visible = [each for each in candidates if not each.name.startswith(".")]
     return sorted(map(_listed, visible), key=_age)
@@ -47,11 +47,11 @@ def _age(listed: Listed) -> tuple[str, str]:
 
 
 def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
-    """Remove all but the newest `keep_count` snapshots in `folder`; those that went.
+    """Remove all but the newest `keep_count` snapshots in `folder`; returns the removed ones.
 
-    Damaged ones are neither counted nor removed: somebody has to look at them. A snapshot loses its
-    name before its files, so a killed prune leaves none that is only half there. What killed prunes
-    and exports left goes as well.
+    Damaged ones are neither counted nor removed: the operator must look at them. A snapshot loses its
+    name before its files, so a killed prune leaves no partial snapshot. Leftovers of killed prunes and
+    exports are removed too.
     """
     remove_abandoned(folder)
     for left_over in folder.glob(f".*{_PRUNED}"):

@@ -22,19 +22,19 @@ from sdstore.client.errors import StoreError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ATTEMPTS = 3  # a channel may grow between the questions
-# Newer entries of a channel; beyond, a new snapshot is cheaper than comparing this one. And of the
-# channels that are compared together: they are fetched into the driver.
+_ATTEMPTS = 3  # a channel can grow between the requests
+# Newer entries of a channel: beyond this, a new snapshot is cheaper than comparing this one. The bound
+# also covers all channels that are compared together, whose newer entries are fetched into the driver.
 NEWER_MAX = 100_000
 _TOGETHER_MAX = 1_000  # channels, whose names become a condition of one query
 _NEWER = pa.schema([("channel_id", pa.string()), ("digest", pa.binary())])
 
 
 def compare_with_node(spark: SparkSession, snapshot: Path, node_url: str) -> Iterator[Finding]:
-    """The channels in which the node does not hold what the snapshot holds.
+    """The channels in which the node lacks entries of the snapshot.
 
-    A node that went on receiving has larger channels. Their newest entries are then fetched, as many
-    as it has more: together with the snapshot's they must have the node's root.
+    A channel of the node may have grown. Then as many of its newest entries are fetched as the node has
+    more: together with the snapshot's entries they must have the node's root.
     """
     with StoreClient(node_url) as client, step(spark, "Compare with the node"):
         grown: dict[str, int] = {}
@@ -65,7 +65,7 @@ def _live(client: StoreClient, channel_id: str) -> Summary:
 
 
 def _fault(channel_id: str, kept: Summary, live: Summary) -> Finding | None:
-    """What the counts and roots alone tell; None where they are equal or the node has more."""
+    """The fault that counts and roots show; None if they are equal or the node has more entries."""
     where, newer_count = f"channel {channel_id!r}", live.count - kept.count
     if newer_count < 0:
         detail = f"the node has {live.count} entries, the snapshot {kept.count}"
@@ -74,14 +74,14 @@ def _fault(channel_id: str, kept: Summary, live: Summary) -> Finding | None:
         detail = f"the node has {newer_count} more entries: export a newer snapshot"
         return Finding(Fault.NODE_DIFFERS, where, detail)
     if newer_count == 0 and live != kept:
-        return Finding(Fault.NODE_DIFFERS, where, "as many entries, and another root")
+        return Finding(Fault.NODE_DIFFERS, where, "equal counts, but different roots")
     return None
 
 
 def _compare_grown(
     spark: SparkSession, snapshot: Path, client: StoreClient, grown: dict[str, int]
 ) -> Iterator[Finding]:
-    """`grown`: what the snapshot has of each channel of which the node has more."""
+    """`grown`: the snapshot's summary of each channel that is larger on the node."""
     for _ in range(_ATTEMPTS):
         if not grown:
             return
@@ -95,7 +95,7 @@ def _compare_grown(
         both = _together(spark, snapshot, pa.Table.from_pylist(newer, _NEWER), rows_count)
         grown = {each: count for each, count in grown.items() if both.get(each) != live[each]}
     for channel_id in grown:
-        detail = "the node's root is not that of the snapshot's entries and as many newer ones"
+        detail = "the node's root differs from that of the snapshot's entries and the newer ones"
         yield Finding(Fault.NODE_DIFFERS, f"channel {channel_id!r}", detail)
 
 
@@ -107,11 +107,11 @@ def _newest(client: StoreClient, channel_id: str, count: int) -> Iterator[bytes]
 def _together(
     spark: SparkSession, snapshot: Path, newer: pa.Table, rows_count: int
 ) -> dict[str, Summary]:
-    """(count, root) of each channel of `newer` with what the snapshot has of it."""
+    """(count, root) of each channel of `newer`, over its newer entries and the snapshot's."""
     channel_ids = newer["channel_id"].unique().to_pylist()
     kept = read_entries(spark, snapshot).where(f.col("channel_id").isin(channel_ids))
     both = kept.select(*_NEWER.names).union(spark.createDataFrame(newer)).distinct()
-    # The query is about digests alone; summaries have bounds of clocks as well.
+    # Only digests matter here, but summaries need clocks as well.
     clockless = both.withColumn("lamport_timestamp", f.lit(0).cast("bigint"))
     rows = summaries(clockless, ["channel_id"], rows_count).collect()
     return {row["channel_id"]: Summary.of((row["count"], bytes(row["root"]))) for row in rows}

@@ -1,7 +1,7 @@
-"""The manifest of a snapshot: what it holds, proved by roots, in one JSON file.
+"""The manifest of a snapshot: its files and contents, proved by roots, in one JSON file.
 
 The file is canonical: it is exactly what `Manifest.to_bytes` writes, and its last member is the
-BLAKE3 of everything before it. So one changed byte anywhere in it is noticed.
+BLAKE3 of everything before it. So any changed byte is detected.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pipeline.layout import CHANNELS_FILE, PROTO_FILES, README_FILE, claims_path
 FILE_NAME = "manifest.json"
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 2
-"""Of the manifest and the tables. Version 1 has no column `content` and no sums
-in the watermark; it is read, not written."""
+"""Version of the manifest and the tables. Version 1, which can be read but not written, has no column
+`content` and no sums in the watermark."""
 SCHEMA_VERSIONS_READ = (1, SCHEMA_VERSION)
 MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
@@ -57,9 +57,9 @@ class FileRecord:
 class EntryRange:
     """The entries with first ≤ seq ≤ last that arrived on `day` (UTC), and their file.
 
-    `frame_bytes` is the sum over the rows; it tells that content was retired, which leaves count
-    and root as they are. `lost_count` are the rows whose frame the store had lost. Channel and Lamport
-    bounds are those of the rows: a reader may skip a file.
+    `frame_bytes` is the sum over the rows; it falls when content is retired, which changes neither
+    count nor root. `lost_count` counts the rows whose frame the store had lost. Readers can skip a file
+    by its channel and Lamport bounds.
     """
 
     day: str
@@ -89,21 +89,21 @@ class ClaimRange:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Up to where the snapshot read: the highest committed sequence and claim numbers.
+    """The end of the export's read: the highest committed sequence and claim numbers.
 
-    The sums are those of the store's arrival chains there, 64 bits as hex: they tell whether a store
-    still has the history that the snapshot was made from.
+    The sums of the store's arrival chains there, 64 bits as hex, show whether a store still has the
+    history that the snapshot was made from.
     """
 
     seq: int
     claim_no: int
-    entry_sum: str = ""  # of version 1, which has none
+    entry_sum: str = ""  # empty in version 1
     claim_sum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The snapshot that this one was made from, and where it stood at that time."""
+    """The snapshot that this one was made from, and its watermark."""
 
     snapshot_id: str
     name: str
@@ -165,7 +165,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """The manifest in `raw`; ManifestError unless it is whole and of a known version."""
+        """The manifest in `raw`; ManifestError if it is damaged or of an unknown version."""
         try:
             members = json.loads(raw)
             _check_version(members)
@@ -179,7 +179,7 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """Raises ManifestError where it contradicts itself, or names files that are none of its own."""
+        """Raises ManifestError if it contradicts itself, or lists a path that is not of a snapshot."""
         entries = sum(each.count for each in self.entry_ranges)
         claims = sum(each.count for each in self.claim_ranges)
         if (entries, claims) != (self.entries.count, self.claims.count):
@@ -194,11 +194,11 @@ class Manifest:
             read_up_to[day] = each.last
         for record in (self.channels, *self.documents):
             if record.path not in _OTHER_FILES:
-                raise ManifestError(f"{record.path} is no file of a snapshot")
+                raise ManifestError(f"{record.path} is not a file of a snapshot")
 
 
 def load(snapshot: Path) -> Manifest:
-    """The manifest of the snapshot in folder `snapshot`; ManifestError if there is none."""
+    """The manifest of the snapshot in folder `snapshot`; ManifestError if it has no valid one."""
     path = snapshot / FILE_NAME
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
@@ -214,7 +214,9 @@ def _check_version(members: dict[str, Any]) -> None:
     if members["format"] != FORMAT:
         raise ManifestError(f"not a snapshot but {members['format']!r}")
     if members["schema_version"] not in SCHEMA_VERSIONS_READ:
-        raise ManifestError(f"schema version {members['schema_version']} is not known here")
+        raise ManifestError(
+            f"unknown schema version {members['schema_version']}: use a newer sdstore"
+        )
 
 
 def _check_range(each: EntryRange | ClaimRange) -> None:
@@ -229,7 +231,7 @@ def _check_range(each: EntryRange | ClaimRange) -> None:
 
 
 def _nested(members: dict[str, Any]) -> dict[str, Any]:
-    """The members of the JSON with records in place of objects."""
+    """The members of the JSON, with records instead of objects."""
     parent, channel_ids = members["parent"], members["channel_ids"]
     return members | {
         "parent": None if parent is None else Parent(**parent),

@@ -1,4 +1,4 @@
-"""What every verb does first: look whether its arguments can be meant, then start Spark."""
+"""The first steps of every verb: validate the arguments, then start Spark."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ _PYTHON_ERROR = re.compile(r"^Traceback .*?^(\w[\w.]*: .*?)$", re.MULTILINE | re
 def opened(
     master: str | None, *sides: Path | str, target: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session, and what goes wrong as `faults_told` has it.
+    """A Spark session; errors become lines and exit codes (`faults_told`).
 
-    Snapshots and stores (`sides`) are opened first, and `target` must be free: arguments are validated
-    before Spark starts.
+    Before Spark starts, the snapshots and stores of `sides` are opened, and `target` must not exist.
     """
     with faults_told():
         from pipeline.database import open_database
@@ -55,7 +54,7 @@ def opened(
                 open_database(side).close()
         if target is not None:
             require_free(target)
-        # Py4J tells the root logger of what it raises as well: after Ctrl-C that would be pages.
+        # Py4J also logs what it raises to the root logger, which would print pages after Ctrl-C.
         logging.getLogger().addFilter(lambda _: False)
         with spark_session(master) as spark:
             yield spark
@@ -92,13 +91,13 @@ def snapshot_faults_told() -> Iterator[None]:
 
 
 def reason_of(report: str) -> str:
-    """The one line that says why, of what Spark tells: stacks of Python in stacks of Java."""
+    """The line with the cause in Spark's report, which nests Python tracebacks in Java ones."""
     found = _PYTHON_ERROR.search(report)
     return found[1] if found else report.partition("\n")[0]
 
 
 def require_folder(folder: Path) -> None:
-    """Raises CliError where there is no such folder."""
+    """Raises CliError if the folder does not exist."""
     if not folder.is_dir():
         raise CliError(Exit.NO, "not_found", f"there is no folder {folder}")
 
@@ -110,7 +109,7 @@ def require_node(url: str) -> None:
 
 
 def existing_url(database: str | None, data_dir: Path | None) -> str:
-    """The URL of the database that the flags name; CliError where its file is not there."""
+    """The URL of the database that the flags name; CliError if its file does not exist."""
     url = database_settings(database, data_dir, None).database_url
     require_database(url)
     return url

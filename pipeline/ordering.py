@@ -1,7 +1,7 @@
-"""Channel logs at any size: the place of every message in the log of its channel.
+"""Channel logs at any size: the position of every message in the log of its channel.
 
-Log order is (Lamport timestamp, message ID as UTF-8 bytes, digest), as the node's pages have it.
-Spark compares strings and binaries byte by byte, as unsigned numbers, which is that very order.
+Log order is (Lamport timestamp, message ID as UTF-8 bytes, digest), as in the node's pages.
+Spark compares strings and binaries as unsigned bytes, which gives the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART = "_part"
 def write_logs(spark: SparkSession, snapshot: Path, out: Path) -> int:
     """Make the folder `out` of Parquet files with the log order, `position` and `seq` of every entry.
 
-    Files and their rows are sorted by channel and position. Returns how many rows there are.
+    Files and their rows are sorted by channel and position. Returns the number of rows.
     Raises ManifestError, and PublishError if `out` exists.
     """
     rows_count = manifests.load(snapshot).entries.count
@@ -41,14 +41,13 @@ def write_logs(spark: SparkSession, snapshot: Path, out: Path) -> int:
 def log_positions(entries: DataFrame) -> DataFrame:
     """`entries` with the column `position`: 0 for the first message of its channel's log.
 
-    All rows are sorted across the cluster by (channel, log order); a row's position is its place in
-    its partition after what the partitions before hold of its channel. So one channel may be larger
-    than any machine.
+    All rows are sorted across the cluster by (channel, log order). A row's position is its place in its
+    partition plus the rows of its channel in earlier partitions. So a channel can exceed any machine.
     """
     placed = (
         entries.repartitionByRange(*LOG_ORDER)
         .withColumn(_PART, f.spark_partition_id())
-        # What is counted below must be what is numbered: ranges are drawn from a sample.
+        # Persist: Spark samples the range bounds, and the rows counted must be the rows numbered.
         .localCheckpoint()
     )
     counts = placed.groupBy("channel_id", _PART).agg(f.count("*").alias("_count"))

@@ -1,9 +1,9 @@
-"""Digests of groups, cut into pieces and put together again: how counts and roots are made at scale.
+"""Counts and roots at scale: digests of groups are cut into pieces and merged.
 
-First many rows become one piece per group and bucket, a stretch of the digests' space, that holds the
-digests one after the other. Then a group's pieces come together bucket by bucket, and the digests
-are sorted in numpy and hashed as they stream by. So few, large values move between tasks, and memory
-is bounded by a bucket, however large a group is. Who moves the pieces is left open.
+A bucket is a range of the digest space. First, many rows become one piece per group and bucket, the
+concatenated digests. Then a group's pieces are merged bucket by bucket: numpy sorts the digests, which
+are hashed as a stream. So few, large values move between tasks, and a bucket bounds the memory, however
+large a group is. The caller moves the pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.roots import DIGEST_BYTES, in_order
 from pipeline.columns import digest_array
 from pipeline.scan import INT64_MAX, INT64_MIN
 
-_BUCKET_DIGESTS = 2**20  # 32 MB: what is sorted at once, some three times over
+_BUCKET_DIGESTS = 2**20  # 32 MB sorted at once; sorting takes about three times as much memory
 _BUCKET_BITS_MAX = 16  # enough for 6 * 10^10 digests of one group
 
 PIECE_FIELDS = [
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """What a group comes to; `root` has 32 bytes."""
+    """The summary of a group; `root` has 32 bytes."""
 
     elements_count: int
     root: bytes
@@ -49,15 +49,15 @@ class GroupSummary(NamedTuple):
 
 
 def bucket_bits(rows_count: int) -> int:
-    """How many leading bits of a digest name its bucket; an estimate of the rows will do."""
+    """The number of leading bits of a digest that select its bucket; `rows_count` can be an estimate."""
     return min((rows_count // _BUCKET_DIGESTS).bit_length(), _BUCKET_BITS_MAX)
 
 
 def pack(rows: pa.Table, keys: Sequence[str], bits: int) -> pa.RecordBatch:
     """The pieces of `rows`: their columns `keys`, without nulls, and `PIECE_FIELDS`.
 
-    Groups are rows with the same `keys`; without any there is one group. The other columns that are
-    read are `digest` and `lamport_timestamp`.
+    Groups are rows with the same `keys`; without keys there is one group. It also reads the columns
+    `digest` and `lamport_timestamp`.
     """
     digests = digest_array(rows["digest"])
     buckets = digests[:, 0].astype(np.int32) << 8 | digests[:, 1]
@@ -79,12 +79,12 @@ def pack(rows: pa.Table, keys: Sequence[str], bits: int) -> pa.RecordBatch:
 
 
 def piece_schema(rows: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    """The columns of what `pack` makes."""
+    """The columns of the result of `pack`."""
     return pa.schema([*(rows.field(key) for key in keys), *PIECE_FIELDS])
 
 
 class Summing:
-    """Puts a group together. Its buckets come in ascending order, each with all of its pieces."""
+    """Merges a group. Add its buckets in ascending order, each with all its pieces."""
 
     def __init__(self) -> None:
         self._hasher = blake3()
@@ -92,7 +92,7 @@ class Summing:
         self._lamport_first, self._lamport_last = INT64_MAX, INT64_MIN
 
     def add_bucket(self, pieces: Iterable[Piece]) -> bytes:
-        """Take in a bucket; its digests in order, each once."""
+        """Add a bucket; returns its digests, sorted and unique."""
         digests, firsts, lasts = zip(*pieces, strict=True)
         ordered = in_order(b"".join(digests))
         self._hasher.update(ordered)
@@ -102,13 +102,13 @@ class Summing:
         return ordered
 
     def summary(self) -> GroupSummary:
-        """What all buckets so far come to."""
+        """The summary of all buckets so far."""
         count = self._bytes_count // DIGEST_BYTES
         return GroupSummary(count, self._hasher.digest(), self._lamport_first, self._lamport_last)
 
 
 def _group_numbers(columns: Sequence[pa.Array], rows_count: int) -> NDArray[np.int64]:
-    """A number for each row, the same where all columns are."""
+    """A number for each row, equal for rows with equal columns."""
     numbers = np.zeros(rows_count, np.int64)
     for column in columns:
         encoded = column.dictionary_encode()
@@ -117,7 +117,7 @@ def _group_numbers(columns: Sequence[pa.Array], rows_count: int) -> NDArray[np.i
 
 
 def _pieces(digests: NDArray[np.uint8], starts: NDArray[np.int64]) -> pa.BinaryArray:
-    """The digests from each start to the next, one after the other, without a copy."""
+    """The digests from each start to the next, concatenated, without a copy."""
     offsets = (np.append(starts, len(digests)) * DIGEST_BYTES).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digests))]
     return pa.Array.from_buffers(pa.binary(), len(starts), buffers)

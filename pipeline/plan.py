@@ -1,7 +1,7 @@
-"""Which ranges of the parent an incremental export keeps, and from where it writes anew.
+"""The ranges of the parent that an incremental export keeps or rewrites.
 
 New entries become new ranges. Short ranges at the end are merged with them, so that many small
-exports still make few files: a range is merged when it is at most `_MERGE_FACTOR` times what comes
+exports still make few files: a range is merged if it has at most `_MERGE_FACTOR` times the elements
 after it. Sizes then fall geometrically, and an entry is rewritten a logarithmic number of times.
 """
 
@@ -14,20 +14,20 @@ from pipeline.manifest import ClaimRange, EntryRange
 _Range = EntryRange | ClaimRange
 _MERGE_FACTOR = 2
 _FULL_SHARE = 2  # a range more than half full is not merged again
-_FULL_BYTES = 16 * 1024 * 1024  # compressed; heavy frames fill a range by bytes
+_FULL_BYTES = 16 * 1024 * 1024  # compressed; large frames fill a range by bytes
 
 
 def merged_tail(ranges: Sequence[_Range], new_count: int, rows_max: int) -> list[_Range]:
-    """The ranges at the end of `ranges` to write again together with `new_count` new elements.
+    """The ranges at the end of `ranges` to rewrite together with `new_count` new elements.
 
-    Files should have about `rows_max` rows in the end.
+    The resulting files have about `rows_max` rows.
     """
     if not new_count:
         return []
     start = len(ranges)
     while start and _is_worth_merging(ranges[start - 1], new_count, rows_max):
         if getattr(ranges[start - 1], "day", None) != getattr(ranges[-1], "day", None):
-            break  # a file holds one day, so there is nothing to be gained beyond it
+            break  # a file holds one day, so merging across days saves no file
         start -= 1
         new_count += ranges[start].count
     return list(ranges[start:])

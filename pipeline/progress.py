@@ -1,4 +1,4 @@
-"""Progress bars on a terminal: rows where they can be counted, else tasks of Spark."""
+"""Progress bars on a terminal; they count rows if possible, else Spark tasks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _Item = TypeVar("_Item")
-_POLL_S = 0.2  # what still looks like movement; asking Spark costs a millisecond
+_POLL_S = 0.2  # smooth enough to the eye; asking Spark costs a millisecond
 
 Count = Callable[[], tuple[int, int]]
-"""(done, in all), of whatever a bar counts."""
+"""(done, total) in the unit of the bar."""
 
 
 @contextmanager
 def step(
     spark: SparkSession, title: str, count: Count | None = None, unit: str = "tasks"
 ) -> Iterator[None]:
-    """Name the Spark jobs started inside `title`, and show how far they are.
+    """Name the Spark jobs started inside `title`, and show their progress.
 
-    `count` says so, in `unit`; without it the tasks of Spark are counted, as far as they are planned.
+    `count` returns the progress in `unit`; without it the bar counts the Spark tasks planned so far.
     """
     context = spark.sparkContext
     group = f"sdstore-{uuid4().hex}"
@@ -48,7 +48,7 @@ def step(
 def items(
     title: str, sequence: Sequence[_Item], size: Callable[[_Item], int], unit: str
 ) -> Iterator[_Item]:
-    """The items of `sequence`, with a bar that shows how much of their sizes is done."""
+    """The items of `sequence`, with a bar over the sum of their sizes."""
     with bar() as shown:
         total = sum(map(size, sequence))
         task = shown.add_task(title, total=total, unit=unit)
@@ -58,7 +58,7 @@ def items(
 
 
 def bar(console: Console | None = None) -> Progress:
-    """A bar with the title, how much is done of how much, and the time; on a terminal only."""
+    """A bar with title, done and total, and time; shown only on a terminal."""
     console = console or Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -71,7 +71,7 @@ def bar(console: Console | None = None) -> Progress:
 
 
 class _Done(ProgressColumn):
-    """As in "131,072 of 400,000 rows"; without a total only what is done."""
+    """Done and total, as in "131,072 of 400,000 rows"; only done if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         unit = task.fields["unit"]
@@ -88,7 +88,7 @@ def _followed(shown: Progress, title: str, unit: str, count: Count) -> Iterator[
     def follow() -> None:
         while not ended.wait(_POLL_S):
             done, total = count()
-            # More may be planned: the bar is full when the step is over, not before.
+            # Spark can plan more tasks, so the bar is full only when the step ends.
             shown.update(task, completed=done, total=total if total > done else None)
 
     watcher = threading.Thread(target=follow, name="spark-progress", daemon=True)
@@ -105,7 +105,7 @@ def _followed(shown: Progress, title: str, unit: str, count: Count) -> Iterator[
 def tasks(spark: SparkSession, group: str) -> tuple[int, int]:
     """(finished, planned) tasks of all jobs of `group` so far.
 
-    Stages of a job that is over and that never ran a task were skipped.
+    In a finished job, stages that never ran a task were skipped.
     """
     tracker: Any = spark.sparkContext.statusTracker()
     done = total = 0

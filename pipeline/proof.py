@@ -1,8 +1,8 @@
-"""One pass over the files of a snapshot: totals, roots of channels, and claims that lead nowhere.
+"""One pass over the files of a snapshot: totals, roots of channels, and claims without an entry.
 
-Tasks cut the digests of the files into pieces. Those of one set (all entries, all claims, a channel)
-come together bucket by bucket, and one last task sees the channels in their order. All this is plain
-RDDs: for so few and large values Spark SQL would take seconds to warm up, and gain nothing.
+Tasks cut the digests of the files into pieces. The pieces of one set (all entries, all claims, a
+channel) are merged bucket by bucket, and one last task sees the channels in order. The code uses plain
+RDDs: for few, large values Spark SQL would take seconds to warm up without a gain.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ChannelRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proof(Generic[_Made]):
-    """What the files of a snapshot hold.
+    """The contents of the files of a snapshot.
 
-    `made` is what became of the channels, `orphans` the digests of claims on entries that are not
-    there, `ORPHANS_MAX` of them at most.
+    `made` is the result of `consume`. `orphans` are at most `ORPHANS_MAX` digests that claims refer to
+    and no entry has.
     """
 
     entries: Summary
@@ -57,7 +57,7 @@ class Proof(Generic[_Made]):
 
 
 class _Kind(IntEnum):
-    """What pieces, and then results, are about; the order in which the last task sees them."""
+    """The subject of a piece or result, in the order in which the last task sees them."""
 
     ENTRIES = 0
     CLAIMS = 1
@@ -66,7 +66,7 @@ class _Kind(IntEnum):
 
 
 class _Place(NamedTuple):
-    """Sorts pieces: those of one set together, by bucket, what claims lead to after the entries."""
+    """Sort key of pieces: by set, then by bucket; targets of claims come after entries."""
 
     kind: _Kind
     channel_id: str
@@ -85,9 +85,9 @@ def prove(
     claim_ranges: Sequence[ClaimRange],
     consume: Callable[[Iterator[ChannelRow]], _Made],
 ) -> Proof[_Made]:
-    """Read all files of the ranges; `consume` gets the channels in their order, inside of a task.
+    """Read all files of the ranges; `consume` gets the channels in order, inside a task.
 
-    A file that is not there where a task runs has no rows.
+    A file that is missing on the machine of a task counts as empty.
     """
     context = spark.sparkContext
     bits, claim_bits = (
@@ -138,7 +138,7 @@ def _total_pieces(
 
 
 def _tables(paths: Iterable[Path], columns: list[str]) -> Iterator[pa.Table]:
-    """The columns of each file that is there and has rows."""
+    """The columns of each file that exists and has rows."""
     for path in paths:
         if path.exists():
             table = pq.read_table(path, columns=columns, partitioning=None)
@@ -147,7 +147,7 @@ def _tables(paths: Iterable[Path], columns: list[str]) -> Iterator[pa.Table]:
 
 
 def _clockless(digests: pa.ChunkedArray) -> pa.Table:
-    """Elements that have no clock, as rows."""
+    """Rows of elements that have no clock."""
     clocks = np.zeros(len(digests), np.int64)
     return pa.table({"digest": digests, "lamport_timestamp": clocks})
 
@@ -157,7 +157,7 @@ def _plain_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def _results(pieces: Iterable[tuple[_Place, Piece]]) -> Iterator[_Result]:
-    """One summary per set, and the claims that lead nowhere; the pieces come in order."""
+    """One summary per set, and the claims without an entry. The pieces must be in order."""
     for (kind, channel_id), of_set in groupby(pieces, key=lambda each: each[0][:2]):
         summing = Summing()
         orphans_left = ORPHANS_MAX
@@ -185,7 +185,7 @@ def _missing(targets: Sequence[Piece], here: bytes) -> Iterator[bytes]:
 def _proof(
     consume: Callable[[Iterator[ChannelRow]], _Made], results: Iterable[_Result]
 ) -> Iterator[Proof[_Made]]:
-    """The one proof; the results come in order."""
+    """The proof made of all results, which must be in order."""
     totals = dict.fromkeys((_Kind.ENTRIES, _Kind.CLAIMS), Summary.of((0, EMPTY_ROOT)))
     made: list[_Made] = []
     orphans: tuple[bytes, ...] = ()

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: built beside its place, published by one rename."""
+"""Atomic publication of a folder: it is built beside its target and renamed once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from pipeline.manifest import FileRecord
 
 _PARTIAL = ".partial"
 LOCK_NAME = ".lock"
-"""Of an empty file that a maker killed right after the rename leaves in what it published."""
+"""The empty lock file. A process killed right after the rename leaves it in the published folder."""
 
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
     """A working folder that becomes `target` when the block ends without an error.
 
-    The folder's name is fixed (".NAME.partial") and locked while its maker lives, so what a killed
-    process left is found and cleared by the next one (or by `remove_abandoned`), and two makers
-    never mix.
+    The folder's name is fixed (".NAME.partial") and its process holds a lock on it. So the next process
+    (or `remove_abandoned`) finds and clears the leftovers of a killed one, and two processes never mix.
     """
     require_free(target)
     partial = target.parent / f".{target.name}{_PARTIAL}"
@@ -38,7 +37,7 @@ def published(target: Path) -> Iterator[Path]:
             yield partial
             _sync_all(partial)
             partial.rename(target)
-            # Not before: without the lock another maker could clear the folder under our hands.
+            # Only with the lock held: without it another process could clear the folder meanwhile.
             (target / LOCK_NAME).unlink()
             sync_folder(target)
             sync_folder(target.parent)
@@ -48,16 +47,16 @@ def published(target: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the working folders in `parent` whose makers were killed."""
+    """Remove the working folders in `parent` whose processes were killed."""
     for lock_path in parent.glob(f".*{_PARTIAL}/{LOCK_NAME}"):
-        # Locked, or published meanwhile: its maker lives.
+        # Locked or published meanwhile: its process is alive.
         with suppress(PublishError, FileNotFoundError), lock_path.open("r+") as lock:
             _take(lock.fileno(), lock_path.parent)
             shutil.rmtree(lock_path.parent)
 
 
 def require_free(target: Path) -> None:
-    """Raises PublishError where `target` exists."""
+    """Raises PublishError if `target` exists."""
     if target.exists():
         raise PublishError(f"{target} exists already")
 
@@ -78,7 +77,7 @@ def _clear(folder: Path) -> None:
 
 
 def keep_only(folder: Path, paths: Collection[str]) -> None:
-    """Remove what else lies in `folder`: drafts of tasks that were killed."""
+    """Remove all other files in `folder`: drafts of killed tasks."""
     kept = {*paths, LOCK_NAME}
     for file in list(folder.rglob("*")):
         if file.is_file() and file.relative_to(folder).as_posix() not in kept:
@@ -86,10 +85,9 @@ def keep_only(folder: Path, paths: Collection[str]) -> None:
 
 
 def draft_of(target: Path) -> Path:
-    """Where to write what becomes the file `target` by a rename.
+    """A random path to write to before a rename to `target`.
 
-    The name is random: a task that Spark runs twice at once, here or on another machine, writes two
-    files, not one.
+    Spark may run a task twice at once, on one machine or two; the random names keep the files apart.
     """
     return target.with_name(f".{target.name}.{token_hex(8)}")
 
@@ -108,13 +106,13 @@ def write_file(root: Path, path: str, content: bytes | memoryview) -> FileRecord
 
 
 def record_of(root: Path, path: str) -> FileRecord:
-    """What the record of the file `root`/`path` would be, as it lies there."""
+    """The record of the existing file `root`/`path`."""
     file = root / path
     return FileRecord(path, file.stat().st_size, blake3().update_mmap(file).hexdigest())
 
 
 def share_file(source: Path, target: Path, path: str) -> bool:
-    """Give snapshot `target` the file `path` of snapshot `source`; False if it had to be copied."""
+    """Link the file `path` of snapshot `source` into `target`; False if it had to be copied."""
     destination = target / path
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -131,7 +129,7 @@ def _sync_all(root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable which files `folder` has."""
+    """Sync the directory entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""`snapshot restore`: bring a snapshot's entries and hint claims into a store, under its own rules.
+"""`snapshot restore`: load a snapshot's entries and hint claims into a store, under its own rules.
 
-Every frame passes the same checks as at any other door. Rows go in the arrival order of the store
-that exported them, so the first-seen variant of an ID stays the first. What the store holds already
-is passed over, so a restore that was killed is simply started again. An empty SQLite store is filled by
-the bulk loader, which makes its file anew, and goes on where it was stopped, too. Hints come last.
+Every frame passes the checks of normal ingest. Rows are written in the arrival order of the exporting
+store, so the first-seen variant of an ID stays the first. Entries that the store has are skipped, so
+running a killed restore again resumes it. The bulk loader fills an empty SQLite store in a new file,
+and resumes too. Hints come last.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _GROUP_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore did. `refused` counts rows by the code of their refusal.
+    """The result of a restore. `refused` counts rows by the code of their refusal.
 
-    `mended_count` are entries that the store had, but for their content, which was lost. Retired rows
-    have nothing to bring in, and are not refused.
+    `mended_count` counts entries that the store had with lost content. Retired rows have no frame to
+    restore, and do not count as refused.
     """
 
     rows_count: int = 0
@@ -63,7 +63,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row to bring in: a frame, and the digest it must have."""
+    """A row to restore: a frame, and the digest it must have."""
 
     digest: bytes
     frame: bytes
@@ -72,11 +72,11 @@ class _Row:
 def restore_snapshot(
     snapshot: Path, url: str, limits: Limits = DEFAULT_LIMITS, *, is_verified: bool = False
 ) -> Restored:
-    """Bring the snapshot in folder `snapshot` into the store at `url`, making it if need be.
+    """Load the snapshot in folder `snapshot` into the store at `url`, creating it if needed.
 
-    A snapshot that was just verified can fill an empty store in bulk. Of any other, damaged rows are
-    refused and counted, and the rest is brought in row by row.
-    Raises ManifestError, and the `StoreError`s of `app.store.faults` (a running node holds its
+    A snapshot that was just verified can fill an empty store in bulk. Any other is restored row by row;
+    damaged rows are refused and counted.
+    Raises ManifestError, and the `StoreError`s of `app.store.faults` (a running node locks its
     SQLite file).
     """
     snapshot = snapshot.absolute()
@@ -98,7 +98,7 @@ def restore_snapshot(
                         for row in rows:
                             sink.take(row)
             sink.flush()
-            # Not before: a claim needs its entry, and claims have an order of their own.
+            # After all entries: a claim needs its entry, and claims have their own order.
             for each in items(
                 "Restore the hints", manifest.claim_ranges, attrgetter("count"), "hints"
             ):
@@ -111,9 +111,9 @@ def restore_snapshot(
 
 
 def _empty_file(url: str, *, is_verified: bool) -> Path | None:
-    """The file of the store if it is to be filled in bulk; it is made if need be.
+    """The file of the store if bulk loading applies, created if needed; else None.
 
-    If not, what a load left that was stopped is of no use any more.
+    If it does not apply, the files of a stopped load are removed.
     """
     path = sqlite_path(url)
     if path is None:
@@ -129,7 +129,7 @@ def _empty_file(url: str, *, is_verified: bool) -> Path | None:
 def _fill(
     path: Path, snapshot: Path, manifest: Manifest, limits: Limits, restored: Restored
 ) -> None:
-    """Load the frames of the snapshot into a store that holds nothing, or go on with that."""
+    """Load the frames of the snapshot into an empty store, or resume a stopped load."""
     in_order = list(stretches(manifest.entry_ranges))
 
     def frames_after(seq: int) -> Iterator[Item]:
@@ -155,7 +155,7 @@ def _rows_of(stretch: Sequence[EntryRange]) -> int:
 
 
 def stretches(ranges: Sequence[EntryRange]) -> Iterator[list[EntryRange]]:
-    """The ranges in arrival order, those together that overlap: a clock went back across midnight."""
+    """The ranges in arrival order. Ranges overlap, and form one group, if a clock went back past midnight."""
     stretch: list[EntryRange] = []
     last = -1
     for each in sorted(ranges, key=attrgetter("first")):
@@ -225,9 +225,10 @@ def _new_rows(
     recheck: Callable[[Sequence[int]], object],
     restored: Restored,
 ) -> Iterator[tuple[int, _Row]]:
-    """The rows of a file that the store lacks, or cannot read, in arrival order with their numbers.
+    """The rows of a file that the store lacks or cannot read, in arrival order with their numbers.
 
-    What cannot be read the store rechecks first: it mends only what it knows to be lost.
+    The store first rechecks frames that cannot be read: it mends only frames that it has recorded as
+    lost.
     """
     path, columns = snapshot / each.file.path, ["seq", "digest", "frame", "frame_bytes"]
     try:
@@ -252,7 +253,7 @@ def _new_rows(
 
 
 class _Sink:
-    """Prepares rows here while the writer's thread commits the group before."""
+    """Prepares rows while the writer's thread commits the previous group."""
 
     def __init__(
         self, store: Store, writer: ThreadPoolExecutor, limits: Limits, restored: Restored
@@ -266,7 +267,7 @@ class _Sink:
         self._writing: Future[None] | None = None
 
     def take(self, row: _Row) -> None:
-        """Check a row; write its group once that is full."""
+        """Check a row; write its group once it is full."""
         try:
             entry = prepare(Publication(row.frame), self._limits)
         except Problem as problem:
@@ -282,7 +283,7 @@ class _Sink:
             self._group, self._group_bytes = [], 0
 
     def recheck(self, seqs: Sequence[int]) -> None:
-        """Have the store read frames again that could not be read here."""
+        """Make the store read frames again that could not be read here."""
         self._finish()
         for start in range(0, len(seqs), _GROUP_ROWS):
             self._writer.submit(
@@ -290,11 +291,11 @@ class _Sink:
             ).result()
 
     def take_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> None:
-        """Write claims on entries that are there."""
+        """Write claims on entries that the store has."""
         self._submit(self._write_claims, claims)
 
     def flush(self) -> None:
-        """Write what is left, and wait until all is on disk."""
+        """Write the rest, and wait until everything is on disk."""
         self._submit(self._write, self._group)
         self._group, self._group_bytes = [], 0
         self._finish()

@@ -1,4 +1,4 @@
-"""Which entries of a store to read: bounds that every partition of one read shares."""
+"""Scans: bounds on the entries to read, shared by all partitions of one read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Interval:
     last: int = INT64_MAX
 
     def at_least(self, first: int) -> Interval:
-        """What of it is `first` or more."""
+        """The part from `first` on."""
         return Interval(max(self.first, first), self.last)
 
     def at_most(self, last: int) -> Interval:
-        """What of it is `last` or less."""
+        """The part up to `last`."""
         return Interval(self.first, min(self.last, last))
 
     @property
@@ -48,7 +48,7 @@ class Scan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is plain from the bounds that nothing can match."""
+        """Whether the bounds alone exclude every entry."""
         intervals = (self.seq, self.lamport, self.received_ms)
         return self.channel_ids == frozenset() or any(each.is_empty for each in intervals)
 

@@ -1,4 +1,4 @@
-"""One Spark session: on this machine unless told otherwise, quiet, bounded, with nothing installed."""
+"""One Spark session: on this machine by default, quiet, bounded, without an installation of Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.java import java_home
 from pipeline.source import register
 
 LOCAL_MASTER = "local[*,4]"  # all cores; a task whose Python worker died is tried up to 4 times
-DRIVER_MEMORY = "2g"  # ranges are streamed, so the driver's need does not grow with the store
+DRIVER_MEMORY = "2g"  # ranges are streamed, so the driver's memory does not grow with the store
 _PARTITIONS_PER_CORE = 3  # of a shuffle: enough to even out, few enough to be worth a task each
 _LOG_TAIL_BYTES = 4_000
 
@@ -36,8 +36,8 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session with the `sdstore` data source registered, stopped at the end.
 
-    `master` is a Spark master URL, by default every core of this machine. What the JVM writes goes
-    to `log_file`, by default to a file that goes away with the session's scratch folder.
+    `master` is a Spark master URL, by default every core of this machine. The JVM's output goes to
+    `log_file`, by default a file in the session's scratch folder, which is removed at the end.
     """
     with tempfile.TemporaryDirectory(prefix="sdstore-spark-") as folder:
         scratch = Path(folder)
@@ -46,7 +46,7 @@ def spark_session(
         try:
             yield session
         finally:
-            with _stderr_to(log):  # shutdown hooks have opinions, too
+            with _stderr_to(log):  # shutdown hooks print, too
                 session.stop()
 
 
@@ -63,8 +63,8 @@ def _start(master: str, scratch: Path, log: Path) -> SparkSession:
             tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
             raise SparkStartError(f"Spark did not start: {error}\n{tail}") from error
     if master.startswith("local"):
-        # Spark's default is a guess for clusters. There it stays: executors come after the driver,
-        # so nobody knows yet how many cores there will be.
+        # Spark's default suits clusters and stays there: executors start after the driver, so the
+        # number of cores is not known yet.
         partitions = _PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
         session.conf.set("spark.sql.shuffle.partitions", partitions)
     register(session)
@@ -85,7 +85,7 @@ def _builder(master: str, scratch: Path) -> SparkSession.Builder:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Rows carry frames of up to 1 MiB: a batch is bounded by what it weighs, not only by rows.
+        # Rows contain frames of up to 1 MiB, so bytes must bound a batch as well as rows.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024 * 1024),
         **(_LOCAL if master.startswith("local") else {}),

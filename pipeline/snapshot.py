@@ -26,7 +26,7 @@ def read_entries(
 ) -> DataFrame:
     """The columns of `ENTRIES`, and `day`, the UTC day of arrival, which prunes folders.
 
-    `files` are paths as in the manifest, by default all. `lenient` passes over damaged files.
+    `files` are paths as in the manifest, by default all. `lenient` skips damaged files.
     """
     day = StructField("day", DateType(), nullable=False)
     columns = StructType([*_columns(ENTRIES).fields, day])
@@ -39,7 +39,7 @@ def read_entries(
 
 
 def read_claims(spark: SparkSession, snapshot: Path, *, lenient: bool = False) -> DataFrame:
-    """The columns of `CLAIMS`; `lenient` passes over damaged files."""
+    """The columns of `CLAIMS`; `lenient` skips damaged files."""
     folder = snapshot.absolute() / CLAIMS_FOLDER
     paths = [folder] if folder.exists() else []
     return _read(spark, paths, _columns(CLAIMS), folder, lenient=lenient)

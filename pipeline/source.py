@@ -1,11 +1,11 @@
 """`spark.read.format("sdstore")` and `spark.readStream.format("sdstore")` on a database URL.
 
-Options: `url` (sqlite:///PATH or postgresql://…); `frames` ("false" leaves out the frames and what
-is read from them, which makes a scan several times faster); `partitionEntries` (entries of one
-partition, about); `maxEntriesPerBatch` (streams: entries of one micro-batch).
+Options: `url` (sqlite:///PATH or postgresql://…); `frames` ("false" leaves out the frames and the
+columns decoded from them, which makes a scan several times faster); `partitionEntries` (approximate
+entries of one partition); `maxEntriesPerBatch` (streams: entries of one micro-batch).
 
-Sequence order is commit order in a store, so everything up to the watermark that was read first is
-there to stay: all partitions of one read, on however many machines, see one and the same state.
+Sequence order is commit order in a store, so the entries up to the watermark, which is read first, do
+not change: all partitions of one read see the same state, on any number of machines.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Options:
 
     @classmethod
     def of(cls, options: Any) -> Options:
-        """From what the caller gave; ValueError for what is missing or not valid."""
+        """From the caller's options; ValueError for a missing or invalid one."""
         if not options.get("url"):
             raise ValueError("the option url is missing: sqlite:///PATH or postgresql://…")
         batch_max = options.get("maxEntriesPerBatch")
@@ -125,7 +125,7 @@ class StoreReader(DataSourceReader):
         self._scan = Scan()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take over the filters that SQL answers exactly; give the rest back to Spark."""
+        """Accept the filters that SQL answers exactly; return the rest to Spark."""
         for each in filters:
             narrowed = narrow(self._scan, each)
             if narrowed is None:
@@ -143,8 +143,8 @@ class StoreReader(DataSourceReader):
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The store in arrival order; the offset is the last sequence number that was read, and the sum of
-    the arrival chain there. A stream does not go on in a store that went back in time."""
+    """The store in arrival order. The offset is the last sequence number read and the sum of the arrival
+    chain there. A stream stops with an error if the store was rolled back."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -155,17 +155,17 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"seq": 0, "sum": "0" * 16}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the option `maxEntriesPerBatch` says."""
+        """The option `maxEntriesPerBatch`."""
         most = self._options.batch_entries_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Stop at today's watermark, whatever arrives while the query runs."""
+        """Stop at the current watermark, even if more entries arrive while the query runs."""
         with open_database(self._options.url) as database:
             self._target_seq = database.watermark().seq
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The watermark, or as far as `limit` reaches on the way there."""
+        """The watermark, or the earlier end of a batch of `limit`."""
         with open_database(self._options.url) as database:
             _require_history(database, start)
             target = database.watermark().seq if self._target_seq is None else self._target_seq
@@ -174,7 +174,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset(database, max(start["seq"], target))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What arrived after `start`, up to `end`."""
+        """The partitions of the entries after `start`, up to `end`."""
         with open_database(self._options.url) as database:
             _require_history(database, end)
         return _partitions(self._options, Scan(seq=Interval(start["seq"] + 1, end["seq"])))
@@ -191,7 +191,7 @@ def _offset(database: Database, seq: int) -> dict[str, Any]:
 def _require_history(database: Database, offset: dict[str, Any]) -> None:
     if offset["seq"] > database.watermark().seq or offset != _offset(database, offset["seq"]):
         raise DatabaseError(
-            "the store went back in time after the stream read it (it serves an older copy of its "
+            "the store was rolled back after the stream read it (it serves an older copy of its "
             "database), or is another copy: start the query with a new checkpoint"
         )
 
@@ -211,7 +211,7 @@ def _read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatc
 
 
 def narrow(scan: Scan, condition: Filter) -> Scan | None:
-    """`scan` with `condition` taken in, or None where SQL cannot answer it exactly."""
+    """`scan` narrowed by `condition`, or None if SQL cannot answer it exactly."""
     column = getattr(condition, "attribute", (None,))
     match column[0], condition:
         case "channel_id", EqualTo(value=channel_id):

@@ -16,7 +16,7 @@ from pipeline.pieces import PIECE_FIELDS, Piece, Summing, bucket_bits, pack
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PACKED_ROWS = 2**17  # packed at once, 4 MB of digests: the more, the longer the pieces
+_PACKED_ROWS = 2**17  # packed at once, 4 MB of digests; more rows make longer pieces
 _RESULTS_PER_BATCH = 4_096
 _SUMMARY = [
     StructField("count", LongType()),
@@ -29,8 +29,7 @@ _SUMMARY = [
 def summaries(rows: DataFrame, keys: Sequence[str], rows_count: int) -> DataFrame:
     """(keys…, count, root, lamport_first, lamport_last) of every group of `rows`.
 
-    `keys` are columns without nulls. `rows_count`, of which an estimate will do, decides how finely
-    groups are cut.
+    `keys` are columns without nulls. `rows_count`, which can be an estimate, sets the number of buckets.
     """
     fields = [rows.schema[key] for key in keys]
     pieces = StructType([*fields, *from_arrow_schema(pa.schema(PIECE_FIELDS)).fields])
@@ -49,7 +48,7 @@ def _pack(
 
 
 def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches put together to `_PACKED_ROWS` rows or a little more; none is empty."""
+    """The batches merged to `_PACKED_ROWS` rows or slightly more; never empty."""
     held: list[pa.RecordBatch] = []
     rows_count = 0
     for batch in batches:
@@ -63,7 +62,7 @@ def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _merge(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row per group; the pieces come sorted by group and bucket."""
+    """One row per group; the pieces must be sorted by group and bucket."""
     pieces = (
         piece
         for batch in batches

@@ -1,7 +1,7 @@
-"""Write the tables of a snapshot: Parquet files that let a reader skip what it does not want.
+"""Write the tables of a snapshot as Parquet files in which a reader can skip rows.
 
-A file holds one stretch of the arrival order within one UTC day, sorted in log order. So a day is a
-folder, and a channel is a few row groups that the footers name.
+A file holds one range of the arrival order within one UTC day, sorted in log order. So a day is a
+folder, and a channel is a few row groups, which a reader finds by the footers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.publish import write_file
 
 LOG_ORDER = ("channel_id", "lamport_timestamp", "message_id", "digest")
 
-_ROW_GROUP_ROWS = 8_192  # the least that a reader of one channel has to read of a file
+_ROW_GROUP_ROWS = 8_192  # the minimum that a reader of one channel reads from a file
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
 _FEW_VALUES = ["channel_id", "sender_id", "dialect"]  # columns worth a dictionary
 
@@ -31,7 +31,7 @@ _FEW_VALUES = ["channel_id", "sender_id", "dialect"]  # columns worth a dictiona
 def write_entries(
     root_folder: Path, batches: Iterable[pa.RecordBatch], rows_max: int
 ) -> Iterator[EntryRange]:
-    """Write `batches` (arrival order) as files of at most `rows_max` rows; their ranges."""
+    """Write `batches` (arrival order) as files of at most `rows_max` rows; returns their ranges."""
     for table in _portions(batches, rows_max):
         days = table["received_at"].cast(pa.date32(), safe=False)
         for day in pc.unique(days).to_pylist():
@@ -39,7 +39,7 @@ def write_entries(
 
 
 def _portions(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.Table]:
-    """The batches put together up to the bounds of one file."""
+    """The batches merged up to the bounds of one file."""
     held: list[pa.RecordBatch] = []
     rows_count = bytes_count = 0
     for batch in batches:
@@ -57,14 +57,14 @@ def _portions(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.T
 def _write_range(root_folder: Path, day: str, table: pa.Table) -> EntryRange:
     """One file: the rows of `table`, which all arrived on `day`."""
     facts = entry_facts(table)
-    # In one piece: rows are gathered from many pieces three times as slowly.
+    # One chunk: gathering rows from many chunks takes three times as long.
     table = table.combine_chunks().sort_by([(name, "ascending") for name in LOG_ORDER])
     path = entries_path(day, facts["first"], facts["last"])
     return EntryRange(day=day, **facts, file=write_file(root_folder, path, parquet_bytes(table)))
 
 
 def entry_facts(table: pa.Table) -> dict[str, Any]:
-    """What the manifest says of rows of entries: members of `EntryRange`."""
+    """The manifest's facts about rows of entries: members of `EntryRange`."""
     seqs, channel_ids, lamports = (
         pc.min_max(table[name]).as_py() for name in ("seq", "channel_id", "lamport_timestamp")
     )
@@ -83,14 +83,14 @@ def entry_facts(table: pa.Table) -> dict[str, Any]:
 
 
 def is_lost(table: pa.Table) -> pa.ChunkedArray:
-    """For each row whether it should have a frame and has none; retired ones have 0 bytes."""
+    """A mask of the rows whose frame is lost: no frame, but not retired (0 bytes)."""
     return pc.and_(pc.is_null(table["frame"]), pc.greater(table["frame_bytes"], 0))
 
 
 def write_claims(
     root_folder: Path, batches: Iterable[pa.RecordBatch], rows_max: int
 ) -> Iterator[ClaimRange]:
-    """Write `batches` of claims (in the order of their numbers) as files; their ranges."""
+    """Write `batches` of claims (in the order of their numbers) as files; returns their ranges."""
     for table in _portions(batches, rows_max):
         facts = claim_facts(table)
         path = claims_path(facts["first"], facts["last"])
@@ -98,7 +98,7 @@ def write_claims(
 
 
 def claim_facts(table: pa.Table) -> dict[str, Any]:
-    """What the manifest says of rows of claims: members of `ClaimRange`."""
+    """The manifest's facts about rows of claims: members of `ClaimRange`."""
     numbers = pc.min_max(table["claim_no"]).as_py()
     return {
         "first": numbers["min"],

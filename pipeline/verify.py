@@ -1,4 +1,4 @@
-"""`snapshot verify`: every row hashed again, every root computed again, nothing taken on trust."""
+"""`snapshot verify`: hash every row and compute every root again, without trusting the manifest."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CHANNEL_FINDINGS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check found; a snapshot without findings is as it was exported.
+    """The result of a check; a snapshot without findings is as it was exported.
 
-    Of its rows some may have no frame, because it was retired, or lost before the export.
+    Rows without a frame were retired, or lost before the export.
     """
 
     manifest: Manifest
@@ -45,7 +45,7 @@ def verify_snapshot(
 ) -> Verification:
     """Check the snapshot in folder `snapshot` and, if given, compare it with a live node.
 
-    Raises ManifestError if there is no manifest that can be believed to be one.
+    Raises ManifestError if the manifest is missing or damaged.
     """
     snapshot = snapshot.absolute()
     manifest = manifests.load(snapshot)
@@ -56,7 +56,7 @@ def verify_snapshot(
     )
     findings = [finding for check in checks for finding in check.findings]
     findings += _other_files(snapshot, manifest)
-    if not findings:  # else Spark would stumble over the files that were just named
+    if not findings:  # else Spark would fail on the damaged files
         findings += _totals(spark, snapshot, manifest)
         if node_url is not None:
             findings += compare_with_node(spark, snapshot, node_url)
@@ -70,23 +70,23 @@ def verify_snapshot(
 
 
 def _other_files(snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
-    """The files that hold no rows, and those that nobody listed."""
+    """Faults of the files without rows, and of files that the manifest does not list."""
     for record in (manifest.channels, *manifest.documents):
         path = snapshot / record.path
         if not path.is_file():
-            yield Finding(Fault.MISSING_FILE, record.path, "the file is not there")
+            yield Finding(Fault.MISSING_FILE, record.path, "the file is missing")
         elif record_of(snapshot, record.path) != record:
-            detail = "the bytes are not those that were exported"
+            detail = "the bytes differ from those exported"
             yield Finding(Fault.DAMAGED_FILE, record.path, detail)
     listed = manifest.paths() | {LOCK_NAME}
     for path in sorted(snapshot.rglob("*")):
         name = path.relative_to(snapshot).as_posix()
         if path.is_file() and name not in listed:
-            yield Finding(Fault.UNLISTED_FILE, name, "the manifest does not know the file")
+            yield Finding(Fault.UNLISTED_FILE, name, "the manifest does not list the file")
 
 
 def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator[Finding]:
-    """What no single file can show: totals, channels, claims that lead nowhere."""
+    """Faults across files: totals, channels, claims without an entry."""
     with step(spark, "Compute the roots again"):
         compare = partial(different_channels, snapshot, _CHANNEL_FINDINGS_MAX)
         proof = prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, compare)
@@ -97,7 +97,7 @@ def _totals(spark: SparkSession, snapshot: Path, manifest: Manifest) -> Iterator
         if found != expected:
             yield Finding(Fault.ROOT_DIFFERS, what, f"{found} is not {expected}")
     for channel_id in proof.made:
-        detail = f"the row of channel {channel_id!r} is not what its entries give"
+        detail = f"the row of channel {channel_id!r} differs from its entries"
         yield Finding(Fault.ROOT_DIFFERS, CHANNELS_FILE, detail)
     for digest in proof.orphans:
         detail = f"a claim on {digest.hex()} leads to no entry of this snapshot"

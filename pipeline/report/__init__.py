@@ -1,1 +1,1 @@
-"""What a snapshot says about its channels: tables, pictures, one page."""
+"""The report on a snapshot's channels: tables, pictures, one page."""

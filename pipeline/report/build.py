@@ -22,7 +22,7 @@ from pipeline.snapshot import read_entries
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS_MAX = 1_000_000  # of one table: what a spreadsheet opens; the queries have no such bound
+ROWS_MAX = 1_000_000  # rows of one table: a spreadsheet's limit; the queries are unbounded
 
 
 def write_report(spark: SparkSession, snapshot: Path, out: Path) -> dict[str, pa.Table]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`depth`: messages on the longest causal chain. `width`: most messages at one distance from
-    the beginning. `cyclic_count`: messages on or after a cycle, which have no distance."""
+    """`depth`: messages on the longest causal chain. `width`: the largest number of messages at one
+    distance from the roots. `cyclic_count`: messages on or after a cycle, which have no distance."""
 
     depth: int
     width: int
@@ -21,8 +21,8 @@ class Shape:
 def shape_of(children: NDArray[np.int64], parents: NDArray[np.int64]) -> Shape:
     """The shape of the graph with edges children[i] → parents[i]; -1 is "no parent".
 
-    Every message must be a child at least once. Parents that are no children, and references of a
-    message to itself, are left out. Takes time and memory in proportion to the edges (Kahn 1962).
+    Every message must be a child at least once. Parents that are not children, and references of a
+    message to itself, are ignored. Time and memory are linear in the edges (Kahn 1962).
     """
     nodes, child = np.unique(children, return_inverse=True)
     parent = np.searchsorted(nodes, parents).clip(max=len(nodes) - 1)

@@ -56,7 +56,7 @@ def _section(name: str, table: pa.Table, rows_max: int) -> str:
     shown = min(ROWS_SHOWN, table.num_rows)
     note = f"{shown:,} of {table.num_rows:,} rows; all: {links}"
     if table.num_rows == rows_max:
-        note = f"{shown:,} of the first {rows_max:,} rows; what comes after those is cut: {links}"
+        note = f"{shown:,} of the first {rows_max:,} rows; the rest is cut: {links}"
     heads = "".join(f"<th>{escape(column)}" for column in table.column_names)
     rows = "".join(
         "<tr>" + "".join(map(_cell, row.values())) for row in table.slice(0, shown).to_pylist()

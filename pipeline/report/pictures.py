@@ -22,7 +22,7 @@ _DOTS_PER_INCH = 120
 _PALETTE = mpl.color_sequences["tab10"]
 _CHANNELS_SHOWN = len(_PALETTE) - 1  # the last colour is for all others
 _LABEL_CHARACTERS = 40
-_NARROW = 20  # a logarithmic axis needs at least this ratio of its ends, or it has no round numbers
+_NARROW = 20  # below this ratio of its ends a logarithmic axis has no round numbers
 _SECONDS = {0: "0", 1: "1 s", 60: "1 min", 3_600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d"}
 
 _DAYS_NAMED = 8
@@ -36,7 +36,7 @@ _Draw = Callable[[Axes, pa.Table], None]
 
 
 def pictures(tables: dict[str, pa.Table], caption: str) -> dict[str, bytes]:
-    """PNG files by name, each with the caption; what one day or no row cannot show is left out."""
+    """PNG files by name, each with the caption; pictures without enough data are left out."""
     activity, lags, graphs = tables["activity"], tables["lags"], tables["graphs"]
     days_count = pc.count_distinct(activity["day"]).as_py()
     drawn: list[tuple[str, bool, _Draw, pa.Table]] = [
@@ -57,7 +57,7 @@ def _png(draw: _Draw, table: pa.Table, caption: str) -> bytes:
     _plain(figure.supxlabel(caption, x=0.995, ha="right", fontsize="x-small", color="gray"))
     sink = BytesIO()
     with warnings.catch_warnings():
-        # Names may be in scripts that the font lacks: boxes stand for them, in silence.
+        # Names can use scripts that the font lacks: draw boxes without a warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(sink, format="png")
     return sink.getvalue()
@@ -74,7 +74,7 @@ def _draw_days(axes: Axes, activity: pa.Table) -> None:
         axes.bar(
             days,
             heights,
-            # Gaps between hundreds of bars would be stripes.
+            # Gaps between hundreds of bars would look like stripes.
             width=0.8 if len(days) <= _DAYS_APART else 1.0,
             bottom=bottom,
             label=name,
@@ -99,7 +99,7 @@ def _draw_days(axes: Axes, activity: pa.Table) -> None:
 
 
 def _draw_channels(axes: Axes, activity: pa.Table) -> None:
-    """Messages of the one day that there is, a bar for each channel, the largest on top."""
+    """Messages of a single day, a bar for each channel, the largest on top."""
     parts = _largest_channels(activity)
     counts = [int(activity["messages"].to_numpy()[is_in].sum()) for _, is_in in parts]
     bars = axes.barh(range(len(parts)), counts, color=_PALETTE[: len(parts)])
@@ -127,7 +127,7 @@ def _largest_channels(activity: pa.Table) -> list[tuple[str, NDArray[np.bool_]]]
 
 
 def _label(channel_id: str) -> str:
-    """A name in quotes; of a long one its beginning and its end, where names differ."""
+    """A name in quotes; a long one is shortened to its beginning and its end, where names differ."""
     quoted, half = repr(channel_id), _LABEL_CHARACTERS // 2
     return quoted if len(quoted) <= _LABEL_CHARACTERS else f"{quoted[:half]}…{quoted[-half + 1 :]}"
 
@@ -216,5 +216,5 @@ def _count_axis(axes: Axes) -> None:
 
 
 def _plain(text: Text) -> None:
-    """Draw it as it is: a channel's dollars are no formula."""
+    """Draw the text literally: dollar signs in a channel's name do not start a formula."""
     text.set_parse_math(False)

@@ -1,6 +1,6 @@
 """The tables of a report, each one query over a snapshot's entries.
 
-Lamport timestamps are never taken for wall-clock time: days and lags are of arrival.
+Days and lags use arrival times: Lamport timestamps are not wall-clock time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-GRAPH_EDGES_MAX = 2_000_000  # of a channel, whose graph one task walks: some 300 MB
+GRAPH_EDGES_MAX = 2_000_000  # of a channel, whose graph one task walks: about 300 MB
 _NEIGHBOURS = 10  # messages before and after, in arrival order, that a clock is compared with
 _FAR = 10  # times the spread of the neighbours' middle half
 _REFERENCE = ("channel_id", "message_id")
 
 
 def activity(entries: DataFrame) -> DataFrame:
-    """Per channel and day: messages, bytes, senders, and how many messages there are by then."""
+    """Per channel and day: messages, bytes, senders, and messages so far."""
     so_far = Window.partitionBy("channel_id").orderBy("day")
     return (
         entries.groupBy("channel_id", "day")
@@ -130,7 +130,7 @@ def clocks(entries: DataFrame) -> DataFrame:
     """Messages whose Lamport timestamp is far from those that arrived just before and after."""
     near = Window.partitionBy("channel_id").orderBy("seq").rowsBetween(-_NEIGHBOURS, _NEIGHBOURS)
     quarters = f.percentile_approx("lamport_timestamp", [0.25, 0.5, 0.75]).over(near)
-    # As decimals: the difference of two 64-bit clocks need not fit into 64 bits.
+    # Decimals: the difference of two 64-bit clocks may not fit into 64 bits.
     clock = f.col("lamport_timestamp").cast("decimal(20,0)")
     low, middle, high = (f.col("quarters")[each].cast("decimal(20,0)") for each in range(3))
     return (
@@ -145,7 +145,7 @@ def clocks(entries: DataFrame) -> DataFrame:
 def lags(entries: DataFrame) -> DataFrame:
     """Per channel and day: seconds until a message of another sender names a message.
 
-    That is when somebody else is known to have delivered it. Below zero: it arrived here after
+    By then another participant has delivered it. The lag is negative if the message arrived here after
     the message that names it.
     """
     named = _first_seen(entries).select(
@@ -178,7 +178,7 @@ def lags(entries: DataFrame) -> DataFrame:
 
 
 def _references(entries: DataFrame) -> DataFrame:
-    """One row per history entry: who names which message ID, and when that arrived."""
+    """One row per history entry: the sender, the message ID it names, and the arrival time."""
     return entries.select(
         "channel_id",
         "day",
@@ -189,7 +189,7 @@ def _references(entries: DataFrame) -> DataFrame:
 
 
 def _first_seen(entries: DataFrame) -> DataFrame:
-    """The variant of each message ID that was seen first: the one a history is taken to mean."""
+    """The first-seen variant of each message ID; a history entry is taken to mean this one."""
     first = Window.partitionBy(*_REFERENCE).orderBy("seq")
     return entries.withColumn("_variant", f.row_number().over(first)).where("_variant = 1")
 
