@@ -172,7 +172,8 @@ class GroupCommitter:
             ):
                 raise Problem(
                     Code.OVERLOADED,
-                    "more messages wait for the disk than may",
+                    f"the ingest queue is full (at most {limits.ingest_queue_items_max:,} messages and "
+                    f"{limits.ingest_queue_bytes_max:,} bytes); retry after {RETRY_AFTER_S} s",
                     headers={"Retry-After": str(RETRY_AFTER_S)},
                 )
             self._waiting.append(job)
@@ -323,7 +324,7 @@ class GroupCommitter:
         for listener in self.listeners:
             try:
                 listener(committed)
-            except Exception:  # noqa: BLE001 - what is committed is, and its publisher must hear so
+            except Exception:  # noqa: BLE001 - the commit is done; its publisher must get the answer
                 _log.exception("a listener failed")
 
 

@@ -57,7 +57,7 @@ class Door:
     ) -> list[Outcome | Problem]:
         """One outcome for each item, in order; a bad item does not spoil the rest.
 
-        `on_prepared` is called when what is left is to wait for the disk.
+        `on_prepared` is called once only the disk remains to wait for.
         """
         prepared = await self.prepare_many(items)
         if on_prepared is not None:
@@ -65,7 +65,7 @@ class Door:
         return await self.publish_prepared(prepared)
 
     async def prepare_many(self, items: Sequence[Publication]) -> list[Prepared]:
-        """Decode and check messages; what is wrong with a bad one takes its place."""
+        """Decode and check messages; the refusal of a bad one takes its place."""
         prepared: list[Prepared] = []
         for number, item in enumerate(items, 1):
             try:
@@ -77,7 +77,7 @@ class Door:
         return prepared
 
     async def publish_prepared(self, prepared: Sequence[Prepared]) -> list[Outcome | Problem]:
-        """Write and pass on what `prepare_many` made of messages; one outcome for each, in order."""
+        """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order."""
         entries = [each for each in prepared if isinstance(each, NewEntry)]
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
@@ -97,9 +97,9 @@ class Door:
         ]
 
     async def publish_claims(self, claims: Sequence[tuple[bytes, bytes]]) -> list[Problem | None]:
-        """Write hints on entries that are here, (digest, hint) each; the fault of each, if it has one.
+        """Write hints on known entries, (digest, hint) each; returns the refusal of each, or None.
 
-        No frame is read. An entry that is full keeps the claims it has, which is no fault here.
+        Reads no frame. An entry with the most claims it can have keeps them, and the new one is not refused.
         """
         faults: list[Problem | None] = []
         wanted: list[tuple[bytes, Claim]] = []
@@ -117,7 +117,7 @@ class Door:
         return faults
 
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
-        """Local policy refused these: `store.refused` names them, so that no sync asks again."""
+        """Remember digests that local policy refused, so that no sync fetches them again."""
         await self._committer.submit([], refused=digests)
 
     def _relay(self, relayed: Relayed) -> Outcome:
@@ -128,7 +128,7 @@ class Door:
 
 
 def _met(relayed: Relayed) -> list[MetId]:
-    """Version 1 participants name sync messages in later histories; ephemeral ones nobody names."""
+    """The ID of a sync message, which version 1 participants name in later histories."""
     message = relayed.message
     return [MetId(message.channel_id, message.message_id)] if message.kind is Kind.SYNC else []
 

@@ -161,7 +161,7 @@ class Database(ABC):
 
     @abstractmethod
     def snapshot(self) -> AbstractAsyncContextManager[Database]:
-        """This database as of the first read inside the block, whoever commits meanwhile.
+        """This database as of the first read inside the block, without later commits.
 
         For reading only. While it lasts, SQLite cannot shorten its log and PostgreSQL cannot clean up:
         keep it to seconds.

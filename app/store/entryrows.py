@@ -166,7 +166,7 @@ def prefixes(ids: Iterable[bytes]) -> list[bytes]:
 
 
 def fitting_count(rows: Sequence[EntryRow], bytes_max: int) -> int:
-    """The number of rows whose frames fit into `bytes_max`; at least one, so every reader gets on."""
+    """The number of rows whose frames fit into `bytes_max`; at least one, so that every page advances."""
     sizes = accumulate(row.frame_bytes for row in rows)
     return max(1, sum(1 for size in sizes if size <= bytes_max))
 

@@ -64,7 +64,7 @@ class _ReferenceRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A frame for an entry whose own cannot be read; `is_same` if it is that frame, byte for byte.
+    """A frame for an entry with an unreadable frame; `is_same` if it equals that one, byte for byte.
 
     `is_reference`: others are known to be compressed against the one that cannot be read.
     """

@@ -129,7 +129,7 @@ class RowCheck:
         self._chain = ArrivalChain(keys.secret)
 
     async def faults(self) -> AsyncIterator[str]:
-        """Contradictions within rows, in words; reads every row of the tables that hold keys."""
+        """Descriptions of contradictions within rows. Reads every row of the tables that hold keys."""
         m, p, h, met = (each.c for each in (messages, published_claims, history_claims, met_ids))
         message = select(m.seq, m.digest, m.arrival_sum, m.digest_prefix, m.id_key, m.message_id)
         claim = select(
@@ -254,7 +254,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 async def _interruptible(
     connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _Made]
 ) -> _Made:
-    """`work` in a thread; whoever cancels it does not wait for the end of a long statement."""
+    """Run `work` in a thread. A cancelled caller does not wait for the end of a long statement."""
     with closing(connection):
         working = asyncio.ensure_future(asyncio.to_thread(work, connection))
         try:

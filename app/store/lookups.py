@@ -271,7 +271,7 @@ class Lookups:
         rows = await self._database.among(_meta(self._sql), [each.seq for each in entries])
         found: dict[int, Meta] = {}
         sharing: set[int] = set()
-        for seq, shares_id, hint, _ in sorted(rows, key=lambda row: int(row[3] or 0)):
+        for seq, shares_id, hint, _ in sorted(rows, key=lambda row: row[3] or 0):
             meta = found.setdefault(seq, Meta())
             if hint is not None:
                 meta.hints.append(hint)

@@ -460,7 +460,11 @@ class SharedLookups:
     async def look_up(self, arguments: Row) -> list[Row]:
         """The rows of one look-up, without its number. Raises `overloaded` where too many wait."""
         if len(self._waiting) >= self._limits.lookups_waiting_max:
-            raise Problem(Code.OVERLOADED, "too many look-ups wait", headers={"Retry-After": "1"})
+            raise Problem(
+                Code.OVERLOADED,
+                f"{self._limits.lookups_waiting_max:,} look-ups are waiting; retry after 1 s",
+                headers={"Retry-After": "1"},
+            )
         future: asyncio.Future[list[Row]] = asyncio.get_running_loop().create_future()
         self._waiting.append((arguments, future))
         if len(self._running) < QUERIES_MAX:

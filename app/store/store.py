@@ -106,7 +106,7 @@ class Store:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Store]:
-        """This store as of the first read inside the block, whoever writes meanwhile.
+        """This store as of the first read inside the block, without later commits.
 
         For reading only, and for seconds: it keeps the database from cleaning up.
         """
