@@ -271,11 +271,16 @@ async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds
             f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n"
             f" WHERE i < {claims_count // spam_count - 1})"
         )
+        # A sort builds an index in a tenth of the time that a million rows in any order take.
+        for index in published_claims.indexes:
+            index.drop(connection)
         connection.exec_driver_sql(
             f"INSERT INTO published_claims (claim_no, {', '.join(names)}) {numbers}"
             f" SELECT {spam_count + 1} * i + claim_no, {', '.join(names)} FROM published_claims, n"
             f" WHERE seq <= {spam_count}"
         )
+        for index in published_claims.indexes:
+            index.create(connection)
     engine.dispose()
     for channel_id in ("honest", None):
         seconds = []
