@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import certifi
+import pytest
 
 # Nodes that tests stop need not wait until a load balancer has noticed.
 os.environ.setdefault("SDSTORE_DRAIN_S", "0")
@@ -12,3 +17,18 @@ os.environ.setdefault("SDSTORE_DRAIN_S", "0")
 # that tests start, and interrupt, shall hear it however the tests themselves were started.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each client of httpx one certificate to load instead of all of certifi's.
+
+    A client loads them when it is made, which takes 20 ms; no test trusts any of them.
+    """
+    end = "-----END CERTIFICATE-----\n"
+    first = Path(certifi.where()).read_text().partition(end)
+    path = tmp_path_factory.mktemp("authorities") / "one.pem"
+    path.write_text(first[0] + end)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(certifi, "where", lambda: str(path))
+        yield
