@@ -1,7 +1,7 @@
-"""Every refusal this node can give: a stable code, an HTTP status and a title, declared once.
+"""Every error of this node: a stable code, an HTTP status and a title, declared once.
 
-A refusal is a `Problem`. Whatever door a request came through (HTTP, batch, recon, import), the same
-fault raises the same code; only the HTTP layer turns it into an RFC 9457 problem document.
+An error is a `Problem`. The same fault raises the same code by every path (HTTP, batch, recon,
+import); only the HTTP layer makes an RFC 9457 problem document of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sdstore.sync.report import SyncError
 
 
 class Code(StrEnum):
-    """Stable, documented identifiers of refusals (docs/errors.md has a curl line for each)."""
+    """Stable identifiers of errors; docs/errors.md describes each."""
 
     # the frame itself (the codes of `sdstore.sds.codec.MessageError`, unchanged)
     MALFORMED_FRAME = "malformed_frame"
@@ -88,46 +88,46 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.TOO_MANY_HINTS: (422, "Too many retrieval hints for one message"),
     Code.BLOOM_FILTER_TOO_LARGE: (422, "The bloom filter is too large"),
     Code.INVALID_PARAMETER: (400, "A parameter is not valid"),
-    Code.INVALID_BODY: (400, "The body could not be read"),
-    Code.INVALID_HEX: (400, "Not hexadecimal"),
-    Code.INVALID_CURSOR: (400, "The cursor is not one of this node's"),
+    Code.INVALID_BODY: (400, "The body is not valid"),
+    Code.INVALID_HEX: (400, "The value is not hexadecimal"),
+    Code.INVALID_CURSOR: (400, "The cursor is not valid"),
     Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
-    Code.CURSOR_ROLLED_BACK: (410, "The database went back to before this cursor"),
-    Code.MALFORMED_REQUEST: (400, "Not an HTTP request"),
+    Code.CURSOR_ROLLED_BACK: (410, "The database is older than this cursor"),
+    Code.MALFORMED_REQUEST: (400, "The request is not HTTP/1.1"),
     Code.HEADERS_TOO_LARGE: (431, "The headers are too large"),
     Code.EMPTY_BODY: (400, "The body is empty"),
     Code.BODY_TOO_LARGE: (413, "The body is too large"),
     Code.TOO_MANY_ITEMS: (413, "Too many items in one request"),
-    Code.UNSUPPORTED_MEDIA_TYPE: (415, "This media type is not understood here"),
-    Code.NOT_ACCEPTABLE: (406, "No acceptable form of the answer"),
+    Code.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
+    Code.NOT_ACCEPTABLE: (406, "No acceptable form of the reply"),
     Code.NOT_FOUND: (404, "Not found"),
     Code.NO_SUCH_ROUTE: (404, "No such route"),
     Code.METHOD_NOT_ALLOWED: (405, "Method not allowed"),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time"),
-    Code.UNAUTHENTICATED: (401, "Credentials are needed"),
-    Code.FORBIDDEN: (403, "The credentials do not cover this"),
-    Code.INVALID_RECON_REQUEST: (400, "Not a reconciliation request"),
-    Code.INVALID_NEGENTROPY_MESSAGE: (400, "Not a negentropy message"),
+    Code.UNAUTHENTICATED: (401, "Credentials are required"),
+    Code.FORBIDDEN: (403, "The credentials do not cover the request"),
+    Code.INVALID_RECON_REQUEST: (400, "The body is not a reconciliation request"),
+    Code.INVALID_NEGENTROPY_MESSAGE: (400, "The body is not a negentropy message"),
     Code.RECON_BUDGET_SPENT: (429, "The reconciliation budget of this caller is spent"),
     Code.PEER_URL_REFUSED: (422, "The peer URL is not allowed"),
     Code.PEER_UNREACHABLE: (502, "The peer could not be reached"),
     Code.PEER_MISBEHAVED: (502, "The peer broke the protocol"),
     Code.PEER_VERSION: (502, "The peer speaks another version of the protocol"),
-    Code.SYNC_BUSY: (409, "A sync with this peer is already under way"),
+    Code.SYNC_BUSY: (409, "A sync with this peer is already running"),
     Code.OVERLOADED: (503, "The node is overloaded"),
     Code.NOT_READY: (503, "The node is not ready"),
-    Code.DISK_FULL: (507, "The store has no room left"),
-    Code.STORE_UNAVAILABLE: (503, "The database cannot be used"),
-    Code.CONTENT_LOST: (503, "The content of this message is lost here"),
-    Code.INTERNAL_ERROR: (500, "An internal error"),
+    Code.DISK_FULL: (507, "The disk is full"),
+    Code.STORE_UNAVAILABLE: (503, "The database is unavailable"),
+    Code.CONTENT_LOST: (503, "This node lost the content of the message"),
+    Code.INTERNAL_ERROR: (500, "Internal error"),
 }
 
 
 class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
-    """A refusal with a stable code. One of this node's own ends a session with a peer.
+    """An error with a stable code. If this node raises one during a sync, the session ends.
 
-    `detail` is for people and may change; `code` is the contract. `extra` becomes members of the
-    problem document, `headers` headers of the HTTP answer (such as Retry-After).
+    `code` is the contract; `detail` is for people and can change. `extra` becomes members of the
+    problem document, `headers` become headers of the HTTP answer (such as Retry-After).
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
         self.headers = headers or {}
 
     def detached(self) -> Problem:
-        """A problem that says the same, to be kept or to be raised more than once.
+        """A copy to keep, or to raise more than once.
 
-        A caught exception keeps the frames it passed, and so does the error it was raised from: with
-        them whatever was parsed there, often in a cycle that waits for the garbage collector.
+        A caught exception keeps the frames it passed, and so does its cause. The frames keep whatever
+        was parsed there, often in a cycle that waits for the garbage collector.
         """
         return Problem(self.code, self.detail, extra=self.extra, headers=self.headers)
 
@@ -158,7 +158,7 @@ class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
 
     @property
     def title(self) -> str:
-        """The short, fixed sentence of this code."""
+        """The fixed title of this code."""
         return _STATUS_AND_TITLE[self.code][1]
 
     def document(self) -> dict[str, Any]:
@@ -174,9 +174,9 @@ class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
 
 
 def problem_of_message(error: MessageError) -> Problem:
-    """A decoder's refusal under the same code."""
+    """A decoder's error under the same code."""
     return Problem(Code(error.code), error.detail)
 
 
 class SettingsError(ValueError):
-    """A setting that is unknown or not valid; the text names the setting and its layer."""
+    """A setting is unknown or not valid; the text names the setting and its layer."""

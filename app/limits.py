@@ -1,7 +1,7 @@
 """Every bound of the node, with its unit and its reason; nothing else in `app` declares one.
 
-The same table is printed by `sdstore serve --show-limits` and stands in docs/limits.md (a test
-compares them). Bounds of the reconciliation engine itself live in `recon.limits`.
+`sdstore serve --show-limits` prints the same table, and docs/limits.md contains it (a test compares
+them). The bounds of the reconciliation engine are in `recon.limits`.
 """
 
 from __future__ import annotations
@@ -26,61 +26,65 @@ class Limits:
 
     # --- one message -------------------------------------------------------------------------
     frame_bytes_max: int = _bound(
-        MIB, "bytes", "seven times the 150 KiB a Waku relay carries; one frame fits any reply"
+        MIB,
+        "bytes",
+        "seven times the 150 KiB that a Waku relay carries; any reply has room for one frame",
     )
     message_id_bytes_max: int = _bound(KIB, "bytes of UTF-8", "IDs are hashes or short names")
     channel_id_bytes_max: int = _bound(256, "bytes of UTF-8", "channel IDs are names, not content")
     sender_id_bytes_max: int = _bound(KIB, "bytes of UTF-8", "as message IDs: keys or names")
     history_entries_max: int = _bound(
-        256, "entries", "js-waku sends 200, everybody else 2 to 10; each costs an index look-up"
+        256, "entries", "js-waku sends 200, other clients 2 to 10; each costs an index look-up"
     )
     hint_bytes_max: int = _bound(256, "bytes", "hints in use are 32-byte hashes")
-    hints_per_publish_max: int = _bound(16, "hints", "one per transport a message went over")
+    hints_per_publish_max: int = _bound(16, "hints", "one per transport that carried the message")
     bloom_filter_bytes_max: int = _bound(
-        64 * KIB, "bytes", "the filters in use have 18,752; the store never reads them"
+        64 * KIB, "bytes", "filters in use have 18,752; the store never reads them"
     )
 
     # --- one request -------------------------------------------------------------------------
     batch_items_max: int = _bound(
-        10_000, "items", "bounds the list of outcomes and the time one caller holds the writer"
+        10_000,
+        "items",
+        "bounds the list of outcomes and the time for which one caller occupies the writer",
     )
     body_bytes_max: int = _bound(
         32 * MIB, "bytes", "a batch of 1,000 real js-waku frames is 19 MiB"
     )
     small_body_bytes_max: int = _bound(
-        2 * MIB, "bytes", "every request that is not a batch: one frame as JSON is 1.4 MiB"
+        2 * MIB, "bytes", "every request except batches; one frame as JSON is 1.4 MiB"
     )
     operator_body_bytes_max: int = _bound(
-        512 * KIB, "bytes", "of what an operator asks for: 1,000 channels of a sync"
+        512 * KIB, "bytes", "of an operator's request; a sync of 1,000 channels fits"
     )
     batch_fields_max: int = _bound(
         200_000, "protobuf fields", "10,000 items with sixteen hints each; counted before parsing"
     )
     lookup_keys_max: int = _bound(
-        10_000, "IDs and hints", "a page of missed messages, below one second of look-ups"
+        10_000, "IDs and hints", "a page of missed messages: less than one second of look-ups"
     )
     entries_max: int = _bound(
-        10_000, "digests", "one streamed answer; only a part of it is in memory at a time"
+        10_000, "digests", "one streamed answer, of which one part is in memory at a time"
     )
     page_items_max: int = _bound(
         1_000,
         "messages",
-        "one page: a few milliseconds of the database, and its bytes are bounded too",
+        "one page costs the database a few milliseconds; its bytes have their own bound",
     )
     page_items_default: int = _bound(
-        100, "messages", "what a screen of a client shows; a caller that wants more asks for it"
+        100, "messages", "one screen of a client; a caller can ask for more"
     )
     reply_bytes_max: int = _bound(
-        8 * MIB, "bytes", "what one reply may hold in memory; a cut reply says how to go on"
+        8 * MIB, "bytes", "memory of one reply; a cut reply has a cursor for the rest"
     )
     variants_listed_max: int = _bound(
-        100, "digests", "an equivocator can make any number; the rest is reached by paging"
+        100, "digests", "an equivocator can make any number; paging reaches the rest"
     )
     hint_candidates_max: int = _bound(
-        1_000, "entries", "claims are free to make; ranked first, then cut and paged"
+        1_000, "entries", "claims cost nothing to make; they are ranked first, then cut and paged"
     )
     hint_claims_per_entry_max: int = _bound(
-        64, "claims", "more claims on one entry are spam; the first ones stay"
+        64, "claims", "more claims on one entry are spam; the store keeps the first"
     )
     header_bytes_max: int = _bound(
         32 * KIB,
@@ -88,100 +92,104 @@ class Limits:
         "sixteen hints and a cursor need 20 KiB; chunk headers count with the trailers",
     )
     header_lines_max: int = _bound(
-        128, "lines", "browsers and proxies send 40; a line costs 200 bytes, however short it is"
+        128, "lines", "browsers and proxies send 40; even a short line costs 200 bytes of memory"
     )
     unpack_factor_max: int = _bound(
         200,
         "times the bytes sent",
-        "batches compress to a tenth, at most to a hundredth; up to unpacked_free_bytes any factor",
+        "batches compress to a tenth, at most to a hundredth; unpacked_free_bytes allow any factor",
     )
     unpacked_free_bytes: int = _bound(
-        2 * MIB, "bytes", "one message of equal bytes packs to nothing and is harmless"
+        2 * MIB, "bytes", "a message of equal bytes compresses by any factor and is harmless"
     )
 
     # --- one connection ----------------------------------------------------------------------
-    headers_timeout_s: int = _bound(10, "seconds", "headers fit one packet of a slow client")
+    headers_timeout_s: int = _bound(10, "seconds", "a slow client sends its headers in one packet")
     body_read_timeout_s: int = _bound(
-        30, "seconds", "32 MiB at 1 MiB/s; a slower sender holds a connection for nothing"
+        30, "seconds", "32 MiB at 1 MiB/s; a slower sender wastes a connection"
     )
     unread_body_linger_s: int = _bound(
         2,
         "seconds",
-        "after an answer to an unfinished body the rest is dropped, so that the answer arrives",
+        "after an early answer the node drops the rest of the body, so that the answer arrives",
     )
     write_stall_timeout_s: int = _bound(
-        30, "seconds", "a client that reads nothing for so long is gone"
+        30, "seconds", "a client that reads nothing for this long is gone"
     )
     connection_idle_s: int = _bound(
-        75, "seconds", "longer than the pauses of clients that poll every minute"
+        75, "seconds", "longer than the pause of a client that polls every minute"
     )
     pipelined_requests_max: int = _bound(
-        16, "requests", "parsed ahead on one connection; the rest of what arrived waits as bytes"
+        16, "requests", "parsed ahead on one connection; further ones wait as bytes"
     )
 
     # --- shared by all requests of a process ---------------------------------------------------
     connections_max: int = _bound(
-        2_048, "connections", "each costs at most 100 KiB; the process raises its limit of files"
+        2_048, "connections", "each costs at most 100 KiB; the process raises its file limit"
     )
     connections_per_address_max: int = _bound(
         1_536,
         "connections",
-        "a proxy may stand for many clients; a quarter stays for everybody else",
+        "a proxy can have many clients; a quarter remains for everybody else",
     )
     bodies_bytes_max: int = _bound(
-        64 * MIB, "bytes", "of bodies in flight, packed and unpacked: two of the largest at a time"
+        64 * MIB, "bytes", "of bodies in flight, packed and unpacked: two of the largest"
     )
     body_free_bytes: int = _bound(
-        16 * KIB, "bytes", "of one body that need no room: a message waits for no large body"
+        16 * KIB,
+        "bytes",
+        "of one body are not counted, so that a message does not wait for large bodies",
     )
     replies_bytes_max: int = _bound(
-        64 * MIB, "bytes", "of replies that are made or not yet read: eight of the largest"
+        64 * MIB, "bytes", "of replies in work or unread: eight of the largest"
     )
     reply_free_bytes: int = _bound(
         16 * KIB,
         "bytes",
-        "of one reply that need no room: a message is served whoever does not read",
+        "of one reply are not counted, so that slow readers do not delay a message",
     )
     turns_max: int = _bound(
         2,
         "requests",
-        "pages, look-ups and batches worked on at a time; each takes 20 ms of the loop",
+        "pages, look-ups and batches in work; each takes 20 ms of the event loop",
     )
     sync_turns_max: int = _bound(
-        4, "requests", "of reconciliation worked on at a time; they wait for the disk, too"
+        4, "requests", "of reconciliation in work; they also wait for the disk"
     )
     requests_waiting_max: int = _bound(
-        512, "requests", "of one address that wait for the same thing; more get 503 at once"
+        512, "requests", "of one address that wait for the same resource; more get 503 at once"
     )
     share_wait_s: int = _bound(
-        10, "seconds", "that a request waits for its turn or for room; then it gets 503"
+        10, "seconds", "a request waits for its turn or for memory; then it gets 503"
     )
     stall_under_load_s: int = _bound(
-        2, "seconds", "without 64 KiB sent or read; then a client makes room for those who wait"
+        2,
+        "seconds",
+        "while others wait, a client that moves less than 64 KiB in this time is disconnected",
     )
 
     # --- ancestors and gaps ------------------------------------------------------------------
     ancestors_max: int = _bound(1_000, "messages", "one page of a causal closure")
     ancestors_heads_max: int = _bound(
-        1_000, "IDs", "heads of one request; a channel has a handful that nobody answered yet"
+        1_000, "IDs", "heads of one request; a channel has a handful of unanswered messages"
     )
     ancestors_visited_max: int = _bound(
-        20_000, "IDs", "looked at for one page, missing ones included; 0.3 s of look-ups"
+        20_000, "IDs", "examined for one page, missing ones included: 0.3 s of look-ups"
     )
     ancestors_frontier_max: int = _bound(
-        4_096, "messages", "what a continuation remembers: 15 kB; the rest is named as missing"
+        4_096, "messages", "in a cursor: 15 kB; the page lists the rest as missing"
     )
     gaps_max: int = _bound(1_000, "IDs", "one page of gaps")
     met_ids_max: int = _bound(
-        1_000_000, "IDs", "sync messages are free to send; the oldest are forgotten first"
+        1_000_000, "IDs", "sync messages cost nothing to send; the store forgets the oldest first"
     )
     refused_digests_max: int = _bound(
-        100_000, "digests", "what local policy refuses; one forgotten costs one more fetch"
+        100_000, "digests", "that local policy refuses; a forgotten one costs another fetch"
     )
 
     # --- ingest ------------------------------------------------------------------------------
     group_items_max: int = _bound(
-        8_192, "messages", "larger groups touch each index page less often; this one takes 0.4 s"
+        8_192, "messages", "a larger group touches each index page less often; this one takes 0.4 s"
     )
     group_bytes_max: int = _bound(16 * MIB, "bytes of frames", "memory of one transaction")
     ingest_queue_items_max: int = _bound(
@@ -196,28 +204,30 @@ class Limits:
         1, "percent of one core", "10^6 frames of 19 kB in three hours, small ones in half an hour"
     )
     verification_interval_s: int = _bound(
-        86_400, "seconds", "between the beginnings of two passes; disks do not rot faster"
+        86_400, "seconds", "between the starts of two passes; disks decay slowly"
     )
-    verification_delay_s: int = _bound(60, "seconds", "after a start, which has enough to read")
+    verification_delay_s: int = _bound(
+        60, "seconds", "after start, when the node reads a lot anyway"
+    )
 
     # --- PostgreSQL ---------------------------------------------------------------------------
     database_connections_max: int = _bound(
-        8, "connections", "one process's readers; more than the server has cores gain nothing"
+        8, "connections", "readers of one process; more than the server has cores gain nothing"
     )
     database_wait_s: int = _bound(
-        5, "seconds", "for a connection: longer than a restart of the server, or it is down"
+        5, "seconds", "for a connection; longer than a restart of the server"
     )
     database_statement_s: int = _bound(
-        60, "seconds", "one statement, or another writer's turn; all take milliseconds"
+        60, "seconds", "one statement, or a wait for another writer; all take milliseconds"
     )
     database_probe_interval_s: int = _bound(
-        1, "seconds", "between two questions whether the database is there; each takes 0.1 ms"
+        1, "seconds", "between two probes of the database; each takes 0.1 ms"
     )
     database_answer_age_s_max: int = _bound(
-        3, "seconds", "since the database last answered a node that calls itself ready"
+        3, "seconds", "since the last answer of the database; after this the node is not ready"
     )
     lookups_shared_max: int = _bound(
-        256, "look-ups", "in one query: 5 ms of the server, and memory of one reply"
+        256, "look-ups", "in one query: 5 ms of the server, and the memory of one reply"
     )
     lookups_waiting_max: int = _bound(
         8_192, "look-ups", "half a second of work; beyond it callers get 503"
@@ -226,7 +236,7 @@ class Limits:
     # --- live readers ------------------------------------------------------------------------
     live_readers_max: int = _bound(1_000, "connections", "each holds a write buffer")
     live_queue_items_max: int = _bound(
-        1_000, "messages", "a reader further behind gets a gap event and reads the feed"
+        1_000, "messages", "a reader further behind gets a gap event, and can read the feed"
     )
     live_queue_bytes_max: int = _bound(
         32 * MIB, "bytes of frames", "all live readers share one buffer"
@@ -234,7 +244,7 @@ class Limits:
     live_unread_bytes_max: int = _bound(
         64 * MIB,
         "bytes",
-        "of events that readers have not read, each counted, though they share the memory",
+        "of unread events, counted for each reader although they share the memory",
     )
     live_heartbeat_s: int = _bound(
         15, "seconds", "proxies close connections that are silent for 30 to 60"
@@ -247,7 +257,7 @@ class Limits:
     recon_push_items_max: int = _bound(
         4_096,
         "items",
-        "four batches of our own initiator; an item of two bytes costs 1 us and more",
+        "four batches of our own initiator; even an item of two bytes costs 1 us",
     )
     recon_fields_max: int = _bound(
         100_000, "protobuf fields", "4,096 items with sixteen hints each; counted before parsing"
@@ -256,40 +266,38 @@ class Limits:
     recon_answer_bytes_max: int = _bound(
         SYNC.answer_bytes_max,
         "bytes",
-        "summaries and lists of one reply: at most 50 ms; the rest is asked again",
+        "summaries and lists of one reply: at most 50 ms; the initiator asks again for the rest",
     )
     index_save_interval_s: int = _bound(
-        300, "seconds", "a killed node reads at most what came since the index was last written"
+        300, "seconds", "a killed node reads again at most the elements of this time"
     )
-    index_save_growth_min: int = _bound(
-        20_000, "elements", "fewer are read from SQL in a few milliseconds"
-    )
-    recon_views_max: int = _bound(16, "views", "sessions at a time; one more costs a rebuilding")
+    index_save_growth_min: int = _bound(20_000, "elements", "SQL reads fewer in a few milliseconds")
+    recon_views_max: int = _bound(16, "views", "one per session; one more costs a rebuild")
     recon_views_bytes_max: int = _bound(
         1024 * MIB,
         "bytes",
-        "three views of 10^7 elements, 28 bytes each; the last one always stays",
+        "three views of 10^7 elements, 28 bytes each; the cache always keeps the last one",
     )
     recon_view_elements_per_minute: int = _bound(
         60_000_000,
         "elements per minute and caller",
-        "six seconds of one core; a byte that asks counts as one",
+        "six seconds of one core; a byte of a request counts as one",
     )
     recon_reply_bytes_per_minute: int = _bound(
         4_096 * MIB, "bytes per minute and caller", "68 MiB/s, more than one node can serve"
     )
     recon_untrusted_reply_factor: int = _bound(
-        16, "times the request", "a caller without credentials gains little by forging one"
+        16, "times the request", "bounds the gain of a forged request"
     )
     recon_interests_bytes_max: int = _bound(
-        32 * MIB, "bytes", "interests remembered by hash; one of 16,384 names takes 2 MiB"
+        32 * MIB, "bytes", "interests kept by hash; one of 16,384 names takes 2 MiB"
     )
     negentropy_body_bytes_max: int = _bound(MIB, "bytes", "clients set frames of 60 to 500 kB")
     negentropy_ranges_max: int = _bound(
         131_072, "ranges", "of one message: 0.3 s of work; 1 MiB of fingerprints has 55,000"
     )
     negentropy_reply_bytes_max: int = _bound(
-        500_000, "bytes", "what relays of that protocol use; the client asks on"
+        500_000, "bytes", "as in relays of that protocol; the client asks for the rest"
     )
     negentropy_channels_max: int = _bound(
         16, "channels", "sorted columns kept for the next message: 44 bytes per entry"
@@ -297,19 +305,19 @@ class Limits:
     session_nonce_lifetime_s: int = _bound(
         SYNC.nonce_lifetime_s,
         "seconds",
-        "how long a session key may be used before both sides draw new nonces",
+        "lifetime of a session key; then both sides draw new nonces",
     )
     recon_proof_lifetime_s: int = _bound(
         SYNC.proof_lifetime_s,
         "seconds",
-        "so long idle peers compare roots, which have no key; then a session again",
+        "idle peers compare unkeyed roots for this time, then run a session",
     )
     peers_max: int = _bound(256, "peers", "each has a task and a record")
-    syncs_remembered_max: int = _bound(256, "sessions", "the list an operator looks at")
+    syncs_remembered_max: int = _bound(256, "sessions", "in the operator's list")
     sync_seconds_max: int = _bound(
         SYNC.seconds_max,
         "seconds",
-        "a session that takes longer is ended as partial and continued later",
+        "a longer session ends as partial and continues later",
     )
 
     @property

@@ -1,7 +1,7 @@
-"""What an operator can set, and where each value came from.
+"""The operator's settings, and the source of each value.
 
-Four layers, later ones win: defaults, a TOML file, `SDSTORE_*` environment variables, command-line
-flags. A key that no setting has is an error in every layer, so that a misspelt one is never ignored.
+There are four layers, and later ones win: defaults, a TOML file, `SDSTORE_*` environment variables,
+command-line flags. An unknown key is an error in every layer, so a misspelt one is never ignored.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from app.errors import Problem, SettingsError
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
-# What the test suite and the benchmarks read; never a setting of the node.
+# Variables of the test suite and the benchmarks; never settings of the node.
 FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_")
 
 _PASSWORD = re.compile(r"(?<=[?&]password=)[^&]*|(?<=:)[^:/@?]*(?=@)")
 
 
 def _split_commas(value: object) -> object:
-    """Lists come as "a,b" from the environment, as lists from everywhere else."""
+    """The environment gives lists as "a,b", the other layers as lists."""
     return (
         [part.strip() for part in value.split(",") if part.strip()]
         if isinstance(value, str)
@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    data_dir: Path = Field(Path("data"), description="folder of everything this node keeps")
+    data_dir: Path = Field(Path("data"), description="folder of all data of this node")
     database_url: str = Field(
         default_factory=_database_below,
         pattern=r"^(sqlite:///|postgresql://)",
@@ -56,43 +56,43 @@ class Settings(BaseModel):
     )
     peers: CommaList = Field(
         [],
-        description="stores to keep this one equal to, as URLs; a name need not resolve yet",
+        description="URLs of the stores to sync with; a name can be unresolvable at start",
     )
     sync_interval_s: float = Field(
         30.0, gt=0, le=86_400, description="seconds from one sync with a peer to the next"
     )
     channels: CommaList = Field(
-        [], description="channels to keep equal with peers; with no prefixes either: every channel"
+        [], description="channels to sync; if there are no prefixes either: every channel"
     )
-    channel_prefixes: CommaList = Field([], description="beginnings of channels to keep equal")
+    channel_prefixes: CommaList = Field([], description="prefixes of channels to sync")
     private_peers: bool | None = Field(
         None,
-        description="whether peers may have private addresses; "
-        "unset: while this node listens on loopback only",
+        description="allow peers with private addresses; "
+        "unset: only while this node listens on loopback",
     )
-    workers: int = Field(1, ge=1, le=64, description="processes; more than one need PostgreSQL")
+    workers: int = Field(1, ge=1, le=64, description="processes; more than one require PostgreSQL")
     drain_s: float = Field(
         3.0,
         ge=0,
         le=600,
-        description="seconds from SIGTERM, when /readyz turns to 503, to the end of the listener",
+        description="seconds from SIGTERM, when /readyz changes to 503, until the listener closes",
     )
     insecure: bool = Field(False, description="listen beyond loopback without credentials")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe message that is logged"
+        "info", description="lowest severity that is logged"
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="form of each line of the log: for people, or one JSON object"
+        "text", description="form of a log line: text for people, or a JSON object"
     )
     cors_origins: CommaList = Field(
         [],
-        description="web origins whose pages may read, publish and reconcile here; * is every page, "
-        "which on loopback means every page that a browser of this machine opens",
+        description="web origins whose pages can read, publish and reconcile here; * is every page, "
+        "on loopback every page that a browser of this machine opens",
     )
 
     @property
     def shown_database_url(self) -> str:
-        """The database's URL without its password, in whichever place it stands."""
+        """The database's URL without its password, in either place."""
         if self.database_url.startswith("sqlite:"):
             return self.database_url
         return _PASSWORD.sub("***", self.database_url)
@@ -107,7 +107,7 @@ class Settings(BaseModel):
 
     @property
     def allows_private_peers(self) -> bool:
-        """Whether a peer's address may be a private one."""
+        """Whether a peer can have a private address."""
         return self.is_loopback if self.private_peers is None else self.private_peers
 
 
@@ -118,8 +118,8 @@ def load_settings(
 ) -> tuple[Settings, dict[str, str]]:
     """The settings, and for each name the layer it came from.
 
-    `flags` holds the flags that were given (None means not given); `environment` is os.environ
-    unless told. Raises SettingsError.
+    `flags` contains the flags (None means absent); `environment` defaults to os.environ. Raises
+    SettingsError.
     """
     layers: dict[str, dict[str, Any]] = {
         f"file {config_file}": _from_file(config_file),

@@ -14,24 +14,27 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 _LIMITS_HEAD = """# Limits
 
-Every queue, loop, cache and reply of a node has a bound. `sdstore serve --show-limits` prints this table;
-a test compares it with the code. A value equal to its bound is accepted.
+Every queue, loop, cache and reply of a node has a bound. `sdstore serve --show-limits` prints this
+table; a test compares it with the code. A value equal to its bound is accepted.
 """
 _SHARED_HEAD = """
 ## What all requests share
 
-A bound per request says nothing about many requests. These bounds hold for one process, whatever is asked of it
-([decision 18](decisions/0018-shares-and-turns.md) explains the turns); beside them it holds its index and caches.
+A bound per request does not bound many requests. These bounds hold for one process, under any load
+([decision 18](decisions/0018-shares-and-turns.md) explains the turns). The index and the caches come
+on top.
 """
 _RECON_HEAD = """
 ## The reconciliation engine
 
-Per session and per message; `docs/recon-protocol.md` says what happens at each.
+Per session and per message. [recon-protocol.md](recon-protocol.md), section 10, describes the effect of
+each.
 """
 _SETTINGS_HEAD = """# Settings
 
-Defaults < a TOML file (`--config FILE`) < environment (`SDSTORE_` and the name in capitals) < flags. An unknown
-name is an error in every layer. `sdstore serve --show-config` prints each value and where it came from.
+Defaults < a TOML file (`--config FILE`) < environment (`SDSTORE_` and the name in capitals) < flags.
+An unknown name is an error in every layer. `sdstore serve --show-config` prints each value and its
+source.
 """
 
 
@@ -56,12 +59,12 @@ def _shared_rows() -> list[tuple[object, ...]]:
     beside = READ_BYTES + limits.header_bytes_max + limits.body_free_bytes
     rows = [
         (
-            "connections: headers, a small body, what arrived ahead",
+            "connections: headers, a small body, bytes that arrived ahead",
             "connections_max × (header_bytes_max + body_free_bytes + 16 KiB)",
             limits.connections_max * beside,
         ),
         ("bodies, packed and unpacked", "bodies_bytes_max", limits.bodies_bytes_max),
-        ("replies, made or unread", "replies_bytes_max", limits.replies_bytes_max),
+        ("replies, in work or unread", "replies_bytes_max", limits.replies_bytes_max),
         (
             "events that wait for live readers",
             "live_unread_bytes_max",
@@ -85,7 +88,7 @@ def settings_page() -> str:
         made = field.default is PydanticUndefined
         default = "sqlite:///DATA_DIR/sdstore.db" if made else str(field.default)
         rows.append((name, default, f"SDSTORE_{name.upper()}", field.description or ""))
-    return f"{_SETTINGS_HEAD}\n{_table('name', 'default', 'environment', 'means', rows=rows)}"
+    return f"{_SETTINGS_HEAD}\n{_table('name', 'default', 'environment', 'meaning', rows=rows)}"
 
 
 def _table(*head: str, rows: list[tuple[object, ...]] | list[tuple[str, int, str, str]]) -> str:

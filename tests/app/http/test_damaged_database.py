@@ -25,7 +25,7 @@ def test_a_node_that_a_damaged_file_kept_from_writing_is_not_ready_until_it_is_r
         assert node.http.get("/readyz").status_code == 200
         refused = node.publish(message(1)).json()
         assert (refused["status"], refused["code"]) == (503, "store_unavailable")
-        assert refused["title"] == "The database cannot be used"
+        assert refused["title"] == "The database is unavailable"
         assert "sdstore check --deep" in refused["detail"]
         ends_s = time.monotonic() + PROBED_S
         while time.monotonic() < ends_s:
