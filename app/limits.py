@@ -97,7 +97,7 @@ class Limits:
     unpack_factor_max: int = _bound(
         200,
         "times the bytes sent",
-        "batches compress to a tenth, at most to a hundredth; unpacked_free_bytes allow any factor",
+        "batches compress by 10, at most by 100; any factor is allowed up to unpacked_free_bytes",
     )
     unpacked_free_bytes: int = _bound(
         2 * MIB, "bytes", "a message of equal bytes compresses by any factor and is harmless"
@@ -269,7 +269,7 @@ class Limits:
         "summaries and lists of one reply: at most 50 ms; the initiator asks again for the rest",
     )
     index_save_interval_s: int = _bound(
-        300, "seconds", "a killed node reads again at most the elements of this time"
+        300, "seconds", "a killed node reads again at most the elements of one interval"
     )
     index_save_growth_min: int = _bound(20_000, "elements", "SQL reads fewer in a few milliseconds")
     recon_views_max: int = _bound(16, "views", "one per session; one more costs a rebuild")
