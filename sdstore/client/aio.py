@@ -82,13 +82,13 @@ class AsyncStoreClient:
         await self._http.aclose()
 
     async def info(self) -> NodeInfo:
-        """Who the node is."""
+        """The node's identity and capabilities."""
         return await self._send(calls.info())
 
     async def publish(
         self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
     ) -> PublishOutcome:
-        """Publish one frame or message, with hints (raw bytes) that lead to it.
+        """Publish one frame or message, with retrieval hints (raw bytes) for it.
 
         A `Message` is sent as a frame of the latest dialect; `MessageError` if it is not valid.
         """
@@ -99,8 +99,8 @@ class AsyncStoreClient:
     ) -> AsyncIterator[PublishOutcome]:
         """Publish any number of frames and messages in bounded batches; one outcome each, in order.
 
-        Frames are taken and sent as outcomes are read, so the iterator must be read to its end. A
-        refused frame spoils no other: its outcome carries the error.
+        Frames are read and sent as outcomes are read, so read the iterator to its end. A refused frame
+        does not affect the others: its outcome contains the error.
         """
         async for batch in _batches(frames, batcher or Batcher()):
             for outcome in await self._send(calls.publish_batch(batch)):
@@ -113,7 +113,7 @@ class AsyncStoreClient:
         return await self._send(calls.get(message_id, channel_id, digest))
 
     async def get_entry(self, digest: bytes) -> Frame:
-        """The frame of an entry; `digest_mismatch` if the node serves another one."""
+        """The frame of an entry; `digest_mismatch` if the node returns another one."""
         return await self._send(calls.get_entry(digest))
 
     async def lookup(
@@ -130,7 +130,7 @@ class AsyncStoreClient:
         after: str | None = None,
         limit: int | None = None,
     ) -> MessagePage:
-        """The entries that a hint may mean, the likeliest first."""
+        """The entries that a hint can lead to, likeliest first."""
         return await self._send(calls.hint(retrieval_hint, channel_id, after, limit))
 
     def channels(self) -> AsyncIterator[Channel]:
@@ -162,7 +162,7 @@ class AsyncStoreClient:
         return self._pages(lambda after: calls.messages(query, after))
 
     async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
-        """A page of everything readable, in arrival order; follow `next` to miss nothing."""
+        """A page of all readable messages, in arrival order; follow `next` to miss none."""
         return await self._send(calls.feed(after, limit))
 
     def live(
@@ -172,16 +172,16 @@ class AsyncStoreClient:
         *,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
     ) -> AsyncLiveStream:
-        """Messages of one channel, or of all, as they come to the node.
+        """Messages of one channel, or of all, as they reach the node.
 
             async with store.live("/garden/1/bees/proto") as stream:
                 async for each in stream:
                     print(each.message)
 
-        Behind the start of the `with` no stored message is missed: a connection that breaks is
-        opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
-        stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
-        while the connection is open; the node does not keep them. `on_left_out` is called with the
+        After the start of the `with` no stored message is missed: a broken connection is reopened at
+        the place where it broke, as `Options.retry` says. `after` is the cursor of an earlier stream
+        or of the feed; without it the stream begins now. The node does not store sync and ephemeral
+        messages, so they come only while the connection is open. `on_left_out` is called with the
         digests of stored messages whose content the node has lost.
         """
         return AsyncLiveStream(self._http, Following(channel_id, after, self._options, on_left_out))
@@ -199,7 +199,7 @@ class AsyncStoreClient:
         after: str | None = None,
         limit: int | None = None,
     ) -> AncestorsPage:
-        """What comes causally before `heads`, not passing through `known`."""
+        """The messages causally before `heads`; the walk stops at `known`."""
         return await self._send(calls.ancestors(channel_id, heads, known, after, limit))
 
     async def recon(self, request: bytes) -> bytes:
@@ -219,7 +219,7 @@ class AsyncStoreClient:
         return await self._send(calls.peer_status(peer_id))
 
     async def add_peer(self, url: str) -> Peer:
-        """Add a peer; the one that has this URL already, if there is one."""
+        """Add a peer, or return the existing peer with this URL."""
         return await self._send(calls.add_peer(url))
 
     async def remove_peer(self, peer_id: str) -> None:
@@ -237,13 +237,13 @@ class AsyncStoreClient:
     async def start_sync(
         self, peer_url: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
-        """Let the node sync with the store at `peer_url`, now."""
+        """Start a sync of the node with the store at `peer_url`."""
         return await self._send(calls.start_sync(peer_url, channel_ids, dry_run=dry_run))
 
     async def sync_peer(
         self, peer_id: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
-        """Let the node sync with one of its peers, now."""
+        """Start a sync of the node with one of its peers."""
         return await self._send(calls.sync_peer(peer_id, channel_ids, dry_run=dry_run))
 
     async def _pages(

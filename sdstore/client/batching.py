@@ -10,16 +10,16 @@ Publishable = bytes | Message | PublishItem
 """A frame, a message (sent as a frame of the latest dialect), or a frame with hints."""
 
 BATCH_ITEMS_MAX = 1_000
-"""Group commit gains little beyond; nodes take 10,000."""
+"""Larger batches gain little from group commit; nodes accept 10,000."""
 
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""400 frames of js-waku's size; nodes take 32 MiB. A single larger frame goes alone."""
+"""400 frames of js-waku's size; nodes accept 32 MiB. A larger frame is sent alone."""
 
 _ITEM_OVERHEAD_BYTES = 16
 
 
 class Batcher:
-    """Collects items; `add` gives a batch back when the next item would not fit into it."""
+    """Collects items; `add` returns the batch when the next item does not fit into it."""
 
     def __init__(self, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX) -> None:
         self._items_max = items_max
@@ -44,7 +44,7 @@ class Batcher:
         return full
 
     def rest(self) -> list[PublishItem]:
-        """The items that are waiting; the batcher is empty afterwards."""
+        """Remove and return the waiting items."""
         items, self._items, self._bytes = self._items, [], 0
         return items
 

@@ -1,4 +1,4 @@
-"""`StoreClient`: a store node for programs that wait."""
+"""`StoreClient`: the blocking client of a store node."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class StoreClient:
     """One store node. Every method raises `StoreError` and nothing else for the node's faults.
 
     `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` its bearer token.
-    Use it in a `with` statement, or `close` it. It may be shared between threads.
+    Use it in a `with` statement, or `close` it. Threads can share it.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class StoreClient:
         self._http.close()
 
     def info(self) -> NodeInfo:
-        """Who the node is."""
+        """The node's identity and capabilities."""
         return self._send(calls.info())
 
     def publish(
         self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
     ) -> PublishOutcome:
-        """Publish one frame or message, with hints (raw bytes) that lead to it.
+        """Publish one frame or message, with retrieval hints (raw bytes) for it.
 
         A `Message` is sent as a frame of the latest dialect; `MessageError` if it is not valid.
         """
@@ -96,8 +96,8 @@ class StoreClient:
     ) -> Iterator[PublishOutcome]:
         """Publish any number of frames and messages in bounded batches; one outcome each, in order.
 
-        Frames are taken and sent as outcomes are read, so the iterator must be read to its end. A
-        refused frame spoils no other: its outcome carries the error.
+        Frames are read and sent as outcomes are read, so read the iterator to its end. A refused frame
+        does not affect the others: its outcome contains the error.
         """
         for batch in batches(frames, batcher or Batcher()):
             yield from self._send(calls.publish_batch(batch))
@@ -109,7 +109,7 @@ class StoreClient:
         return self._send(calls.get(message_id, channel_id, digest))
 
     def get_entry(self, digest: bytes) -> Frame:
-        """The frame of an entry; `digest_mismatch` if the node serves another one."""
+        """The frame of an entry; `digest_mismatch` if the node returns another one."""
         return self._send(calls.get_entry(digest))
 
     def lookup(
@@ -126,7 +126,7 @@ class StoreClient:
         after: str | None = None,
         limit: int | None = None,
     ) -> MessagePage:
-        """The entries that a hint may mean, the likeliest first."""
+        """The entries that a hint can lead to, likeliest first."""
         return self._send(calls.hint(retrieval_hint, channel_id, after, limit))
 
     def channels(self) -> Iterator[Channel]:
@@ -158,7 +158,7 @@ class StoreClient:
         return self._pages(lambda after: calls.messages(query, after))
 
     def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
-        """A page of everything readable, in arrival order; follow `next` to miss nothing."""
+        """A page of all readable messages, in arrival order; follow `next` to miss none."""
         return self._send(calls.feed(after, limit))
 
     def live(
@@ -168,16 +168,16 @@ class StoreClient:
         *,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
     ) -> LiveStream:
-        """Messages of one channel, or of all, as they come to the node.
+        """Messages of one channel, or of all, as they reach the node.
 
             with store.live("/garden/1/bees/proto") as stream:
                 for each in stream:
                     print(each.message)
 
-        Behind the start of the `with` no stored message is missed: a connection that breaks is
-        opened again where it broke, as `Options.retry` says. `after` is the cursor of an earlier
-        stream or of the feed; without it the stream begins now. Sync and ephemeral messages come
-        while the connection is open; the node does not keep them. `on_left_out` is called with the
+        After the start of the `with` no stored message is missed: a broken connection is reopened at
+        the place where it broke, as `Options.retry` says. `after` is the cursor of an earlier stream
+        or of the feed; without it the stream begins now. The node does not store sync and ephemeral
+        messages, so they come only while the connection is open. `on_left_out` is called with the
         digests of stored messages whose content the node has lost.
         """
         return LiveStream(self._http, Following(channel_id, after, self._options, on_left_out))
@@ -195,7 +195,7 @@ class StoreClient:
         after: str | None = None,
         limit: int | None = None,
     ) -> AncestorsPage:
-        """What comes causally before `heads`, not passing through `known`."""
+        """The messages causally before `heads`; the walk stops at `known`."""
         return self._send(calls.ancestors(channel_id, heads, known, after, limit))
 
     def recon(self, request: bytes) -> bytes:
@@ -215,7 +215,7 @@ class StoreClient:
         return self._send(calls.peer_status(peer_id))
 
     def add_peer(self, url: str) -> Peer:
-        """Add a peer; the one that has this URL already, if there is one."""
+        """Add a peer, or return the existing peer with this URL."""
         return self._send(calls.add_peer(url))
 
     def remove_peer(self, peer_id: str) -> None:
@@ -233,13 +233,13 @@ class StoreClient:
     def start_sync(
         self, peer_url: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
-        """Let the node sync with the store at `peer_url`, now."""
+        """Start a sync of the node with the store at `peer_url`."""
         return self._send(calls.start_sync(peer_url, channel_ids, dry_run=dry_run))
 
     def sync_peer(
         self, peer_id: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
-        """Let the node sync with one of its peers, now."""
+        """Start a sync of the node with one of its peers."""
         return self._send(calls.sync_peer(peer_id, channel_ids, dry_run=dry_run))
 
     def _pages(self, page_call: Callable[[str | None], Call[Items[_Item]]]) -> Iterator[_Item]:

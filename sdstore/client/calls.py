@@ -1,7 +1,7 @@
 """Every call of the HTTP interface as a value: the request, and how to read its answer.
 
-Message IDs and channels are any strings; they always go into the query, which carries "", "..",
-"a/b" and "%" through any proxy, where a path would be rewritten.
+Message IDs and channel IDs are arbitrary strings. They go into the query: a proxy might rewrite a path
+that contains "", "..", "a/b" or "%".
 """
 
 import json
@@ -62,12 +62,12 @@ class Call(Generic[_Result_co]):
 
 
 def info() -> Call[NodeInfo]:
-    """Who the node is."""
+    """The node's identity and capabilities."""
     return Call("GET", "v1/info", replies.node_info, _accept(JSON))
 
 
 def publish(message: bytes | Message, retrieval_hints: Sequence[bytes]) -> Call[PublishOutcome]:
-    """One frame or message. The store is a set, so a repeated frame is a duplicate and nothing worse."""
+    """One frame or message. The store is a set, so the call can be repeated."""
     hints = tuple(("retrieval-hint", hint.hex()) for hint in retrieval_hints)
     headers = (*_protobuf_both_ways(), *hints)
     frame = encode(message) if isinstance(message, Message) else message
@@ -82,7 +82,7 @@ def publish_batch(items: Sequence[PublishItem]) -> Call[Sequence[PublishOutcome]
 
 
 def get(message_id: str, channel_id: str | None, digest: bytes | None) -> Call[Frame]:
-    """A frame by message ID, the variant of `digest` where one is given."""
+    """A frame by message ID; the variant with `digest`, if given."""
     query = {
         "message_id": message_id,
         "channel_id": channel_id,
@@ -92,7 +92,7 @@ def get(message_id: str, channel_id: str | None, digest: bytes | None) -> Call[F
 
 
 def get_entry(digest: bytes) -> Call[Frame]:
-    """A frame by digest, which is checked."""
+    """A frame by digest; the reply is checked against it."""
     return _get(f"v1/entries/{digest.hex()}", replies.frame_of_digest(digest), {})
 
 
@@ -112,7 +112,7 @@ def lookup(
 def hint(
     retrieval_hint: bytes, channel_id: str | None, after: str | None, limit: int | None
 ) -> Call[MessagePage]:
-    """The entries a hint may mean, the likeliest first."""
+    """The entries that a hint can lead to, likeliest first."""
     query = {"channel_id": channel_id, "after": after, "limit": limit}
     return _get(f"v1/hints/{retrieval_hint.hex()}", replies.message_page, query)
 
@@ -129,7 +129,7 @@ def channel(channel_id: str) -> Call[Channel]:
 
 @dataclass(frozen=True, slots=True)
 class MessagesQuery:
-    """Which messages of a channel, in which order; `from_lamport` and `to_lamport` bound them."""
+    """Filter and order for messages of a channel; `from_lamport` and `to_lamport` are bounds."""
 
     channel_id: str
     order: Order = "log"
@@ -156,12 +156,12 @@ def messages(query: MessagesQuery, after: str | None) -> Call[Items[StoredMessag
 
 
 def feed(after: str | None, limit: int | None) -> Call[MessagePage]:
-    """A page of everything readable, in arrival order."""
+    """A page of all readable messages, in arrival order."""
     return _get("v1/feed", replies.message_page, {"after": after, "limit": limit})
 
 
 def live(channel_id: str | None, after: str | None) -> Call[None]:
-    """The stream of live events of a channel, or of all; its answer has no end."""
+    """The endless stream of live events of a channel, or of all channels."""
     path = "v1/live" if channel_id is None else "v1/channels/live"
     query = {"channel_id": channel_id, "after": after}
     given = {name: value for name, value in query.items() if value is not None}
@@ -182,7 +182,7 @@ def ancestors(
     after: str | None,
     limit: int | None,
 ) -> Call[AncestorsPage]:
-    """What comes causally before `heads`, not passing through `known`."""
+    """The messages causally before `heads`; the walk stops at `known`."""
     request = wire.AncestorsRequest(
         channel_id=channel_id, heads=heads, known=known, limit=limit or 0, after=after or ""
     )
@@ -211,12 +211,12 @@ def peer_status(peer_id: str) -> Call[Mapping[str, Any]]:
 
 
 def add_peer(url: str) -> Call[Peer]:
-    """A new peer, or the one that has this URL."""
+    """A new peer, or the existing peer with this URL."""
     return _post_json("v1/peers", replies.peer, {"url": url}, is_repeatable=True)
 
 
 def remove_peer(peer_id: str) -> Call[None]:
-    """Forget a peer; one that is gone already is `not_found`."""
+    """Forget a peer; `not_found` if it does not exist."""
     target = f"v1/peers/{quote(peer_id, safe='')}"
     return Call("DELETE", target, replies.nothing, is_repeatable=False)
 
@@ -232,13 +232,13 @@ def sync(sync_id: str) -> Call[Sync]:
 
 
 def start_sync(peer_url: str, channel_ids: Sequence[str], *, dry_run: bool) -> Call[Sync]:
-    """A sync with any store, now."""
+    """Start a sync with any store."""
     document = {"peer_url": peer_url, "channels": list(channel_ids), "dry_run": dry_run}
     return _post_json("v1/syncs", replies.sync, document, is_repeatable=False)
 
 
 def sync_peer(peer_id: str, channel_ids: Sequence[str], *, dry_run: bool) -> Call[Sync]:
-    """A sync with one of the node's peers, now."""
+    """Start a sync with one of the node's peers."""
     target = f"v1/peers/{quote(peer_id, safe='')}/sync"
     document = {"channels": list(channel_ids), "dry_run": dry_run}
     return _post_json(target, replies.sync, document, is_repeatable=False)

@@ -1,20 +1,20 @@
-"""The one error of the client, and how answers become it (RFC 9457)."""
+"""The client's only error type, made from problem documents (RFC 9457) and other answers."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 DETAIL_CHARS_MAX = 500
-"""What is quoted of an answer that is no problem document."""
+"""Length of the quotation from an answer that is not a problem document."""
 
 
 class StoreError(Exception):
-    """A call that failed: refused by the node, or never answered as it should have been.
+    """A failed call: the node refused it, or gave no valid answer.
 
     `code` is stable: the node's own code, `http_STATUS` for an answer without one, or
     `unreachable`, `timeout`, `reply_too_large`, `malformed_reply`, `digest_mismatch`.
-    `status` is the HTTP status, 0 where there was no answer; `problem` the whole problem document,
-    empty where there was none; `retry_after_s` what the node asked for.
+    `status` is the HTTP status, 0 without an answer; `problem` is the problem document, empty without
+    one; `retry_after_s` is the pause that the node asks for.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ def malformed_reply(detail: str, status: int = 200) -> StoreError:
 
 
 def error_of_reply(status: int, headers: Mapping[str, str], body: bytes) -> StoreError:
-    """The error that an answer outside of 2xx stands for, whoever wrote it."""
+    """The error for an answer with a status other than 2xx, from a node or a proxy."""
     document = _json_object(body)
     code = document.get("code")
     detail = document.get("detail") or document.get("title")
@@ -63,5 +63,5 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _seconds(retry_after: str) -> float | None:
-    # The other form of Retry-After is a date; it is worth less than the client's own back-off.
+    # Retry-After can also be a date; the client's own back-off is better than a remote clock.
     return float(retry_after) if retry_after.isdecimal() and retry_after.isascii() else None

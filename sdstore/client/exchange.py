@@ -1,4 +1,4 @@
-"""What both transports share: how httpx is set up, how much of an answer is read, what fails how."""
+"""Shared by both transports: httpx settings, bounds on answers, errors of the network."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ from sdstore.client.replies import Reply
 from sdstore.client.retry import Retry
 
 REPLY_BYTES_MAX = 16 * 1024 * 1024
-"""Twice what a node of ours puts into one answer."""
+"""Twice the largest answer of this node's software."""
 
 CONNECT_TIMEOUT_S = 5.0
-"""A node that takes longer is down."""
+"""A node that takes longer counts as down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How patient a client is.
+    """Timeouts, retries and bounds of a client.
 
-    `timeout_s` bounds every wait for the network, `deadline_s` one whole exchange, `retry` what
-    happens after faults that pass, `reply_bytes_max` the memory of one answer.
+    `timeout_s` bounds each wait for the network, `deadline_s` a whole exchange and `reply_bytes_max`
+    the size of an answer; `retry` governs repeats after transient errors.
     """
 
     timeout_s: float = 30.0
@@ -33,16 +33,16 @@ class Options:
 
     @property
     def timeout(self) -> httpx.Timeout:
-        """The same for httpx."""
+        """`timeout_s` for httpx."""
         return httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S))
 
     def delay_s(self, call: Call[object], attempt: int, error: StoreError) -> float | None:
-        """The pause before the next attempt, None to give up."""
+        """The pause before the next attempt; None to give up."""
         return self.retry.delay_s(attempt, error) if call.is_repeatable else None
 
 
 def base_headers(token: str | None) -> dict[str, str]:
-    """Headers of every request. Answers must not be compressed: their size would be unbounded."""
+    """Headers of every request. They forbid compressed answers, whose size would be unbounded."""
     headers = {"accept-encoding": "identity"}
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
@@ -50,7 +50,7 @@ def base_headers(token: str | None) -> dict[str, str]:
 
 
 class BoundedBody:
-    """A body as it arrives, up to a size and a time."""
+    """A body as it arrives, with a bound on size and time."""
 
     def __init__(self, options: Options, now_s: float) -> None:
         self._bytes_max = options.reply_bytes_max
@@ -59,17 +59,17 @@ class BoundedBody:
         self._bytes = 0
 
     def feed(self, chunk: bytes, now_s: float) -> None:
-        """Take what arrived at `now_s` (monotonic)."""
+        """Add a chunk that arrived at `now_s` (monotonic)."""
         self._bytes += len(chunk)
         if self._bytes > self._bytes_max:
             detail = f"the answer is larger than {self._bytes_max} bytes"
             raise StoreError("reply_too_large", 0, detail)
         if now_s > self._deadline_s:
-            raise StoreError("timeout", 0, "the answer did not end in time")
+            raise StoreError("timeout", 0, "the answer did not end before the deadline")
         self._chunks.append(chunk)
 
     def reply(self, response: httpx.Response) -> Reply:
-        """The whole answer."""
+        """The complete answer."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise malformed_reply("the answer is compressed", response.status_code)
         return Reply(response.status_code, response.headers, b"".join(self._chunks))
@@ -77,7 +77,7 @@ class BoundedBody:
 
 @contextmanager
 def network_errors() -> Iterator[None]:
-    """httpx's errors as `StoreError`."""
+    """Turn httpx's errors into `StoreError`."""
     try:
         yield
     except httpx.TimeoutException as error:
@@ -87,9 +87,9 @@ def network_errors() -> Iterator[None]:
 
 
 def next_cursor(before: str | None, after: str | None) -> str | None:
-    """`after` if it moves on from `before`; a node that turns on the spot is at fault."""
+    """`after`; an error if it equals `before`, because then the paging would never end."""
     if after is not None and after == before:
-        raise malformed_reply("the cursor of the next page is that of this one")
+        raise malformed_reply("the node returned the same cursor twice")
     return after
 
 

@@ -1,7 +1,7 @@
-"""Live messages of a node: a stream of server-sent events that is opened again where it breaks.
+"""Live messages of a node: a stream of server-sent events that resumes where it breaks.
 
-`Following` moves no bytes: it knows where the reader is, turns chunks into messages and says how
-long to wait before the next connection. `LiveStream` and `AsyncLiveStream` move the bytes.
+`Following` does no I/O: it tracks the reader's place, parses chunks into messages and computes the
+pause before the next connection. `LiveStream` and `AsyncLiveStream` do the I/O.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from sdstore.sds.jsonform import from_json
 from sdstore.sds.model import MessageError
 
 SILENCE_S_MAX = 60.0
-"""A node says something, if only a comment, several times in this time."""
+"""A node sends an event or a comment several times in this time."""
 
 
 class ServerEvent(NamedTuple):
-    """One event. `event_id` is empty where it has none, `data` where an ID is all it has."""
+    """One event. `event_id` is empty if absent; `data` is empty if the event has only an ID."""
 
     name: str
     event_id: str
@@ -36,10 +36,10 @@ class ServerEvent(NamedTuple):
 
 
 class EventReader:
-    """Server-sent events (the WHATWG text format) out of chunks as they arrive.
+    """Parses server-sent events (WHATWG HTML) from chunks as they arrive.
 
-    An event whose ID stands with a comment is an event without data. An event, or a line, of more
-    than `bytes_max` bytes is a `StoreError`.
+    An ID with only a comment makes an event without data. An event or a line of more than `bytes_max`
+    bytes is a `StoreError`.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -75,7 +75,7 @@ class EventReader:
 
 
 class Following:
-    """Where a reader of the live stream is, and what came that it has not taken yet."""
+    """A reader's place in the live stream, and the messages that it has not taken yet."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Following:
         self._channel_id = channel_id
         self._on_left_out = on_left_out
         self.options = options
-        self._after = after  # of what came; `cursor` is that of what was taken
+        self._after = after  # of received messages; `cursor` is of taken ones
         self._waiting: deque[tuple[str | None, LiveMessage | bytes | None]] = deque()
         self._events = EventReader(options.reply_bytes_max)
         self._attempt = 0
@@ -102,7 +102,7 @@ class Following:
         return calls.live(self._channel_id, self._after)
 
     def feed(self, chunk: bytes) -> None:
-        """Take what arrived. After a gap the rest of the connection is of no use."""
+        """Add a chunk. After a gap the rest of the connection is useless."""
         for event in self._events.feed(chunk):
             self._attempt = 0
             self.is_placed = True
@@ -114,7 +114,7 @@ class Following:
             self._waiting.append((self._after, self._read(event)))
 
     def take(self) -> LiveMessage | None:
-        """The next message that came."""
+        """The next received message."""
         while self._waiting:
             self.cursor, taken = self._waiting.popleft()
             if isinstance(taken, LiveMessage):
@@ -124,7 +124,7 @@ class Following:
         return None
 
     def pause_s(self, error: StoreError) -> float:
-        """How long to wait before the next connection; raises `error` to give up."""
+        """The pause before the next connection; raises `error` to give up."""
         self._attempt += 1
         delay_s = self.options.retry.delay_s(self._attempt, error)
         if delay_s is None:
@@ -132,9 +132,9 @@ class Following:
         return delay_s
 
     def _read(self, event: ServerEvent) -> LiveMessage | bytes | None:
-        """A message, or the digest of one that is left out; None for a place alone."""
+        """A message, or the digest of a left-out one; None for an event with only a cursor."""
         if not event.data or event.name not in ("message", "relayed", "left_out"):
-            return None  # or of a later version
+            return None  # also for an event of a later version
         document = _object(event.data)
         if event.name == "left_out":
             return _digest(document)
@@ -152,7 +152,7 @@ class Following:
 
 
 class LiveStream:
-    """Messages as a node gets them; see `StoreClient.live`. Use it in a `with` statement."""
+    """Messages as they reach a node; see `StoreClient.live`. Use it in a `with` statement."""
 
     def __init__(self, http: httpx.Client, following: Following) -> None:
         self._http = http
@@ -166,7 +166,7 @@ class LiveStream:
         return self._following.cursor
 
     def __enter__(self) -> Self:
-        # Until the node has said where the stream begins.
+        # Wait until the node has sent the stream's first cursor.
         while not self._following.is_placed or self._chunks is None:
             self._read()
         return self
@@ -221,7 +221,7 @@ class LiveStream:
 
 
 class AsyncLiveStream:
-    """Messages as a node gets them; see `AsyncStoreClient.live`. Use it in an `async with`."""
+    """Messages as they reach a node; see `AsyncStoreClient.live`. Use it in an `async with`."""
 
     def __init__(self, http: httpx.AsyncClient, following: Following) -> None:
         self._http = http

@@ -1,4 +1,4 @@
-"""What calls take and give back. Hashes and digests are 32 bytes."""
+"""Arguments and results of calls. Hashes and digests are 32 bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from sdstore.sds.digest import frame_hash
 from sdstore.sds.model import Message
 
 Key = str | bytes
-"""What a look-up asks for: a message ID (text) or a retrieval hint (bytes)."""
+"""The key of a look-up: a message ID (text) or a retrieval hint (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakuEnvelope:
-    """What a Waku transport wrapped around a frame; the node computes its Waku hash from it."""
+    """The Waku envelope of a frame; the node computes the Waku hash from it."""
 
     pubsub_topic: str
     content_topic: str
@@ -25,7 +25,7 @@ class WakuEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class PublishItem:
-    """A frame to publish, with the hints (raw bytes) that its publisher knows to lead to it."""
+    """A frame to publish, with its publisher's retrieval hints (raw bytes)."""
 
     frame: bytes
     retrieval_hints: tuple[bytes, ...] = ()
@@ -34,10 +34,10 @@ class PublishItem:
 
 @dataclass(frozen=True, slots=True)
 class PublishOutcome:
-    """What became of a published message: `stored`, `duplicate`, `relayed` or `refused`.
+    """The outcome of a published message: `stored`, `duplicate`, `relayed` or `refused`.
 
-    `digest` is None unless stored or duplicate; `error` is set exactly where refused, which only
-    batches report this way.
+    `digest` is None unless stored or duplicate. `error` is set only if refused; only batches report
+    refusals this way.
     """
 
     outcome: str
@@ -51,7 +51,7 @@ class PublishOutcome:
 class Frame:
     """A frame as the node received it. `dialect` is "v1", "v2", "chat_proto" or "nim".
 
-    `variants_count` is None where the frame was asked for by digest.
+    `variants_count` is None if the frame was requested by digest.
     """
 
     frame: bytes
@@ -72,10 +72,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message with what the node knows about it.
+    """A message with the node's metadata.
 
     `received_at_ms` is the node's clock since the epoch, `seq` the place in its arrival order,
-    `variants` digests of other messages under the same channel and ID.
+    `variants` are digests of other messages with the same channel and ID.
     """
 
     frame: bytes
@@ -95,10 +95,10 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class LiveMessage:
-    """A message as it came to the node.
+    """A message as it reached the node.
 
     `digest` is None for a sync or ephemeral message, which the node passes on and does not store.
-    `cursor` is where to go on behind this message, `document` what the node sent.
+    `cursor` is the place after this message, `document` the JSON that the node sent.
     """
 
     message: Message
@@ -112,7 +112,7 @@ class LiveMessage:
 class MessagePage:
     """Messages and the cursor of the next page; `next` is None after the last one.
 
-    `left_out`: digests of messages that belong here and whose content the node has lost.
+    `left_out`: digests of messages of this page whose content the node has lost.
     """
 
     messages: tuple[StoredMessage, ...]
@@ -122,7 +122,7 @@ class MessagePage:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A key that was found; `message` is None where presence alone was asked for."""
+    """A key that was found; `message` is None if only presence was requested."""
 
     key: Key
     digest: bytes
@@ -131,7 +131,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """`not_examined` are keys the reply had no room for: ask for them again.
+    """`not_examined` are keys for which the reply had no room: request them again.
 
     `left_out` are matches whose content the node has lost; other nodes may have it.
     """
@@ -157,8 +157,8 @@ class Channel:
 class Gap:
     """A message that histories name and the node lacks, with hints that may lead to it.
 
-    `met_as_sync`: a sync message with this ID came by, so that there may be no content. Anybody can
-    send one, so there may be content all the same.
+    `met_as_sync`: the node has seen a sync message with this ID, so the ID may have no content. Anyone
+    can send a sync message with any ID, so content is still possible.
     """
 
     message_id: str
@@ -168,10 +168,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class AncestorsPage:
-    """Part of a causal closure, in causal order; `missing` are IDs the node lacks.
+    """Part of a causal closure, in causal order; `missing` are IDs that the node lacks.
 
-    `left_out`: digests of those among them whose content the node has lost.
-    `met_as_sync`: those of `missing` that sync messages bore (see `Gap`).
+    `left_out`: digests of messages in this part whose content the node has lost.
+    `met_as_sync`: the `missing` IDs that the node has seen on sync messages (see `Gap`).
     """
 
     messages: tuple[StoredMessage, ...]
@@ -183,7 +183,7 @@ class AncestorsPage:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is; `document` is everything it says about itself."""
+    """A node's identity; `document` is the full answer."""
 
     version: str
     node_id: str

@@ -1,4 +1,4 @@
-"""Answers of a node as records. Whatever a node answers, `StoreError` is all that is raised."""
+"""Answers of a node as records. Any invalid answer raises `StoreError`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer; header names in lower case."""
+    """A complete answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,18 +42,18 @@ class Reply:
 
 
 def checked(reply: Reply) -> Reply:
-    """The answer itself if it is a success, else its error."""
+    """The answer itself if it is a success; else raises its error."""
     if not 200 <= reply.status < 300:
         raise error_of_reply(reply.status, reply.headers, reply.body)
     return reply
 
 
 def nothing(_: Reply) -> None:
-    """For answers whose status says it all."""
+    """For answers of which only the status matters."""
 
 
 def body_bytes(reply: Reply) -> bytes:
-    """For answers that are opaque here."""
+    """For answers that the client does not parse."""
     return reply.body
 
 
@@ -72,7 +72,7 @@ def frame(reply: Reply) -> Frame:
 
 
 def frame_of_digest(digest: bytes) -> Callable[[Reply], Frame]:
-    """A reader that takes a frame for `digest` only if it really has that digest."""
+    """A reader that accepts a frame only if it has this `digest`."""
 
     def read(reply: Reply) -> Frame:
         found = frame(reply)
@@ -93,7 +93,7 @@ def publish_outcome(reply: Reply) -> PublishOutcome:
 
 
 def publish_outcomes(items_count: int) -> Callable[[Reply], Sequence[PublishOutcome]]:
-    """A reader of a batch's outcomes, of which there is one for each item."""
+    """A reader of a batch's outcomes, one for each item."""
 
     def read(reply: Reply) -> Sequence[PublishOutcome]:
         outcomes = _parse(wire.PublishOutcomes, reply).outcomes
@@ -112,7 +112,7 @@ def message_page(reply: Reply) -> MessagePage:
 
 
 def lookup_result(reply: Reply) -> LookupResult:
-    """What a look-up found."""
+    """The result of a look-up."""
     result = _parse(wire.LookupReply, reply)
     return LookupResult(
         tuple(_match(match) for match in result.found),
@@ -148,7 +148,7 @@ def channel_page(reply: Reply) -> tuple[tuple[Channel, ...], str | None]:
 def message_items(
     on_left_out: Callable[[tuple[bytes, ...]], None] | None,
 ) -> Callable[[Reply], tuple[tuple[StoredMessage, ...], str | None]]:
-    """A reader of messages and the cursor of the next page; it passes on what the page leaves out."""
+    """A reader of messages and the cursor of the next page; it reports left-out digests."""
 
     def read(reply: Reply) -> tuple[tuple[StoredMessage, ...], str | None]:
         page = message_page(reply)
@@ -177,7 +177,7 @@ def document(reply: Reply) -> dict[str, Any]:
 
 
 def node_info(reply: Reply) -> NodeInfo:
-    """What a node says about itself."""
+    """A node's description of itself."""
     about = document(reply)
     limits = _object(about.get("limits"))
     return NodeInfo(_text(about, "version"), _text(about, "node_id"), limits, about)
@@ -207,7 +207,7 @@ def _parse(schema: type[_Wire], reply: Reply) -> _Wire:
     try:
         return schema.FromString(reply.body)
     except DecodeError:
-        raise malformed_reply(f"the body is no {schema.DESCRIPTOR.name}", reply.status) from None
+        raise malformed_reply(f"the body is not a {schema.DESCRIPTOR.name}", reply.status) from None
 
 
 def _outcome(outcome: wire.PublishOutcome) -> PublishOutcome:
@@ -263,20 +263,20 @@ def _channel(found: wire.Channel) -> Channel:
 
 def _digest(digest: bytes) -> bytes:
     if len(digest) != _DIGEST_BYTES:
-        raise malformed_reply(f"a digest of {len(digest)} bytes")
+        raise malformed_reply(f"a digest has {len(digest)} bytes, not 32")
     return digest
 
 
 def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise malformed_reply("a JSON object was expected")
+        raise malformed_reply("the value is not a JSON object")
     return value
 
 
 def _text(members: Mapping[str, Any], name: str) -> str:
     value = members.get(name)
     if not isinstance(value, str):
-        raise malformed_reply(f"{name} is missing or no string")
+        raise malformed_reply(f"{name} is missing or not a string")
     return value
 
 
@@ -285,7 +285,7 @@ def _listed(
 ) -> list[_Record]:
     items = members.get(name)
     if not isinstance(items, list):
-        raise malformed_reply(f"{name} is missing or no list")
+        raise malformed_reply(f"{name} is missing or not a list")
     return [read(_object(item)) for item in items]
 
 

@@ -1,4 +1,4 @@
-"""When a failed call is tried again, and after how long."""
+"""When a failed call is repeated, and after which pause."""
 
 import random
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ _PASSING_STATUS = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Only calls that may be repeated are, and only after faults that pass.
+    """Only repeatable calls are repeated, and only after transient errors.
 
-    `attempts_max` counts the first attempt. Back-off doubles from `backoff_s` to `backoff_max_s`
-    and is drawn between half and all of it, so that clients do not return together. A node that
-    asks for a longer pause than `retry_after_max_s` gets its error reported instead.
+    `attempts_max` counts the first attempt. Back-off doubles from `backoff_s` to `backoff_max_s`; the
+    pause is drawn between half and all of it, so that clients do not return together. If a node asks
+    for a longer pause than `retry_after_max_s`, its error is raised instead.
     """
 
     attempts_max: int = 4
@@ -24,7 +24,7 @@ class Retry:
     retry_after_max_s: float = 30.0
 
     def delay_s(self, attempt: int, error: StoreError) -> float | None:
-        """The pause after failed attempt number `attempt` (from 1), None to give up."""
+        """The pause after failed attempt number `attempt` (from 1); None to give up."""
         if attempt >= self.attempts_max or not _passes(error):
             return None
         if error.retry_after_s is not None:

@@ -5,17 +5,17 @@ Rules (2/MVDS, "Flow"), one per line:
 - sending, interactive mode: an OFFER to each member of the group; batch mode: a MESSAGE;
 - an OFFER arrives: a REQUEST, or an ACK where we have the message already;
 - a REQUEST arrives for what we offer: the OFFER becomes a MESSAGE;
-- a MESSAGE arrives: the REQUEST goes, and an ACK once the application has dealt with the message;
-- an ACK arrives: the record goes;
+- a MESSAGE arrives: the REQUEST is removed; an ACK follows once the application has processed the
+  message;
+- an ACK arrives: the record is removed;
 - a record is sent when its send epoch is reached, and again after a pause that grows while the peer
   is silent.
 
 The node does no I/O and reads no clock. The caller numbers the epochs: `tick` gives at most one payload
 per peer and epoch. Epochs never go back, a restart included.
 
-A crash loses nothing that was promised: records are kept in `State`, and an ACK is queued only when
-the application calls `processed`. Queued ACKs are in memory; a lost one is asked for by the
-MESSAGE that comes again.
+A crash breaks no promise: records are kept in `State`, and an ACK is queued only when the application
+calls `processed`. Queued ACKs are in memory; if one is lost, the peer repeats its MESSAGE.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from sdstore.mvds.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a node behaves, and its bounds."""
+    """Behaviour and bounds of a node."""
 
     interactive: bool = True
-    """The mode of `send` where it is not given."""
+    """The default mode of `send`."""
     retry_epochs_first: int = 3
-    """Epochs to wait after the first sending. An answer takes two: the peer's epoch and ours."""
+    """Epochs to wait after the first transmission. An answer takes two: the peer's epoch and ours."""
     retry_epochs_max: int = 64
-    """While the peer is silent the wait doubles with each sending, up to this."""
+    """While the peer is silent the wait doubles with each transmission, up to this."""
     attempts_max: int = 0
-    """Sendings of an OFFER or a MESSAGE before the node gives it up; 0: never."""
+    """Transmissions of an OFFER or a MESSAGE before the node gives up; 0: unlimited."""
     request_attempts_max: int = 8
-    """Sendings of a REQUEST. The peer's next OFFER brings a REQUEST that was given up back."""
+    """Transmissions of a REQUEST. The peer's next OFFER renews a REQUEST that was given up."""
     payload_bytes_max: int = 256 * 1024
-    """One payload, sent or taken; what does not fit waits for the next epoch."""
+    """Bytes of a payload, sent or received; records that do not fit wait for the next epoch."""
     records_per_peer_max: int = 10_000
-    """Memory: 2 MB a peer. Beyond it nothing is queued for the peer, and its offers are skipped."""
+    """2 MB of memory a peer. At the limit nothing is queued for the peer, and its offers are ignored."""
     acks_per_peer_max: int = 10_000
-    """ACKs that wait for the next epoch. One that is dropped is asked for by the MESSAGE again."""
+    """ACKs that wait for the next epoch. If an ACK is dropped, the peer repeats its MESSAGE."""
     in_process_max: int = 10_000
-    """Messages delivered and not yet `processed`. Beyond it a MESSAGE is skipped and comes again."""
+    """Messages delivered and not yet `processed`. At the limit a MESSAGE is ignored; the peer repeats it."""
     numbering: Numbering = Numbering.SPECIFICATION
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give this payload to this peer, whole or not at all."""
+    """Send this payload to this peer, complete or not at all."""
 
     peer: str
     payload: bytes
@@ -74,7 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message that the application has not dealt with. Keep it or refuse it, then call `processed`."""
+    """A message for the application. Keep it or refuse it, then call `processed`."""
 
     peer: str
     message: Message
@@ -90,7 +90,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The peer did not answer as often as the options allow; the record is gone."""
+    """The peer did not answer within the allowed transmissions; the record is removed."""
 
     peer: str
     message_id: bytes
@@ -99,7 +99,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class StateFull:
-    """The peer has as many records as it may have: this message was not queued for it."""
+    """The peer has the maximum number of records: this message was not queued for it."""
 
     peer: str
     message_id: bytes
@@ -118,24 +118,26 @@ Effect = Send | Deliver | Acknowledged | GaveUp | StateFull | Ignored
 
 
 class Messages(Protocol):
-    """The messages that the application keeps or has dealt with."""
+    """The messages that the application keeps or has processed."""
 
     def find(self, message_id: bytes) -> Message | None:
-        """A message to send; None where it is gone, and its records go too."""
+        """A message to send; None if it no longer exists, which removes its records."""
 
     def is_known(self, message_id: bytes) -> bool:
-        """Whether a message was processed, kept or not. One that is forgotten is delivered again."""
+        """Whether a message was processed, kept or not. A forgotten message is delivered again."""
 
 
 class Node:
-    """See the module. Raises `LocalProtocolError` for misuse, `RemoteProtocolError` for bad bytes."""
+    """See the module. Raises `LocalProtocolError` for misuse, `RemoteProtocolError` for invalid bytes."""
 
     def __init__(self, state: State, messages: Messages, options: Options | None = None) -> None:
         self._state = state
         self._messages = messages
         self._options = options or Options()
         if self._options.payload_bytes_max < 4 * ID_FIELD_BYTES:
-            raise LocalProtocolError("a payload holds at least four IDs")
+            raise LocalProtocolError(
+                "payload_bytes_max is too small: a payload needs room for four IDs"
+            )
         self._groups: dict[bytes, set[str]] = {}
         self._acks: dict[str, OrderedDict[bytes, None]] = {}
         self._in_process: dict[bytes, set[str]] = {}
@@ -149,7 +151,7 @@ class Node:
         self._groups.setdefault(group_id, set()).update(peers)
 
     def leave(self, group_id: bytes, peers: Iterable[str]) -> None:
-        """Take members out of a group. Records of theirs stay until they are acknowledged."""
+        """Remove members from a group. Their records stay until they are acknowledged."""
         members = self._groups.get(group_id, set())
         members.difference_update(peers)
         if not members:
@@ -166,12 +168,12 @@ class Node:
     ) -> list[Effect]:
         """Queue a message for every member of its group, except those of `but`.
 
-        `find` must give the message until every member has acknowledged it.
+        `find` must return the message until every member has acknowledged it.
         """
         if message.field_bytes > self.message_bytes_max:
             raise LocalProtocolError(
-                f"a message of {message.field_bytes} bytes; the largest that fits half a payload "
-                f"has {self.message_bytes_max}"
+                f"the message takes {message.field_bytes} bytes; half a payload has room for "
+                f"{self.message_bytes_max}"
             )
         is_interactive = self._options.interactive if interactive is None else interactive
         kind = RecordType.OFFER if is_interactive else RecordType.MESSAGE
@@ -187,18 +189,18 @@ class Node:
 
     @property
     def message_bytes_max(self) -> int:
-        """The largest message: half a payload, so that ACKs never keep it out."""
+        """The largest message: half a payload, so that ACKs never displace it."""
         return self._options.payload_bytes_max // 2
 
     def tick(self, epoch: int) -> list[Effect]:
-        """The payloads of an epoch, to every peer that something is due for."""
+        """The payloads of an epoch, for every peer with a due record or ACK."""
         effects: list[Effect] = []
         for peer in sorted({*self._acks, *self._state.peers()}):
             effects += self.tick_peer(peer, epoch)
         return effects
 
     def tick_peer(self, peer: str, epoch: int) -> list[Effect]:
-        """The payload of an epoch to one peer, if something is due and none was made in it."""
+        """The payload of an epoch for one peer, if anything is due and the epoch has no payload yet."""
         if epoch <= self._sent_epoch.get(peer, -1):
             return []
         payload, effects = self._payload(peer, epoch)
@@ -209,7 +211,7 @@ class Node:
         return effects
 
     def _payload(self, peer: str, epoch: int) -> tuple[Payload, list[Effect]]:
-        """ACKs first, up to half of the room; then records in the order in which they are due."""
+        """ACKs first, up to half of the payload; then records in the order in which they are due."""
         effects: list[Effect] = []
         room = self._options.payload_bytes_max
         acks = self._take_acks(peer, room // 2 // ID_FIELD_BYTES)
@@ -231,7 +233,7 @@ class Node:
                     continue
                 size = message.field_bytes
                 if size > room:
-                    break  # the first of the next epoch
+                    break  # it is first in the next epoch
                 messages.append(message)
             elif size > room:
                 break
@@ -271,7 +273,7 @@ class Node:
     def _after_sending(self, peer: str, record: Record, epoch: int) -> Record:
         """The wait grows exponentially while the peer is silent.
 
-        A peer that answers only loses some payloads: it is sent the record again at the first pace.
+        A peer that answers has lost only some payloads, so the wait starts at its first value again.
         """
         options = self._options
         doublings = min(record.send_count, self._silent_count.get(peer, 0), 32)
@@ -285,9 +287,9 @@ class Node:
     # ---- receiving
 
     def receive(self, peer: str, raw: bytes) -> list[Effect]:
-        """Take a payload of a peer. Nothing of it is taken where it raises."""
+        """Process a payload of a peer. If this raises, it has processed none of it."""
         if len(raw) > self._options.payload_bytes_max:
-            detail = f"{len(raw)} bytes; at most {self._options.payload_bytes_max} are taken"
+            detail = f"{len(raw)} bytes exceed the maximum of {self._options.payload_bytes_max}"
             raise RemoteProtocolError("payload_too_large", detail)
         payload = decode(raw)
         self._silent_count.pop(peer, None)
@@ -299,9 +301,9 @@ class Node:
         ]
 
     def processed(self, message_id: bytes) -> None:
-        """The application has dealt with a delivered message: on disk, or refused for good.
+        """The application has processed a delivered message: it is on disk, or refused for good.
 
-        Its senders, and everybody who offers it, get an ACK with their next payload.
+        Its senders, and all peers that offer it, get an ACK with their next payload.
         """
         peers = self._in_process.pop(message_id, set())
         requested = self._state.requested_from(message_id)
@@ -311,11 +313,11 @@ class Node:
             self._acknowledge(peer, message_id)
 
     def postponed(self, message_id: bytes) -> None:
-        """The application could not deal with a delivered message now: it comes again."""
+        """The application could not process a delivered message now: the peer sends it again."""
         self._in_process.pop(message_id, None)
 
     def _take_acknowledged(self, peer: str, ids: Iterable[bytes]) -> list[Effect]:
-        """The peer has these: what we offer or send of them needs no more sending."""
+        """The peer has these messages: remove the OFFER or MESSAGE records."""
         effects: list[Effect] = []
         for message_id in ids:
             record = self._state.get(peer, message_id)
@@ -344,7 +346,7 @@ class Node:
         return effects + ([Ignored(peer, "offers", skipped)] if skipped else [])
 
     def _take_requests(self, peer: str, ids: Iterable[bytes]) -> list[Effect]:
-        """Only what we offer to this peer is sent: another ID could be a stranger's guess."""
+        """Send only messages that we offer to this peer: any other ID could be a guess."""
         skipped = 0
         for message_id in ids:
             record = self._state.get(peer, message_id)

@@ -32,7 +32,7 @@ class Record:
 
 
 class State(Protocol):
-    """Where records are kept. A node that is restarted over the same state goes on."""
+    """Storage of records. A node that restarts with the same state continues."""
 
     def get(self, peer: str, message_id: bytes) -> Record | None:
         """The record of a message."""
@@ -41,12 +41,12 @@ class State(Protocol):
         """Write records; each replaces the peer's record of the same message."""
 
     def remove(self, peer: str, message_ids: Iterable[bytes]) -> None:
-        """Forget records; those that are not there are skipped."""
+        """Forget records; absent ones are ignored."""
 
     def due(self, peer: str, epoch: int, limit: int) -> list[Record]:
         """At most `limit` records with `send_epoch` ≤ `epoch`.
 
-        Those that wait longest come first: by (send epoch, the time of their writing).
+        The longest waiting records come first: by (send epoch, time of writing).
         """
 
     def count(self, peer: str) -> int:
@@ -119,7 +119,7 @@ class MemoryState:
 class _PeerRecords:
     """Records by message ID, and (send epoch, number of the writing, ID) in order.
 
-    Places in the order whose record has changed meanwhile are dropped once half of them are.
+    Entries of the order become stale when their record changes; they are dropped once half are stale.
     """
 
     def __init__(self) -> None:

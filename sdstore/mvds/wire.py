@@ -1,7 +1,7 @@
 """Payloads and messages of MVDS as values, their IDs, and their bytes.
 
 The specification numbers the fields of a payload 5001 to 5004; the Go implementation numbers them 1
-to 4. Both are read, and `Numbering` says which one is written. Message IDs do not depend on it.
+to 4. Both can be read; `Numbering` selects the one to write. Message IDs do not depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ID_FIELD_BYTES = ID_BYTES + 4
 """An ID in a payload: tag of up to three bytes, length, the ID."""
 
 MESSAGE_FIELD_BYTES = 32
-"""The most that a message's fields take beside its group and body: tags, lengths, timestamp."""
+"""Maximum bytes of a message's fields besides group and body: tags, lengths, timestamp."""
 
 
 class MvdsError(Exception):
@@ -32,7 +32,7 @@ class LocalProtocolError(MvdsError):
 
 
 class RemoteProtocolError(MvdsError):
-    """The peer sent bytes that are no payload. `code` is a stable word."""
+    """The peer sent bytes that are not a payload. `code` is a stable word."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
@@ -56,7 +56,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.timestamp < 2**63:
-            raise LocalProtocolError(f"a timestamp has 64 bits, not {self.timestamp}")
+            raise LocalProtocolError(f"timestamp {self.timestamp} is not a signed 64-bit integer")
 
     @cached_property
     def message_id(self) -> bytes:
@@ -70,13 +70,13 @@ class Message:
 
     @property
     def field_bytes(self) -> int:
-        """What it adds to a payload, at most."""
+        """The maximum bytes that it adds to a payload."""
         return MESSAGE_FIELD_BYTES + len(self.group_id) + len(self.body)
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What one peer sends another in one epoch. Acks, offers and requests are message IDs."""
+    """The records that one peer sends another in one epoch. Acks, offers and requests are message IDs."""
 
     acks: tuple[bytes, ...] = ()
     offers: tuple[bytes, ...] = ()
@@ -108,10 +108,10 @@ def encode(payload: Payload, numbering: Numbering = Numbering.SPECIFICATION) -> 
 
 
 def decode(raw: bytes) -> Payload:
-    """The payload of some bytes, in either numbering. Raises `RemoteProtocolError`.
+    """Decode a payload in either numbering. Raises `RemoteProtocolError`.
 
-    Bytes that hold a field of the specification's numbers are read by those, all others by the
-    numbers of the Go implementation; fields of neither are skipped.
+    Bytes with a field of the specification's numbering are read in that numbering, all others in the
+    Go implementation's; unknown fields are skipped.
     """
     try:
         read: mvds_pb2.Payload | mvds_pb2.GoPayload = mvds_pb2.Payload.FromString(raw)

@@ -1,6 +1,6 @@
 """SDS messages: the model, the wire dialects, identity. Sans-I/O: no clock, no network, no disk.
 
-docs/python.md shows how messages are built, docs/identity.md says what they mean.
+docs/python.md shows how to build messages; docs/identity.md specifies their meaning.
 """
 
 from sdstore.sds.codec import DECODER_VERSION, decode, encode

@@ -1,9 +1,8 @@
 """Frames to messages and back, in every dialect.
 
-Decoding is a pure function of the frame, with no setting, because an entry's digest depends on
-it. Section 1 of docs/identity.md specifies it completely, with the order in which the codes of
-refusals win; a second decoder in the tests is written from that section alone. The dialect is told
-by the frame:
+Decoding is a pure function of the frame, without settings, because an entry's digest depends on
+it. Section 1 of docs/identity.md specifies it completely, including the precedence of error codes; a
+second decoder in the tests is written from that section alone. The frame determines the dialect:
 
 - field 2 holds bytes: the specification's numbering. Plain strings as causal history make it
   `V1`; otherwise a sender in field 7 and none in field 1 makes it `CHAT_PROTO`; otherwise `V2`.
@@ -12,9 +11,8 @@ by the frame:
 A version 1 frame with an empty history has the bytes of version 2 and is called `V2`, just as
 a chat_proto frame without a sender is.
 
-The bytes are taken apart by protobuf's upb runtime. The pure Python runtime reads some frames
-differently (it takes a known field with an overlong tag for an unknown one), so this module does
-not load on it.
+protobuf's upb runtime parses the bytes. The pure Python runtime reads some frames differently (it
+treats a known field with an overlong tag as unknown), so this module does not load on it.
 """
 
 from google.protobuf.internal import api_implementation
@@ -27,7 +25,7 @@ from sdstore.wire import sds_raw_pb2 as raw
 __all__ = ["DECODER_VERSION", "MessageError", "decode", "encode"]
 
 DECODER_VERSION = 1
-"""Rises with every change that decodes any frame to another message."""
+"""Raise it with every change that decodes any frame to another message."""
 
 
 _OVERLONG = b"\x92\x00\x02id\xd0\x80\x00\x07"  # message ID "id", timestamp 7; both tags overlong
@@ -41,7 +39,7 @@ if (_OVERLONG_READ.message_id, _OVERLONG_READ.lamport_timestamp) != (b"id", 7):
 
 
 def decode(frame: bytes) -> tuple[Message, Dialect]:
-    """The message in `frame` and how it was written; `MessageError` for anything else."""
+    """The message in `frame` and its dialect; `MessageError` if it is not a valid message."""
     try:
         spec = raw.SpecFrame.FromString(frame)
         if spec.message_id:
@@ -57,10 +55,10 @@ def decode(frame: bytes) -> tuple[Message, Dialect]:
 
 
 def encode(message: Message, dialect: Dialect = Dialect.V2) -> bytes:
-    """The frame for `message`; decoding gives the same message back.
+    """The frame for `message`; decoding it gives the same message.
 
-    `MessageError` for an invalid message, and `dialect_cannot_express` where the dialect has no
-    room for something in it.
+    Raises `MessageError` for an invalid message, with the code `dialect_cannot_express` if the dialect
+    lacks a field that the message uses.
     """
     validated(message)
     try:
@@ -95,7 +93,7 @@ def _decode_nim(frame: raw.NimFrame) -> tuple[Message, Dialect]:
 def _message(
     frame: raw.SpecFrame | raw.NimFrame, sender: bytes, history: tuple[HistoryEntry, ...]
 ) -> Message:
-    # By position: by name, a frozen dataclass takes twice as long to make.
+    # Positional: with keywords a frozen dataclass takes twice as long to make.
     return validated(
         Message(
             frame.message_id.decode(),
@@ -133,7 +131,10 @@ def _encode_v1(message: Message) -> bytes:
 
 
 def _encode_chat_proto(message: Message) -> bytes:
-    _require(message.lamport_timestamp != 0, "chat_proto cannot tell timestamp 0 from none")
+    _require(
+        message.lamport_timestamp != 0,
+        "chat_proto cannot distinguish timestamp 0 from an absent one",
+    )
     _require(not message.repair_request, "chat_proto has no repair requests")
     frame = _spec_frame(message)
     frame.chat_sender_id = message.sender_id.encode()

@@ -1,4 +1,4 @@
-"""What names an entry, a frame and a hint claim; docs/identity.md specifies the layouts."""
+"""Hashes that identify an entry, a frame and a hint claim; docs/identity.md has the layouts."""
 
 import struct
 
@@ -16,10 +16,10 @@ _LAMPORT = struct.Struct(">Bq").pack
 
 
 def entry_digest(message: Message) -> bytes:
-    """The 32 bytes that name the entry: what its author wrote for the log.
+    """The 32-byte identity of the entry: a hash of what its author wrote for the log.
 
-    Bloom filter, repair request, dialect and unknown fields do not enter, so a rebroadcast with
-    a fresher filter is the same entry.
+    Bloom filter, repair request, dialect and unknown fields are not hashed, so a rebroadcast with
+    a newer filter is the same entry.
     """
     hasher = _ENTRY_HASHER.copy()
     hasher.update(entry_layout(message))

@@ -1,16 +1,16 @@
 """Causal history on the wire: plain IDs in version 1, serialized entries since version 2.
 
-Both are length-delimited elements of one field, so the frame does not say which of them it
-holds. The decision is made per message:
+Both are length-delimited elements of one field, so the frame does not show which it holds. These rules
+decide for each message:
 
 1. Empty elements are empty IDs and are dropped.
 2. All elements are strict entries: version 2.
 3. Otherwise all are UTF-8 and not all begin with the tag of field 1: version 1 strings.
-4. Otherwise a later version's entries: those that begin with field 1 are kept, fields this
-   version does not know are ignored, what cannot be read is dropped.
+4. Otherwise entries of a later version: those that begin with field 1 are kept, unknown fields are
+   ignored, unreadable elements are dropped.
 
 A version 1 ID is mistaken for an entry only if it begins with a control character and its
-second character happens to be a fitting length.
+second character happens to be a matching length.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from sdstore.sds.model import HistoryEntry
 from sdstore.wire import sds_raw_pb2 as raw
 
 ENTRIES_REMEMBERED = 16_384
-"""Histories repeat themselves (js-waku's: 199 of 200 entries from one message to the next): the
-windows of some 80 busy conversations, at most 16 MiB."""
+"""Histories repeat (js-waku's: 199 of 200 entries from one message to the next). This covers the
+windows of about 80 busy conversations, at most 16 MiB."""
 
 REMEMBERED_BYTES_MAX = 512
-"""A longer element is parsed anew each time, so that none of them fills the memory."""
+"""A longer element is not cached, which bounds the cache's memory."""
 
 _TAG_MESSAGE_ID = b"\x0a"
 _parse_entry = raw.Entry.FromString
@@ -57,7 +57,7 @@ def parse_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...]:
 
 
 def serialize_entry(entry: HistoryEntry) -> bytes:
-    """The element for `entry`; fields that are empty are left out."""
+    """The element for `entry`; empty fields are left out."""
     return raw.Entry(
         message_id=entry.message_id.encode(),
         retrieval_hint=entry.retrieval_hint,
@@ -76,7 +76,7 @@ def _strict_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...] | Non
         try:
             entry = _remembered_entry(element) if is_short else _strict_entry(element)
         except UnicodeDecodeError as error:
-            fault = error  # it counts only if this is a version 2 history: the rest decides that
+            fault = error  # raised only if the other elements make this a version 2 history
             continue
         if entry is None:
             return None
@@ -87,14 +87,15 @@ def _strict_entries(elements: Sequence[bytes]) -> tuple[HistoryEntry, ...] | Non
 
 
 def _strict_entry(element: bytes) -> HistoryEntry | None:
-    """An entry is strict if it holds fields 1 to 3 and nothing else, each at most once, and field 1
-    is UTF-8. Raises `UnicodeDecodeError` for a sender that is not.
+    """An entry is strict if it has only fields 1 to 3, each at most once, and field 1 is UTF-8.
+
+    Raises `UnicodeDecodeError` for a sender that is not UTF-8.
     """
     try:
         entry = _parse_entry(element)
         message_id, hint, sender = entry.message_id, entry.retrieval_hint, entry.sender_id
-        # As long as the shortest encoding of its values (below 128 bytes each), it has no
-        # room for fields that are unknown, empty or there twice.
+        # If it is as long as the shortest encoding of its values (below 128 bytes each), it has no
+        # room for unknown, empty or repeated fields.
         size = 2 + len(message_id)
         if hint:
             size += 2 + len(hint)

@@ -50,8 +50,8 @@ def from_json(obj: object) -> Message:
     """The message in a parsed JSON value.
 
     Integers may be numbers or strings, bytes standard or URL-safe base64, `null` is unset.
-    `MessageError` with `invalid_json_message` for another shape or an unknown key, and with the
-    codes of `decode` for a message that breaks a rule.
+    Raises `MessageError`: `invalid_json_message` for another shape or an unknown key, and the codes of
+    `decode` for a message that breaks a rule.
     """
     fields = _object(obj, _MESSAGE_KEYS, "message")
     return validated(
@@ -83,7 +83,7 @@ def _base64(value: bytes) -> str:
 
 def _object(obj: object, keys: frozenset[str], what: str) -> Mapping[str, object]:
     if not isinstance(obj, dict):
-        raise _invalid(f"a {what} is an object")
+        raise _invalid(f"a {what} must be an object")
     if unknown := obj.keys() - keys:
         raise _invalid(f"unknown key in a {what}: {min(map(repr, unknown))[:80]}")
     return obj
@@ -94,7 +94,7 @@ def _entries(fields: Mapping[str, object], name: str) -> tuple[HistoryEntry, ...
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _invalid(f"{name} is a list")
+        raise _invalid(f"{name} must be a list")
     return tuple(_entry(item) for item in value)
 
 
@@ -112,7 +112,7 @@ def _string(fields: Mapping[str, object], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise _invalid(f"{name} is a string")
+        raise _invalid(f"{name} must be a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -125,7 +125,7 @@ def _bytes(fields: Mapping[str, object], name: str) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, str):
-        raise _invalid(f"{name} is base64 in a string")
+        raise _invalid(f"{name} must be a base64 string")
     digits = value.translate(_STANDARD_ALPHABET).rstrip("=")
     try:
         return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
@@ -141,7 +141,7 @@ def _integer(fields: Mapping[str, object], name: str) -> int | None:
         return value
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         return int(value)
-    raise _invalid(f"{name} is an integer, as a number or in a string")
+    raise _invalid(f"{name} must be an integer, as a number or a string")
 
 
 def _invalid(detail: str) -> MessageError:

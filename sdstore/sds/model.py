@@ -1,4 +1,4 @@
-"""The SDS message that every dialect decodes into, and the rules each message keeps."""
+"""The SDS message that every dialect decodes into, and the rules for messages."""
 
 import enum
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class MessageError(ValueError):
 
 
 class Kind(enum.Enum):
-    """What a message is for, told by which of content and Lamport timestamp it has."""
+    """The kind of a message; presence of content and of a Lamport timestamp determines it."""
 
     CONTENT = "content"
     SYNC = "sync"
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Dialect(enum.IntEnum):
-    """How a frame was written. The numbers are stored; they never change.
+    """The encoding of a frame. The numbers are stored; they never change.
 
     `V2` is version 2 and the latest specification, which share their wire format.
     """
@@ -57,9 +57,9 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One SDS message; empty bytes and strings stand for unset fields.
+    """One SDS message; unset fields are empty bytes and strings.
 
-    `lamport_timestamp` is `None` or lies in `LAMPORT_MIN` to `LAMPORT_MAX`; 0 is a value.
+    `lamport_timestamp` is `None` or from `LAMPORT_MIN` to `LAMPORT_MAX`; 0 is a value.
     """
 
     message_id: str
@@ -73,7 +73,7 @@ class Message:
 
     @property
     def kind(self) -> Kind:
-        """The four-way rule; a message with neither content nor timestamp is a `MessageError`."""
+        """The four-way rule; `MessageError` for a message with neither content nor timestamp."""
         if self.lamport_timestamp is None:
             if self.content:
                 return Kind.EPHEMERAL
@@ -84,14 +84,14 @@ class Message:
 
 
 def validated(message: Message) -> Message:
-    """`message` itself if it keeps the rules of every dialect, else `MessageError`."""
+    """`message` itself if it keeps the rules of every dialect; else raises `MessageError`."""
     if not message.message_id:
         raise MessageError("missing_message_id", "the message has no ID")
     if "\0" in f"{message.message_id}{message.channel_id}{message.sender_id}":
-        raise MessageError("nul_character", "message, channel or sender ID holds U+0000")
+        raise MessageError("nul_character", "a message, channel or sender ID contains U+0000")
     lamport = message.lamport_timestamp
     if lamport is None:
-        _ = message.kind  # refuses a message without content
+        _ = message.kind  # raises for a message without content and timestamp
     elif not LAMPORT_MIN <= lamport <= LAMPORT_MAX:
         raise MessageError(
             "lamport_out_of_range", f"lamport_timestamp {lamport} is not in -2^31 to 2^63-1"
@@ -109,4 +109,4 @@ def _check_entries(entries: tuple[HistoryEntry, ...]) -> None:
         if not message_id:
             raise MessageError("missing_message_id", "a history entry has no message ID")
         if "\0" in message_id or "\0" in entry.sender_id:
-            raise MessageError("nul_character", "an ID in a history entry holds U+0000")
+            raise MessageError("nul_character", "an ID in a history entry contains U+0000")

@@ -1,4 +1,4 @@
-"""Message ID schemes that a reader can check: IDs that are computed from the message."""
+"""Message ID schemes that a reader can verify: IDs computed from the message."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ SCHEMES: Mapping[str, Callable[[Message], bool]] = {
     # js-waku: lower-case hex of SHA-256 over the content alone, with or without "0x".
     "sha256-content": _sha256_of_content,
 }
-"""Scheme names with the test that a message follows the scheme."""
+"""Scheme names, each with a check whether a message follows the scheme."""
 
 
 def verifies(message: Message) -> bool:
