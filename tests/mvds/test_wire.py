@@ -84,5 +84,5 @@ def test_a_message_never_takes_more_room_than_is_counted_for_it(payload: Payload
 
 
 def test_a_timestamp_beyond_64_bits_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="64 bits"):
+    with pytest.raises(LocalProtocolError, match="64-bit integer"):
         Message(b"g", 2**63, b"")
