@@ -1,1 +1,1 @@
-"""The store node: settings, ingest door, SQL store, HTTP API, federation, command line."""
+"""The store node: settings, ingest, SQL store, HTTP API, federation, command line."""

@@ -1,9 +1,9 @@
-"""Who calls, and what the caller may do and read: the one place where grants are applied.
+"""Callers and their grants: the only place where grants are applied.
 
-An `Authorizer` identifies the caller of each request. The gateway of the HTTP layer demands the
-route's scope and the channel that path or query names, before it reads the body. All else goes
-through `Caller` (channels that bodies, frames and interests name) and `Readable` (the store, without
-what the grants do not cover), in routes and in reconciliation.
+An `Authorizer` identifies the caller of each request. Before it reads the body, the HTTP gateway
+checks the route's scope and the channel that path or query names. Routes and reconciliation check
+everything else through `Caller` (channels that bodies, frames and interests name) and `Readable` (the
+part of the store that the grants cover).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scope(StrEnum):
 
 EVERY_SCOPE = frozenset(Scope)
 SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
-"""The most that a web page of another origin may do: never what is the operator's."""
+"""The scopes of a web page of another origin: never the operator's."""
 
 
 class InChannel(Protocol):
@@ -56,8 +56,8 @@ _InChannel = TypeVar("_InChannel", bound=InChannel)
 class Caller:
     """A caller and its grants.
 
-    `name` keys budgets and may be logged; `channels` None means every channel; `is_trusted` means
-    that the caller showed credentials or calls from this machine.
+    `name` identifies the caller in budgets and logs; `channels` None means every channel; `is_trusted`
+    means that the caller sent credentials or calls from this machine.
     """
 
     name: str
@@ -113,9 +113,9 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """The store as a caller may read it: as if it held only the channels that the grants reach.
+    """The caller's view of the store: it contains only the channels that the grants reach.
 
-    A `channel_id` that a method takes is one that the caller may read.
+    Callers of the methods check beforehand that the grants cover `channel_id`.
     """
 
     store: Store
@@ -160,7 +160,7 @@ class Readable:
     async def channels(
         self, after: str | None, limit: int, prefix: str | None
     ) -> list[ChannelInfo]:
-        """Channels by name, after one of them."""
+        """Channels in the order of their names, after a given one."""
         if self.caller.channels is None:
             return await self.store.channels.after(after, limit, prefix)
         return await self.store.channels.among(self.caller.channels, after, limit, prefix)
@@ -173,8 +173,8 @@ def _not_found() -> Problem:
 def confined(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
     """The caller of a request with an Origin: a page of another origin lacks the operator's scope.
 
-    Browsers send the Origin of a page, and no page can forge it. So a page of this node differs from
-    another page that is open on this machine and tries to use the rights of the machine.
+    Browsers send the Origin of a page, and no page can forge it. It distinguishes a page of this node
+    from any other page that is open on this machine and tries to use the machine's rights.
     """
     _, _, origin_host = headers[b"origin"].partition(b"://")
     if origin_host == headers.get(b"host"):
@@ -193,8 +193,8 @@ class Authorizer(Protocol):
 class LoopbackAuthorizer:
     """Without credentials: everything for callers on this machine, nothing for others.
 
-    A request for another host name is refused although it comes from this machine: so a web page
-    would reach a local service through DNS that it controls, and a stranger through a proxy.
+    A request for another host name is refused even if it comes from this machine: a web page could
+    reach a local service through DNS that it controls, and a stranger through a proxy.
     """
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
@@ -202,7 +202,7 @@ class LoopbackAuthorizer:
         if not _is_loopback(client_host):
             raise Problem(
                 Code.UNAUTHENTICATED,
-                "this node serves its own machine only",
+                "this node accepts only callers on its own machine",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if not _is_loopback(_host_name(headers.get(b"host", b"localhost"))):

@@ -1,4 +1,4 @@
-"""The records that travel between the ingest door, the store, the index and the HTTP layer."""
+"""The records that ingest, the store, the index and the HTTP layer exchange."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClaimSource(IntEnum):
 
 
 class OutcomeKind(StrEnum):
-    """What became of a message that no door refused."""
+    """The outcome of an accepted message."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
@@ -50,14 +50,14 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A retrieval hint that is said to lead to the entry it is published with."""
+    """A claim that a retrieval hint leads to the entry it is published with."""
 
     hint: bytes
     source: ClaimSource
 
 
 class Outline(NamedTuple):
-    """What a row tells of an entry that is here, whether its content is lost or not."""
+    """The columns of a stored entry that do not need its content."""
 
     channel_id: str
     message_id: str
@@ -65,7 +65,7 @@ class Outline(NamedTuple):
 
 
 class NewEntry(NamedTuple):
-    """A content message that passed the door, ready to be written.
+    """A content message that passed all checks, ready to be written.
 
     `digest` and `frame_hash` are 32 bytes; `id_verifies` says that the message ID matches the
     content under a known scheme, which ranks it first among variants.
@@ -81,14 +81,14 @@ class NewEntry(NamedTuple):
 
 
 class MetId(NamedTuple):
-    """The ID of a sync message: known, without content. A gap with this ID is marked from now on."""
+    """The ID of a sync message, which has no content. From now on a gap with this ID is marked."""
 
     channel_id: str
     message_id: str
 
 
 class NewClaim(NamedTuple):
-    """A hint claim that a write made; `element_id` is its 32-byte element."""
+    """A hint claim that a write added; `element_id` is its 32-byte element."""
 
     claim_no: int
     hint: bytes
@@ -96,9 +96,9 @@ class NewClaim(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The outcome of writing one entry. `received_at_ms` is that of the first copy.
+    """The outcome of writing one entry. `received_at_ms` is the arrival of the first copy.
 
-    `is_mended`: the entry was known, its content was lost, and now the store has it again.
+    `is_mended`: the store had the entry with lost content, and now has the content again.
     """
 
     seq: int
@@ -110,7 +110,7 @@ class WriteResult(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one published message; `digest` is None for relayed messages."""
+    """The outcome of one published message; `digest` is None for relayed messages."""
 
     kind: OutcomeKind
     message_id: str
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
 class Token(NamedTuple):
     """A place in arrival order: a number, and the chain's sum of the last row up to it (signed 64 bits).
 
-    It holds in a database whose counter has reached the number and whose sum there is the same.
+    It is valid in a database whose counter has reached the number and whose sum there is equal.
     """
 
     number: int
@@ -129,11 +129,11 @@ class Token(NamedTuple):
 
 
 START = Token(0, 0)
-"""Before the first row; holds everywhere."""
+"""Before the first row; valid in every database."""
 
 
 class Watermark(NamedTuple):
-    """The last number that each counter gave, with the sum there; all rows up to it are committed."""
+    """The last number of each counter, with the sum there; all rows up to it are committed."""
 
     entries: Token
     claims: Token
@@ -143,9 +143,9 @@ NOTHING_ARRIVED = Watermark(START, START)
 
 
 class Entry(NamedTuple):
-    """What the store keeps of a message. `received_at_ms`: this store's clock, since the epoch.
+    """A stored message. `received_at_ms`: this store's clock, since the epoch.
 
-    `arrival_sum`: that of the arrival chain (`app.store.arrivals`).
+    `arrival_sum`: the sum of the arrival chain (`app.store.arrivals`).
     """
 
     seq: int
@@ -161,5 +161,5 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> Token:
-        """Where it stands in arrival order."""
+        """Its place in arrival order."""
         return Token(self.seq, self.arrival_sum)

@@ -12,15 +12,15 @@ _STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 
 def hex_bytes(text: str, what: str) -> bytes:
-    """The bytes that hexadecimal digits stand for, else `invalid_hex`."""
+    """The bytes of hexadecimal digits; `invalid_hex` for any other text."""
     try:
         return unhexlify(text)
     except ValueError:
-        raise Problem(Code.INVALID_HEX, f"{what} is hexadecimal, two digits a byte") from None
+        raise Problem(Code.INVALID_HEX, f"{what} must be hexadecimal, two digits a byte") from None
 
 
 def hint_bytes(text: str, what: str) -> bytes:
-    """The bytes of a retrieval hint, else `invalid_hex` with a word on hints in base64."""
+    """The bytes of a retrieval hint; `invalid_hex`, which explains base64 hints, for any other text."""
     try:
         return unhexlify(text)
     except ValueError:
@@ -28,8 +28,8 @@ def hint_bytes(text: str, what: str) -> bytes:
 
 
 def not_a_hex_hint(text: str) -> str:
-    """What is wrong with a hint, and, if it could be base64, how to write it."""
-    wrong = "is hexadecimal, two digits a byte; hints are base64 only inside a message in JSON"
+    """The error text for a hint; if it could be base64, the text contains the hexadecimal form."""
+    wrong = "must be hexadecimal, two digits a byte; hints are base64 only inside a message in JSON"
     digits = text.translate(_STANDARD_ALPHABET).rstrip("=")
     try:
         if 0 < len(digits) <= _BASE64_CHARS_MAX:

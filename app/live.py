@@ -1,10 +1,9 @@
-"""Live readers: everybody who wants to hear of new messages as they come.
+"""Live readers: clients that receive new messages as they arrive.
 
-One task follows the store's feed, as any other follower does, into one bounded buffer that all
-readers share: so a reader misses nothing that any process of this node committed, sees nothing
-twice, and costs no queue of its own. A reader who falls out of the buffer is told where. Readers
-are given many messages at once, and no more before they have read those: one that does not read
-costs nothing, however much is published.
+One task follows the store's feed into a bounded buffer that all readers share. So a reader misses
+no message that any process of this node committed, sees none twice, and needs no queue of its own. A
+reader that falls behind the buffer gets a gap with the place where it starts. Readers get messages in
+batches, the next one only after they have read the last: a reader that does not read costs nothing.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ FEED_PAGE = 500
 """Entries read at once."""
 
 LEFT_OUT_BYTES = 1_500
-"""What naming an entry takes in the buffer, at most: its message ID, channel and digest."""
+"""Bytes of an entry's names in the buffer, at most: its message ID, channel and digest."""
 REPLAY_PAGE = 100
-"""Entries read at once for one reader who asked for what came before."""
+"""Entries read at once for one reader that requested earlier messages."""
 
 PART_BYTES = 64 * 1024
-"""Of frames given to a reader at once, unless one message alone has more."""
+"""Bytes of frames given to a reader at once, unless one message alone has more."""
 
 POLL_S = 1.0
-"""How long another process's commit may stay unseen; this one's are announced."""
+"""The longest delay of another process's commit; this process's are announced at once."""
 
 
 @dataclass(slots=True)
 class LiveMessage:
-    """A message that was stored, or one that is only relayed.
+    """A stored message, or one that is only relayed.
 
-    `item` is a `LeftOut` where the content of a stored message is lost. `rendered` is for whoever shows
-    it: many readers are shown the same bytes.
+    `item` is a `LeftOut` if the content of a stored message is lost. `rendered` caches the rendered
+    bytes, which readers share.
     """
 
     item: Entry | Relayed | LeftOut
@@ -61,19 +60,19 @@ class LiveMessage:
 
 
 class Skip(NamedTuple):
-    """What the reader missed begins after `after`."""
+    """The messages that the reader missed begin after `after`."""
 
     after: Token
 
 
 class Heartbeat(NamedTuple):
-    """The reader is connected, and has been shown what there is up to `last` or told of its gap."""
+    """The reader is connected; it has received every message up to `last`, or a gap."""
 
     last: Token
 
 
 class Place:
-    """One of `live_readers_max`; free again once nobody holds it."""
+    """One of `live_readers_max` places; it becomes free once no reference to it is left."""
 
     __slots__ = ("__weakref__",)
 
@@ -84,7 +83,7 @@ Wanted = Callable[[str], bool]
 
 
 class LiveHub:
-    """See the module. `on_committed` and `on_relayed` are listeners of the door."""
+    """See the module. `on_committed` and `on_relayed` are listeners of ingest."""
 
     def __init__(self, store: Store, limits: Limits, sharing: Sharing | None = None) -> None:
         self._store = store
@@ -106,11 +105,11 @@ class LiveHub:
 
     @property
     def readers_count(self) -> int:
-        """Readers now."""
+        """The current number of readers."""
         return self._readers_count
 
     def on_committed(self, _committed: list[Committed]) -> None:
-        """Something was committed: the follower will read it from the feed."""
+        """Wake the follower, which reads the committed entries from the feed."""
         self._committed.set()
 
     def on_relayed(self, relayed: Relayed) -> None:
@@ -129,36 +128,36 @@ class LiveHub:
         """A place for `events`; `overloaded` if all are taken. Raises what a read of the store raises."""
         if len(self._places) >= self._limits.live_readers_max:
             raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
-        # Counted before anything is awaited: requests that come together see each other.
+        # Count before the first await, so that concurrent requests see each other.
         place = Place()
         self._places.add(place)
-        # Once events are promised, all that a reader could be told is that they end.
+        # Check now: once the stream has begun, an error could only end it.
         await self._store.arrivals.watermark()
         return place
 
     async def events(
         self, wanted: Wanted, after: Token | None, caller: str = "", place: Place | None = None
     ) -> AsyncGenerator[Sequence[LiveEvent], None]:
-        """Every message from now on; before them what was stored after `after`, if given.
+        """Every message from now on, preceded by those stored after `after`, if given.
 
-        Those that are there already come together; `caller` takes turns for what has to be read.
+        Available messages come in one batch; `caller` takes turns with others for reads of the store.
         """
         self._readers_count += 1
         try:
             if not self._is_closed:
                 await self._start()
             reader = _Reader(wanted, self._last if after is None else after, self._end)
-            # From here on nothing is missed: a client that knows it can come back to this place.
+            # From here on nothing is missed: with this place a client can resume.
             yield [Heartbeat(reader.last)]
             is_behind = after is not None
             while not self._is_closed:
                 if is_behind:
-                    # Not bound to a name: what a reader waits for must not stay in memory here.
+                    # Not bound to a name, so that events are freed while the reader waits.
                     yield await self._replayed(reader, caller)
                     is_behind = reader.is_behind
                 else:
                     yield await self._next_events(reader)
-            # Where to go on, with another process of this node or after a restart.
+            # The place to resume at, in another process of this node or after a restart.
             yield [Heartbeat(reader.last)]
         finally:
             self._readers_count -= 1
@@ -170,7 +169,7 @@ class LiveHub:
     async def _replayed(self, reader: _Reader, caller: str) -> list[LiveEvent]:
         """The next stored messages, up to the place where the buffer takes over."""
         with await self._sharing.turns[Turns.READS].take(caller, 1):
-            # Taken before the read: what is committed after it comes later in the buffer.
+            # Taken before the read: later commits come in the buffer.
             reader.number = self._end
             page = await self._store.channels.feed(reader.last.number, REPLAY_PAGE, PART_BYTES)
             is_same = await self._store.arrivals.holds(reader.last)
@@ -254,7 +253,7 @@ class LiveHub:
                 is_waiting = False
             except Exception:  # noqa: BLE001 - readers live as long as the node does
                 if not is_waiting:
-                    _log.warning("live readers wait: the store cannot be read", exc_info=True)
+                    _log.warning("the store cannot be read; live readers wait", exc_info=True)
                 is_waiting = True
                 await asyncio.sleep(POLL_S)
                 continue
@@ -267,7 +266,7 @@ class LiveHub:
         page = await self._store.channels.feed(
             self._last.number, FEED_PAGE, self._limits.reply_bytes_max
         )
-        # Asked after the read: what was read is of the history that still holds then.
+        # Checked after the read, so that the check covers the entries read.
         if not await self._store.arrivals.holds(self._last):
             await self._begin_again()
             return False
@@ -276,14 +275,14 @@ class LiveHub:
         self._last = page.last or self._last
         if page.last is not None:
             self._announce()
-            # Readers get their turn before the buffer moves on.
+            # Let readers run before the buffer drops messages.
             await asyncio.sleep(0)
         return page.next is not None
 
     async def _begin_again(self) -> None:
-        """The database went back in time: give every reader a gap that ends at the present."""
+        """The database was rolled back: give every reader a gap that ends at the present."""
         self._last = (await self._store.arrivals.arrived()).entries
-        _log.warning("the database went back in time: live readers are told of a gap")
+        _log.warning("the database was rolled back to an older copy: live readers get a gap")
         self._first_number = self._end + 1
         self._buffer.clear()
         self._buffer_bytes = 0
@@ -291,7 +290,7 @@ class LiveHub:
 
 
 def _in_order(page: Page) -> Sequence[Entry | LeftOut]:
-    """What a page of the feed tells, in the order it was stored."""
+    """The items of a page of the feed, in arrival order."""
     if not page.left_out:
         return page.entries
     return sorted([*page.entries, *page.left_out], key=attrgetter("seq"))
@@ -303,7 +302,7 @@ def _bytes_of(item: Entry | LeftOut) -> int:
 
 @dataclass(slots=True)
 class _Reader:
-    """Where one reader is: the next number in the buffer, the place of the last entry seen."""
+    """A reader's state: its next number in the buffer, and the place of the last entry it saw."""
 
     wanted: Wanted
     last: Token

@@ -1,4 +1,4 @@
-"""A node: everything that one process of the service holds, opened and closed in order."""
+"""A node: all parts of one process of the service, opened and closed in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """See the module; `Node.open` makes one. `interest` is what this node wants of its peers."""
+    """See the module; `Node.open` makes one. `interest` selects the channels to sync with peers."""
 
     settings: Settings
     limits: Limits
@@ -80,9 +80,9 @@ class Node:
         limits: Limits = DEFAULT_LIMITS,
         siblings: Siblings | None = None,
     ) -> AsyncIterator[Node]:
-        """An open node; raises `app.store.faults.StoreError` where the database cannot be used.
+        """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
 
-        Of several workers, the first keeps the index file and talks to the peers.
+        With several workers, only the first writes the index file and syncs with peers.
         """
         is_first = siblings is None or siblings.is_first
         settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class Node:
             closing.push_async_callback(node.verification.close)
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.syncs.close)
-            # Before the start: one that fails half-way leaves no loops behind.
+            # Registered before the start, so that a failed start leaves no loops running.
             closing.push_async_callback(node.peers.close)
             if is_first:
                 await node.peers.start()
@@ -122,7 +122,7 @@ async def _watched(readiness: Readiness) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _index_kept(node: Node) -> AsyncIterator[None]:
-    """The range index, written now and then and at the end."""
+    """Write the range index periodically and at the end."""
     limits = node.limits
 
     async def keep_writing() -> None:
@@ -143,7 +143,7 @@ async def _save_index(node: Node, growth_min: int) -> None:
     try:
         await node.index.save(node.settings.data_dir / INDEX_FILE, growth_min)
     except (OSError, Problem) as error:
-        # A full disk costs the next start some seconds, nothing else.
+        # Without a new index file the next start only takes some seconds longer.
         _log.warning("the index was not written: %s", error)
     except Exception:  # noqa: BLE001 - the next attempt may succeed, and a node closes what it opened
         _log.warning("the index was not written", exc_info=True)
@@ -207,7 +207,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
 
 
 def interest_of(settings: Settings) -> Interest:
-    """The interest an operator configured: named channels and prefixes, or everything."""
+    """The interest that the operator configured: named channels and prefixes, or everything."""
     return Interest.make(
         everything=not (settings.channels or settings.channel_prefixes),
         channels=frozenset(settings.channels),
@@ -216,21 +216,22 @@ def interest_of(settings: Settings) -> Interest:
 
 
 def instance_id_of(secret: bytes) -> str:
-    """Names the data directory of a node to whoever asks, without telling its secret.
+    """A public ID of the node's data directory that does not reveal its secret.
 
-    The node ID names a database, which may be copied: a copy is another node, and a good peer.
+    The node ID cannot serve: it names a database, and a copy of a database is another node and a valid
+    peer.
     """
     return blake3(b"sdstore instance", key=secret).hexdigest(length=INSTANCE_BYTES)
 
 
 def node_secret(data_dir: Path) -> bytes:
-    """The secret behind session nonces, made once: the workers of a node share it."""
+    """The secret for session nonces, made once and shared by the workers of a node."""
     path = data_dir / "node.secret"
     if not path.exists():
         fresh = data_dir / f"node.secret.{os.getpid()}"
         fresh.touch(mode=0o600)
         fresh.write_bytes(secrets.token_bytes(SECRET_BYTES))
-        # A link appears whole, and fails where another worker was first.
+        # A hard link appears complete, and fails if another worker was first.
         with suppress(FileExistsError):
             path.hardlink_to(fresh)
         fresh.unlink()
@@ -238,10 +239,10 @@ def node_secret(data_dir: Path) -> bytes:
 
 
 def nonce_secret(secret: bytes, data_dir: Path) -> bytes:
-    """By this the workers of a node know their own session nonces.
+    """The key by which the workers of a node recognise their own session nonces.
 
-    A data directory may be copied with its secret, so the host, the path and the parent process
-    enter too: a copy is another node.
+    It covers the host, the path and the parent process, because a copy of a data directory has the same
+    secret and is another node.
     """
     place = f"{socket.gethostname()} {data_dir.resolve()} {os.getppid()}"
     return blake3(secret + place.encode()).digest()

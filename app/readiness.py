@@ -1,9 +1,9 @@
-"""Whether the node should get traffic: its database answered a moment ago, and it can be written.
+"""Readiness: the database answered recently and can be written.
 
-The database is asked once a second, and again by whoever wants to know while the last answer is
-old, so that a pause of this process is never taken for a fault of the database. Each change is
-logged once. A node that could not write because its database is damaged is not ready until it is
-restarted: whether the next write happens to touch a damaged page says nothing.
+The node probes the database once a second, and again for a caller that finds the last answer old. So a
+pause of this process never counts as a fault of the database. Each change is logged once. After a write
+that failed because the database is damaged, the node stays unready until it is restarted: a later
+write may succeed only because it touches no damaged page.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from app.limits import Limits
 from app.store.store import Store
 
 PATIENCE_S = 1.0
-"""What a caller waits for an answer of the database, which takes a millisecond."""
+"""The longest wait for an answer of the database, which usually takes a millisecond."""
 
 _log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Of one process. `watch` runs as long as the node is open."""
+    """The readiness of one process. `watch` runs as long as the node is open."""
 
     def __init__(self, store: Store, committer: GroupCommitter, limits: Limits) -> None:
         self._store = store
@@ -39,11 +39,11 @@ class Readiness:
 
     @property
     def reason(self) -> str | None:
-        """Why the node is not ready, as far as is known now; None where it is."""
+        """Why the node is not ready, by its current knowledge; None if it is ready."""
         if self.is_stopping:
             return "the node is about to stop"
         if self._committer.damage is not None:
-            return f"{self._committer.damage.detail}; restart the node when the damage is mended"
+            return f"{self._committer.damage.detail}; repair the database, then restart the node"
         if self._committer.fault is not None:
             return self._committer.fault.detail
         if self._refusal is not None:
@@ -53,13 +53,13 @@ class Readiness:
         return None
 
     async def check(self) -> str | None:
-        """`reason`, after asking the database where its last answer is old."""
+        """`reason`, after a new probe of the database if the last answer is old."""
         if self._is_old:
             await self._ask()
         return self.reason
 
     async def watch(self) -> None:
-        """Ask now and then, and log each change."""
+        """Probe once a second, and log each change."""
         while True:
             await self._ask()
             self._log_change()
@@ -70,7 +70,7 @@ class Readiness:
         return time.monotonic() - self._answered_at_s > self._age_s_max
 
     async def _ask(self) -> None:
-        # One question at a time, however many want to know; a hung one is not asked twice.
+        # All callers share one probe; a hung probe is not repeated.
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._probe(), name="database probe")
         await asyncio.wait({self._asking}, timeout=PATIENCE_S)
@@ -94,7 +94,7 @@ class Readiness:
             self._unready_since_s = None
 
     async def close(self) -> None:
-        """Forget a question that nobody answered."""
+        """Cancel a pending probe."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

@@ -17,7 +17,7 @@ def root(digests: NDArray[np.uint8]) -> bytes:
 
 def in_order(digests: bytes) -> bytes:
     """Concatenated digests, sorted, each once."""
-    # As fixed strings numpy compares them like memcmp; padding NULs cannot confuse equal lengths.
+    # numpy compares fixed-length strings like memcmp; its NUL padding is harmless at equal lengths.
     ordered = np.sort(np.frombuffer(digests, f"S{DIGEST_BYTES}"))
     is_new = np.ones(len(ordered), bool)
     is_new[1:] = ordered[1:] != ordered[:-1]

@@ -1,9 +1,9 @@
-"""What all requests of one process share: room in bytes, and turns on the event loop.
+"""Resources that all requests of one process share: memory in bytes, and turns on the event loop.
 
-A bound per request is no bound on many requests. So bodies that arrive, replies that wait to be
-read, and the work of dear requests each take units of a `Share`. A request that finds none free
-waits, and callers are served in turns, so that one caller with many requests delays mostly itself.
-While anybody waits, a holder that makes no progress loses its place.
+A bound per request does not bound many requests. So arriving bodies, unread replies and expensive
+requests each take units of a `Share`. A request that finds no free units waits. Callers are served in
+turns, so that a caller with many requests delays mostly itself. While a request waits, a holder that
+makes no progress is cut off.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from app.errors import Code, Problem
 from app.limits import Limits
 
 PROGRESS_BYTES_MIN = 64 * 1024
-"""What a holder has to move between two looks: 32 KiB/s, while others wait for its place."""
+"""Bytes that a holder must move between two checks (32 KiB/s) while others wait for its units."""
 
 
 METRICS_AGE_S_MAX = 1.0
-"""Of metrics of several workers: gathering them asks every worker, and each asks the database."""
+"""Age of the metrics of several workers. A scrape asks every worker, which asks the database."""
 
 _T = TypeVar("_T")
 
@@ -36,12 +36,12 @@ class Holder(Protocol):
         ...
 
     def cut(self) -> None:
-        """Give the place up: others wait, and nothing moves."""
+        """Give up the units: others wait, and nothing moves."""
         ...
 
 
 class Holding:
-    """Units taken from a share, until `release`; also a context."""
+    """Units taken from a share until `release`; also a context manager."""
 
     __slots__ = ("_share", "holder", "seen_bytes", "units")
 
@@ -52,12 +52,12 @@ class Holding:
         self.seen_bytes: int | None = None
 
     def resize(self, units: int) -> None:
-        """Hold so many units from now on. More of them are never refused here."""
+        """Change the number of units held. An increase always succeeds here."""
         self._share.give_back(self.units - units)
         self.units = units
 
     def release(self) -> None:
-        """Give everything back; a second time is harmless."""
+        """Give all units back. Idempotent."""
         self._share.forget(self)
         self.resize(0)
 
@@ -85,7 +85,7 @@ class _Growing(NamedTuple):
 
 
 class Share:
-    """`units_max` units for everybody; `what` names them in a refusal."""
+    """`units_max` units for all callers; `what` names them in a refusal."""
 
     def __init__(self, units_max: int, what: str, limits: Limits) -> None:
         self.free_units = units_max
@@ -98,17 +98,17 @@ class Share:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def take(self, caller: str, units: int, holder: Holder | None = None) -> Holding:
-        """Take units, waiting for them if need be; `overloaded` when none come free in time."""
+        """Take units, waiting if needed; `overloaded` if not enough become free in time."""
         if self._waiters or self._growing or units > self.free_units:
             await self._wait(caller, min(units, self._units_max))
-            # They were taken from what is free when they were granted.
+            # `give_back` subtracted the units when it granted them.
             self.free_units += min(units, self._units_max)
         return self.take_now(units, holder)
 
     async def grow(self, holding: Holding, units: int) -> None:
-        """Hold `units` more, before all who hold nothing yet.
+        """Take `units` more, ahead of all callers that hold none.
 
-        One at a time can wait for this: two could each wait for what the other holds. The second is
+        Only one holder can wait here, because two could wait for each other's units. A second one is
         refused as `overloaded`, and so is one that does not get its units in time.
         """
         if self._growing is None and units <= self.free_units:
@@ -120,7 +120,7 @@ class Share:
         growing = self._growing = _Growing(
             asyncio.get_running_loop().create_future(), holding, units
         )
-        # While it waits here it does not move: that is no reason to cut it.
+        # It cannot make progress while it waits here, so exempt it from the check.
         is_watched = holding in self._holdings
         self.forget(holding)
         self._watch()
@@ -138,7 +138,7 @@ class Share:
                 self._holdings.add(holding)
 
     def take_now(self, units: int, holder: Holder | None = None) -> Holding:
-        """Take units that are in use already, even where that leaves fewer than none free."""
+        """Take units for memory that is in use already, even if the free count becomes negative."""
         self.free_units -= units
         if self.free_units < 0:
             self._watch()
@@ -148,7 +148,7 @@ class Share:
         return holding
 
     def give_back(self, units: int) -> None:
-        """Let whoever is next have units."""
+        """Return units and grant them to the next waiters."""
         self.free_units += units
         if self._growing is not None and not self._growing.granted.done():
             if self._growing.units > self.free_units:
@@ -168,15 +168,15 @@ class Share:
                 waiters.popleft()
             del self._waiters[caller]
             if waiters:
-                # Behind all others: each caller has one turn before anybody has a second one.
+                # Move it behind all others: each caller gets one turn before any gets a second.
                 self._waiters[caller] = waiters
 
     def forget(self, holding: Holding) -> None:
-        """Do not look at it any more."""
+        """Stop checking the progress of a holding."""
         self._holdings.discard(holding)
 
     def refuse(self) -> Problem:
-        """The refusal of a request for which nothing is free; those in the way are looked at."""
+        """The refusal of a request for which no units are free; starts checking the holders."""
         self._watch()
         return Problem(Code.OVERLOADED, f"too many {self._what}", headers={"Retry-After": "2"})
 
@@ -221,7 +221,7 @@ class Share:
 
 
 class SharedAnswer(Generic[_T]):
-    """An answer made once for all who ask while it is made, or within `age_s_max` after that."""
+    """An answer that requests share while it is being made, and for `age_s_max` afterwards."""
 
     def __init__(self, age_s_max: float) -> None:
         self._age_s_max = age_s_max
@@ -229,13 +229,13 @@ class SharedAnswer(Generic[_T]):
         self._made_at_s = 0.0
 
     async def get(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """The answer, or what `make` raises, which is not remembered."""
+        """The answer. Errors of `make` are raised and not cached."""
         loop = asyncio.get_running_loop()
         if self._making is None or (
             self._making.done() and loop.time() - self._made_at_s > self._age_s_max
         ):
             self._making = loop.create_task(self._made(make))
-        # One who leaves does not take it from the others.
+        # A cancelled caller does not cancel the answer for the others.
         return await asyncio.shield(self._making)
 
     async def _made(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
@@ -249,7 +249,7 @@ class SharedAnswer(Generic[_T]):
 
 
 class Turns(StrEnum):
-    """What waits for a turn: requests of one kind do not wait for those of another."""
+    """Kinds of turns: requests of one kind do not wait for those of another."""
 
     READS = "reads"
     BATCHES = "batches"

@@ -1,10 +1,9 @@
-"""The workers of one service, as each of them sees the others.
+"""The workers of one service: their states and their private sockets.
 
-They share one listening socket, one database and one data directory. The first worker talks to the
-peers; calls about peers and syncs that reach another one are handed on to it, and the one that is
-asked for metrics asks the others for theirs: each worker also listens on a UNIX socket that only
-this service can reach (`app.http.relay`). The supervisor writes the state of every worker into
-memory that all of them read.
+Workers share one listening socket, one database and one data directory. The first worker syncs with
+the peers; the others forward calls about peers and syncs to it. A worker that gets a request for
+metrics collects those of the others. For this each worker also listens on a UNIX socket that only this
+service can reach (`app.http.relay`). The supervisor writes the state of every worker into shared memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _spawn = get_context("spawn")
 
 
 class WorkerState(IntEnum):
-    """What a worker does now."""
+    """The current state of a worker."""
 
     DOWN = 0
     """It has ended; the supervisor starts another one."""
@@ -30,9 +29,9 @@ class WorkerState(IntEnum):
 
 
 class Board:
-    """The state of each worker and how often it was restarted; written by the supervisor alone.
+    """The state and the number of restarts of each worker; only the supervisor writes it.
 
-    It also says whether the workers, once they are told to stop, are to leave out the draining.
+    It also contains the flag that makes stopping workers skip draining.
     """
 
     def __init__(self, workers_count: int) -> None:
@@ -42,33 +41,33 @@ class Board:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether a worker that stops ends as soon as what is in flight is done."""
+        """Whether a stopping worker skips draining and only finishes the requests in flight."""
         return bool(self._is_hurried.value)
 
     def hurry(self) -> None:
-        """Let the workers stop without draining; one that drains ends that."""
+        """Make the workers stop without draining; a draining worker stops draining."""
         self._is_hurried.value = 1
 
     def set_state(self, number: int, state: WorkerState) -> None:
-        """Note what a worker does."""
+        """Set the state of a worker."""
         self._states[number] = state
 
     def count_restart(self, number: int) -> None:
-        """Note that a worker is started again."""
+        """Count a restart of a worker."""
         self._restarts[number] += 1
 
     def states(self) -> list[WorkerState]:
-        """Of all workers, by number."""
+        """The states of all workers, by number."""
         return [WorkerState(each) for each in self._states]
 
     def restarts(self) -> list[int]:
-        """Of all workers, by number."""
+        """The restarts of all workers, by number."""
         return list(self._restarts)
 
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """One worker's place among the others: its number, its own UNIX socket, the paths of all."""
+    """One worker and its siblings: its number, its UNIX socket, the paths of all sockets."""
 
     number: int
     listener: socket
@@ -77,10 +76,10 @@ class Siblings:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the worker that talks to peers and keeps the index file."""
+        """Whether this worker syncs with peers and writes the index file."""
         return self.number == 0
 
     def serving(self) -> list[int]:
-        """The numbers of the other workers that serve now."""
+        """The numbers of the other workers that are serving."""
         states = enumerate(self.board.states())
         return [n for n, state in states if n != self.number and state is WorkerState.SERVING]

@@ -1,7 +1,7 @@
-"""Reads every stored frame now and then, so that lost content is found before somebody asks for it.
+"""Verification: reads every stored frame periodically, to find lost content before a reader does.
 
-A small part of one core is spent on it. The place where it is outlives the process, in a file beside the
-data; without the file a pass begins anew, which costs only time.
+It uses a small part of one core. A file beside the data keeps its position across restarts; without the
+file a pass starts again, which costs only time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ BYTES_PER_STEP = 256 * 1024
 """A step is one to two milliseconds of the event loop."""
 
 MARKS_INTERVAL_S = 10.0
-"""How old what this process knows of marks may be: other processes and restarts make marks too."""
+"""The maximum age of this process's knowledge of marks: other processes make marks too."""
 
 LOST_RETRIED_COUNT = 256
-"""Lost frames that are read again in each such interval: their rows may have been repaired."""
+"""Lost frames that are read again in each such interval, in case their rows were repaired."""
 
 TRY_AGAIN_S = 30.0
-"""After a fault of the database."""
+"""Pause after a fault of the database."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Pass:
-    """Where the verification is: frames up to `seq` were read since `began_at_ms`.
+    """The position of the verification: frames up to `seq` were read since `began_at_ms`.
 
-    `frames_count` and `lost_count` count those of this pass; `ended_at_ms` is when the last whole pass
-    ended, None before the first.
+    `frames_count` and `lost_count` are counts of this pass; `ended_at_ms` is the end of the last complete
+    pass, None before the first.
     """
 
     seq: int = 0
@@ -51,7 +51,7 @@ class Pass:
 
 
 class Verification:
-    """See the module. `lost_count` is how many entries are marked as lost, as of a moment ago."""
+    """See the module. `lost_count` is a recent number of entries that are marked as lost."""
 
     def __init__(self, store: Store, limits: Limits, path: Path) -> None:
         self.lost_count = 0
@@ -65,7 +65,7 @@ class Verification:
         self._reads_all = False
 
     async def start(self, *, reads_all: bool) -> None:
-        """Follow the marks; with `reads_all` read all frames too, which one process of a node does."""
+        """Follow the marks; with `reads_all`, which one process of a node sets, read all frames too."""
         await self._follow_marks()
         self._tasks.append(asyncio.create_task(self._keep_following(), name="marks"))
         self._reads_all = reads_all
@@ -74,7 +74,7 @@ class Verification:
             self._tasks.append(asyncio.create_task(self._keep_reading(), name="verification"))
 
     async def close(self) -> None:
-        """Stop, and keep the place."""
+        """Stop, and save the position."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -82,14 +82,14 @@ class Verification:
             self._keep_place()
 
     async def count_lost(self) -> int:
-        """How many entries are marked as lost now; the last known number where the database is away."""
+        """The number of entries marked as lost; the last known one if the database is unavailable."""
         with suppress(Problem):
             self.lost_count = await self._store.frames.lost_count()
         return self.lost_count
 
     async def document(self) -> dict[str, Any]:
-        """What /v1/info says of lost content and of this."""
-        # Of several workers one reads; the others know what it has written down.
+        """The part of /v1/info about lost content and verification."""
+        # Only one of several workers reads frames; the others know its saved position.
         place = self.current if self._reads_all else self._remembered()
         return {
             "lost": await self.count_lost(),
@@ -139,7 +139,7 @@ class Verification:
                 self._keep_place()
 
     async def _step(self) -> float:
-        """Read a few frames; how many seconds to rest until the next."""
+        """Read a few frames; returns the seconds to rest until the next step."""
         place, began = self.current, time.perf_counter()
         if not place.seq and not place.frames_count:
             place.began_at_ms = time.time_ns() // 1_000_000
@@ -182,4 +182,4 @@ class Verification:
             draft.write_text(json.dumps(known), encoding="utf-8")
             draft.replace(self._path)
         except OSError as error:
-            _log.warning("the place of the verification was not written: %s", error)
+            _log.warning("the position of the verification was not saved: %s", error)

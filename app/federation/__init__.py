@@ -1,1 +1,1 @@
-"""Keeping this store equal to its peers."""
+"""Federation: keeps this store equal to its peers."""

@@ -1,7 +1,7 @@
 """The peers of this node, and one loop for each: sync, wait, sync again.
 
-A loop belongs to one peer alone, so a slow or dead peer delays nobody. Peers of the settings come
-with each start; those that an operator added are kept in the database until they are removed.
+Each peer has its own loop, so a slow or dead peer delays no other. Peers of the settings are added at
+each start; those that an operator added stay in the database until they are removed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 
 BACKOFF_FACTOR = 2.0
-BACKOFF_S_MAX = 600.0  # a peer that comes back is found within ten minutes
-JITTER = 0.1  # peers that were started together drift apart
-CONTACT_S_MAX = 3.0  # that an operator waits to hear that a new peer is this node itself
+BACKOFF_S_MAX = 600.0  # a recovered peer is found within ten minutes
+JITTER = 0.1  # spreads the syncs of peers that were started together
+CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class PeerBook(Protocol):
     """Keeps the URLs of the peers that an operator added."""
 
     async def read(self) -> list[str]:
-        """Those that were written last."""
+        """The URLs that were written last."""
 
     async def write(self, urls: list[str]) -> None:
-        """Keep these. Raises Problem where the database cannot be written."""
+        """Replace the URLs. Raises Problem if the database cannot be written."""
 
 
 class PeerState(StrEnum):
@@ -87,7 +87,7 @@ class PeerOrigin(StrEnum):
 class PeerTotals:
     """Sums over all syncs with a peer since this process started.
 
-    `lost_count` and `set_aside_count` are those of the last one.
+    `lost_count` and `set_aside_count` are from the last sync.
     """
 
     outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
@@ -120,7 +120,7 @@ COUNTED = (
     "claims_refused",
     "mended",
 )
-"""Figures of a report that are summed up by peer."""
+"""Figures of a report that are summed per peer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +163,7 @@ class Peer:
         return self.document() | {"last_report": asdict(report) if report else None}
 
     def learn(self, report: SyncReport) -> None:
-        """Take note of how a sync ended; a change of the state is logged once.
+        """Record the result of a sync; log a change of the state.
 
         A fault of this node, such as an outage of its database, does not change the peer's state.
         """
@@ -191,10 +191,10 @@ def _state_of(report: SyncReport) -> PeerState:
 
 
 class Peers:
-    """Every peer of a node. `start` before, `close` after use.
+    """All peers of a node. Call `start` before and `close` after use.
 
-    `instance_id` is how this node names itself: a server that answers with it is no peer.
-    `strangers` sums up the syncs with stores that are not peers.
+    `instance_id` is this node's own ID: a server that answers with it is this node, not a peer.
+    `strangers` sums the syncs with stores that are not peers.
     """
 
     def __init__(
@@ -216,19 +216,18 @@ class Peers:
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
         self._peers: dict[str, Peer] = {}
-        # Stores that were synced with by URL, and what was learned of them: as bounded as the
-        # sessions are.
+        # Stores that were synced with by URL, and their results; bounded like the sessions.
         self._strangers: dict[str, Peer] = {}
 
     async def start(self) -> None:
-        """Add the peers of the settings and those that were added before.
+        """Add the peers of the settings and those of the database.
 
-        One that is down or not allowed shows it in its state.
+        The state of a peer shows whether it is down or not allowed.
         """
         for text in self._settings.peers:
             self._add(parse_peer_url(text), PeerOrigin.SETTINGS)
         for text in await self._book.read():
-            with suppress(Problem):  # of an older version that took what is refused today
+            with suppress(Problem):  # an older version accepted URLs that are refused now
                 self._add(parse_peer_url(text), PeerOrigin.ADDED)
 
     async def close(self) -> None:
@@ -239,10 +238,10 @@ class Peers:
         await asyncio.gather(*loops, return_exceptions=True)
 
     async def add(self, url_text: str) -> Peer:
-        """Add a peer, or find the one that has this URL already; it is kept for the next start.
+        """Add a peer, or return the existing one with this URL; it is kept across restarts.
 
         A peer that is down, or whose name does not resolve yet, is added too. Raises Problem:
-        PEER_URL_REFUSED, TOO_MANY_ITEMS, and what writing to the database raises.
+        PEER_URL_REFUSED, TOO_MANY_ITEMS, and the errors of a write to the database.
         """
         url = parse_peer_url(url_text)
         if peer_id_of(url) in self._peers:
@@ -283,8 +282,8 @@ class Peers:
         return self._peers[peer_id]
 
     async def remove(self, peer_id: str) -> None:
-        """Forget a peer and end its loop; a sync that runs goes on. One of the settings comes back
-        with the next start. Raises Problem: NOT_FOUND, and what writing to the database raises."""
+        """Remove a peer and end its loop; a running sync continues. A peer of the settings returns at
+        the next start. Raises Problem: NOT_FOUND, and the errors of a write to the database."""
         peer = self.get(peer_id)
         del self._peers[peer_id]
         try:
@@ -301,13 +300,13 @@ class Peers:
             await asyncio.gather(peer.loop, return_exceptions=True)
 
     def get(self, peer_id: str) -> Peer:
-        """The peer of this ID. Raises Problem(NOT_FOUND)."""
+        """The peer with this ID. Raises Problem(NOT_FOUND)."""
         if peer_id not in self._peers:
             raise Problem(Code.NOT_FOUND, f"no peer {peer_id[:64]}")
         return self._peers[peer_id]
 
     def all(self) -> list[Peer]:
-        """Every peer, the oldest first."""
+        """All peers, oldest first."""
         return list(self._peers.values())
 
     async def sync_peer(
@@ -335,7 +334,7 @@ class Peers:
         return self._strangers.setdefault(str(url), Peer("", url))
 
     def _start_asked(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
-        """A sync that somebody asks for waits for no retry: the peer may have been mended."""
+        """Start a requested sync without waiting for a retry: the peer may work again."""
         peer.memory = peer.memory.unserved_due()
         return self._start(peer, channels, dry_run)
 
@@ -395,10 +394,10 @@ class Peers:
             await asyncio.sleep(pause_s)
 
     async def _sync_once(self, peer: Peer) -> bool | None:
-        """Whether the sync was good; None where it says nothing about the peer."""
+        """Whether the sync succeeded; None if its result does not depend on the peer."""
         try:
             report = await self._start(peer, (), False).finished()
-        except Problem:  # another sync with this peer runs, or too many do: the next turn comes
+        except Problem:  # a sync with this peer, or too many in all, are running: try next time
             return None
         return None if report.outcome is SyncOutcome.LOCAL_FAULT else report.in_sync
 
@@ -410,5 +409,5 @@ class Peers:
 
 
 def peer_id_of(url: httpx.URL) -> str:
-    """Name of a peer: 8 bytes of BLAKE3 over its URL, in hex."""
+    """The ID of a peer: 8 bytes of BLAKE3 over its URL, in hex."""
     return blake3(url_text(url).encode()).hexdigest(length=8)

@@ -1,7 +1,7 @@
-"""The sessions of this node: what runs, what ran, and how far each is.
+"""The sessions of this node, running and finished, with their progress.
 
-A watcher is shown the latest state, never a queue of past ones, so that a watcher who does not read
-costs nothing.
+A watcher sees the latest state, never a queue of past ones, so a watcher that does not read costs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 EVENT_INTERVAL_S = 0.1  # ten times a second looks continuous
 
 RunSync = Callable[[Callable[[Progress], None]], Awaitable[SyncReport]]
-"""One session; it calls its argument with how far it is, after each change."""
+"""Runs one session; it calls its argument with the progress after each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SyncEvent:
 
 @dataclass(slots=True, kw_only=True)
 class Sync:
-    """One session. `report` is there once it has finished."""
+    """One session. `report` is set once it has finished."""
 
     sync_id: str
     peer_url: str
@@ -82,16 +82,16 @@ class Sync:
         return self.report
 
     async def next_change(self) -> None:
-        """Wait until something changed since the last call of anybody who waits."""
+        """Wait for the next change of the state."""
         await self.changed.wait()
 
     def show(self, progress: Progress) -> None:
-        """How far the session is now."""
+        """Set the progress of the session."""
         self.progress = progress
         self.notify()
 
     def notify(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake all waiters for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -114,14 +114,12 @@ class Syncs:
     ) -> Sync:
         """Start a session in the background.
 
-        Raises Problem: SYNC_BUSY while one with this peer runs, OVERLOADED while all that can be
-        remembered still run.
+        Raises Problem: SYNC_BUSY while a session with this peer runs, OVERLOADED while the maximum
+        number of sessions runs.
         """
         for each in self._syncs.values():
             if each.peer_url == peer_url and not each.is_finished:
-                detail = (
-                    f"a sync with {peer_url} is under way: GET /v1/syncs/{each.sync_id} shows it"
-                )
+                detail = f"a sync with {peer_url} is running; see GET /v1/syncs/{each.sync_id}"
                 raise Problem(Code.SYNC_BUSY, detail, extra={"sync_id": each.sync_id})
         self._forget_oldest()
         sync = Sync(
@@ -137,17 +135,17 @@ class Syncs:
         return sync
 
     def get(self, sync_id: str) -> Sync:
-        """The session of this ID. Raises Problem(NOT_FOUND)."""
+        """The session with this ID. Raises Problem(NOT_FOUND)."""
         if sync_id not in self._syncs:
             raise Problem(Code.NOT_FOUND, f"no sync {sync_id}")
         return self._syncs[sync_id]
 
     def recent(self) -> list[Sync]:
-        """Every session that is remembered, the newest first."""
+        """All remembered sessions, newest first."""
         return list(reversed(self._syncs.values()))
 
     async def events(self, sync_id: str) -> AsyncIterator[SyncEvent]:
-        """The state now and after each change, at most ten a second, up to the end."""
+        """The state now and after each change, at most ten a second, until the end."""
         sync = self.get(sync_id)
         number = 0
         while not sync.is_finished:
@@ -160,7 +158,7 @@ class Syncs:
         yield SyncEvent(number + 1, "end", sync.document())
 
     async def close(self) -> None:
-        """End every session that runs."""
+        """End all running sessions."""
         tasks = [s.task for s in self._syncs.values() if s.task and not s.task.done()]
         for task in tasks:
             task.cancel()
@@ -171,12 +169,12 @@ class Syncs:
         try:
             report = await run(sync.show)
         except Exception:  # noqa: BLE001 - logged, and reported below
-            # Nobody awaits this task: without a report its watchers would wait for ever.
+            # No caller awaits this task: without a report its watchers would wait for ever.
             _log.exception("the sync with %s failed", sync.peer_url)
             report = SyncReport(
                 outcome=SyncOutcome.LOCAL_FAULT,
                 code=Code.INTERNAL_ERROR,
-                detail="the fault is this node's; its log says more",
+                detail="the fault is this node's; see its log",
             )
         finally:
             sync.finished_at_ms = _now_ms()
@@ -188,7 +186,10 @@ class Syncs:
             return
         oldest = next((s for s in self._syncs.values() if s.is_finished), None)
         if oldest is None:
-            raise Problem(Code.OVERLOADED, f"{self._remembered_max} syncs are under way")
+            raise Problem(
+                Code.OVERLOADED,
+                f"{self._remembered_max} syncs are running, the maximum; retry when one has finished",
+            )
         del self._syncs[oldest.sync_id]
 
 

@@ -1,12 +1,12 @@
-"""How a peer is reached over HTTP: its URL, the one address it may be reached at, and the calls.
+"""HTTP transport to a peer: its URL, its checked address, and the calls.
 
-A URL is text from an operator, but what it resolves to is not: a name that points inwards would
-open a way through the firewall. So a name is resolved once per session, every address
-it has is checked, and the connection goes to the address that was checked.
+The operator chooses a URL, but not the addresses that its name resolves to: a name that points to an
+internal address would open a way through the firewall. So a name is resolved once per session, all its
+addresses are checked, and the connection goes to a checked address.
 
-The driver of a session needs two calls (`sdstore.sync.exchange.Transport`). Bodies are opaque here;
-they are compressed where both sides can (zstd, RFC 9659), because the frames in them are mostly
-bloom filters that repeat.
+The driver of a session needs two calls (`sdstore.sync.exchange.Transport`). Bodies are opaque here.
+They are compressed if both sides support it (zstd, RFC 9659), because most bytes of frames are repeated
+bloom filters.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 IpAddress = IPv4Address | IPv6Address
 
 PROTOBUF = "application/x-protobuf"
-CONNECT_TIMEOUT_S = 5.0  # a peer that needs longer is down
+CONNECT_TIMEOUT_S = 5.0  # a peer that needs longer counts as down
 REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
 UNPACKED_FREE_BYTES = DEFAULT_LIMITS.unpacked_free_bytes
 UNPACK_FACTOR = DEFAULT_LIMITS.unpack_factor_max
-COMPRESS_BYTES_MIN = 1_024  # below it a header costs what is saved
+COMPRESS_BYTES_MIN = 1_024  # below this the header costs more than compression saves
 ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
 
 _BUSY = {
@@ -47,7 +47,7 @@ _BUSY = {
 }
 
 INSTANCE_HEADER = "sds-instance"
-"""Names the data directory behind a node in the answer to `GET /v1/recon/interests`."""
+"""The header with the ID of the node's data directory in the reply of `GET /v1/recon/interests`."""
 
 OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
@@ -71,29 +71,29 @@ def parse_peer_url(text: str) -> httpx.URL:
     """
     try:
         url = httpx.URL(text.strip()) if len(text) <= URL_LENGTH_MAX else httpx.URL("")
-        host = url.host  # decoding it fails for some labels that begin with "xn--"
+        host = url.host  # decoding fails for some labels that begin with "xn--"
     except (httpx.InvalidURL, ValueError):
         url, host = httpx.URL(""), ""
     if url.scheme not in _DEFAULT_PORTS or not host or set(host) & set(" %"):
-        raise _url_refused("a peer URL is http://HOST[:PORT] or https://HOST[:PORT]")
+        raise _url_refused("a peer URL must be http://HOST[:PORT] or https://HOST[:PORT]")
     if url.port is not None and not 0 < url.port <= PORT_MAX:
-        raise _url_refused(f"a port is 1 to {PORT_MAX}")
+        raise _url_refused(f"a port must be 1 to {PORT_MAX}")
     if url.userinfo:
-        raise _url_refused("a peer URL carries no credentials")
+        raise _url_refused("a peer URL must not contain credentials")
     if url.query or url.fragment:
-        raise _url_refused("a peer URL has neither query nor fragment")
+        raise _url_refused("a peer URL must not have a query or a fragment")
     return url.copy_with(raw_path=url.raw_path.rstrip(b"/") or b"/")
 
 
 def url_text(url: httpx.URL) -> str:
-    """The URL as it is shown: without the slash of an empty path."""
+    """The URL for display: without the slash of an empty path."""
     return str(url).removesuffix("/")
 
 
 async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
     """Resolve a peer's host and pin its first address, after checking all of them.
 
-    Raises Problem: PEER_UNREACHABLE without any address, PEER_URL_REFUSED if one is not allowed.
+    Raises Problem: PEER_UNREACHABLE if there is no address, PEER_URL_REFUSED if one is not allowed.
     """
     addresses = await _addresses_of(url)
     for address in addresses:
@@ -114,15 +114,15 @@ async def _addresses_of(url: httpx.URL) -> list[IpAddress]:
         )
     except (OSError, UnicodeError) as error:
         raise Problem(Code.PEER_UNREACHABLE, f"{url.host}: {error}") from None
-    # A link-local address comes with its interface ("%eth0"), which is not part of the address.
+    # A link-local address includes its interface ("%eth0"), which is not part of the address.
     return [ip_address(str(sockaddr[0]).split("%")[0]) for *_, sockaddr in found]
 
 
 def is_allowed(address: IpAddress, *, private_allowed: bool) -> bool:
     """Whether a node may connect to this address.
 
-    Link-local addresses (cloud metadata services live there), multicast, reserved and unspecified
-    ones never; private ones and this machine where the operator allows it.
+    Never to link-local (cloud metadata services), multicast, reserved or unspecified addresses; to
+    private addresses and this machine only if the operator allows it.
     """
     address = _innermost(address)
     if address.is_loopback:  # before the reserved ones, which contain ::1
@@ -138,7 +138,7 @@ def is_allowed(address: IpAddress, *, private_allowed: bool) -> bool:
 
 
 def _innermost(address: IpAddress) -> IpAddress:
-    """The IPv4 address that an IPv6 address leads to, where it does."""
+    """The IPv4 address that an IPv6 address embeds, if any; else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -148,9 +148,9 @@ def _innermost(address: IpAddress) -> IpAddress:
 
 
 def refuse_literal(url: httpx.URL, *, private_allowed: bool) -> None:
-    """Raise Problem(PEER_URL_REFUSED) where the host is an address that is not allowed.
+    """Raise Problem(PEER_URL_REFUSED) if the host is an address that is not allowed.
 
-    A name may lead elsewhere tomorrow; an address never will.
+    Names are checked later, because they can resolve to another address tomorrow.
     """
     try:
         address = ip_address(url.host)
@@ -161,13 +161,13 @@ def refuse_literal(url: httpx.URL, *, private_allowed: bool) -> None:
 
 
 def refused_address(host: str, address: IpAddress) -> Problem:
-    """The refusal of an address, and what an operator can do about it."""
+    """The refusal of an address, with the operator's remedy."""
     where = host if host == str(address) else f"{host} ({address})"
     if is_allowed(address, private_allowed=True):
         return _url_refused(
             f"{where} is a private address; to allow them, set private_peers = true"
         )
-    return _url_refused(f"{where} is not an address that a peer can have")
+    return _url_refused(f"{where} cannot be the address of a peer")
 
 
 def _url_refused(detail: str) -> Problem:
@@ -183,7 +183,7 @@ class HttpTransport:
     def __init__(
         self, client: httpx.AsyncClient, limits: Limits, own_instance: str | None = None
     ) -> None:
-        """`own_instance`: what a server must not call itself, or it is this very node."""
+        """`own_instance`: this node's instance ID; a server that answers with it is this node."""
         self.bytes_up = 0
         self.bytes_down = 0
         self._client = client
@@ -215,7 +215,7 @@ class HttpTransport:
             headers["content-type"] = PROTOBUF
             if self._peer_reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
                 packed = zstandard.compress(body)
-                # A body that packs to almost nothing looks like a bomb, and is refused as one.
+                # The peer would refuse a body that compresses extremely well as a bomb.
                 if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
                     body = packed
                     headers["content-encoding"] = "zstd"
@@ -235,21 +235,21 @@ class HttpTransport:
             self.bytes_down += len(chunk)
             raw += chunk
             if len(raw) > bytes_max:
-                raise _misbehaved(f"a reply beyond {bytes_max} bytes")
+                raise _misbehaved(f"a reply larger than {bytes_max} bytes")
         return bytes(raw)
 
     def _decoded(self, raw: bytes, encoding: str) -> bytes:
         if encoding == "identity":
             return raw
         if encoding != "zstd":
-            raise _misbehaved(f"a reply in {encoding}, which was not asked for")
+            raise _misbehaved(f"a reply in {encoding}, which this node did not request")
         with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
             try:
                 plain = reader.read(self._reply_bytes_max + 1)
             except zstandard.ZstdError as error:
                 raise _misbehaved(f"a damaged reply ({error})") from None
         if len(plain) > self._reply_bytes_max:
-            raise _misbehaved(f"a reply beyond {self._reply_bytes_max} bytes")
+            raise _misbehaved(f"a reply larger than {self._reply_bytes_max} bytes")
         return plain
 
 
@@ -257,9 +257,9 @@ class HttpTransport:
 async def open_http_transport(
     url: httpx.URL, limits: Limits, *, private_allowed: bool, own_instance: str | None = None
 ) -> AsyncIterator[HttpTransport]:
-    """A transport to the peer at `url`, on connections to the one address that was checked.
+    """A transport to the peer at `url`; it connects only to the checked address.
 
-    Where `own_instance` answers, each call raises Problem(PEER_URL_REFUSED).
+    If the server answers with `own_instance`, each call raises Problem(PEER_URL_REFUSED).
     """
     pinned = await resolve(url, private_allowed=private_allowed)
 
@@ -279,7 +279,7 @@ async def open_http_transport(
 
 
 def _refusal(response: httpx.Response, body: bytes) -> Problem:
-    """The meaning of a status other than 200: the peer is busy, fails, refuses, or is no store."""
+    """The problem for a status other than 200: the peer is busy, fails, refuses, or is not a store."""
     text = f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}"
     if response.status_code in _BUSY:
         return Problem(Code.OVERLOADED, text)

@@ -1,8 +1,8 @@
-"""Reading request bodies: counted as they arrive and as they are unpacked, under one deadline.
+"""Reading request bodies: bounded as they arrive and as they are decompressed, under one deadline.
 
-The bytes of all bodies in flight share one room. A body takes its place before it is read, so a
-client that has none waits with its bytes in the network; a few are free for each request, so that a
-message on its own never waits for the large ones.
+The bytes of all bodies in flight take units of one share. A body takes its units before it is read; a
+client without units waits with its bytes in the network. The first bytes of each request are free, so
+that a single message never waits for large bodies.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _ZSTD_EMPTY_BYTES_MAX = 7
 """An empty block and a checksum, behind the header of a zstd frame without content."""
 
 _DEFLATE_FACTOR_MAX = 1_032
-"""No stream of deflate unpacks to more."""
+"""The maximum ratio of a deflate stream."""
 
 _GROWTH = 1 << 20
-"""What a body without a declared length takes more at least."""
+"""The minimum increment of units for a body without a declared length."""
 
 _THREAD_BYTES_MIN = 256 * 1024
-"""Unpacking so much takes a millisecond: it is done beside the event loop."""
+"""Decompressing this much takes a millisecond, so a thread does it."""
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its body was there; nobody is left to answer."""
+    """The client hung up before its body was complete; there is no one left to answer."""
 
 
 class Body(NamedTuple):
-    """A whole body, decompressed; how many bytes of it were sent; its place in memory."""
+    """A complete body, decompressed; the bytes sent; its units of memory."""
 
     content: bytes
     sent_bytes: int
@@ -57,14 +57,14 @@ class Bodies:
     async def read(
         self, receive: Receive, headers: Mapping[bytes, bytes], bytes_max: int, caller: str
     ) -> Body:
-        """A whole body; its `holding` is to be released when the request is over.
+        """A complete body. Release its `holding` when the request is over.
 
-        `body_too_large` as soon as `bytes_max` is passed (packed or unpacked), `request_timeout`
-        when the body is late, `overloaded` when there is no room for it in time,
+        Raises `body_too_large` as soon as it exceeds `bytes_max` (compressed or decompressed),
+        `request_timeout` if it is late, `overloaded` if no memory becomes free in time,
         `unsupported_media_type` for an unknown Content-Encoding.
         """
         declared = headers.get(b"content-length")
-        # The server has checked that the header holds digits.
+        # The server has checked that the header contains digits.
         declared_bytes = 0 if declared is None else int(declared)
         if declared_bytes > bytes_max:
             raise _too_large(bytes_max)
@@ -89,7 +89,7 @@ class Bodies:
         if packing is None:
             raise Problem(
                 Code.UNSUPPORTED_MEDIA_TYPE,
-                "Content-Encoding is gzip, zstd or identity",
+                "Content-Encoding must be gzip, zstd or identity",
                 headers={"Accept-Encoding": "gzip, zstd"},
             )
         try:
@@ -100,8 +100,8 @@ class Bodies:
             if size > max(self._limits.unpacked_free_bytes, factor * len(body)):
                 raise Problem(
                     Code.BODY_TOO_LARGE,
-                    f"{size} bytes, packed into {len(body)}: up to {factor} times are unpacked; "
-                    "send it as it is",
+                    f"the body is {size} bytes compressed to {len(body)}; the maximum ratio is "
+                    f"{factor}: send it uncompressed",
                 )
             await arriving.make_room(len(body) + size)
             if size < _THREAD_BYTES_MIN:
@@ -117,7 +117,7 @@ class Bodies:
 
 
 class _Arriving:
-    """One body on its way, and the place it holds."""
+    """One arriving body, and the units it holds."""
 
     def __init__(self, share: Share, caller: str, limits: Limits) -> None:
         self.holding: Holding | None = None
@@ -143,7 +143,7 @@ class _Arriving:
         finally:
             self._deadline = None
             if self.holding is not None:
-                # From now on it is this node that takes its time.
+                # From now on the delay is this node's, not the client's.
                 self._share.forget(self.holding)
 
     async def _collect(self, receive: Receive, bytes_max: int) -> bytes:
@@ -169,7 +169,7 @@ class _Arriving:
         raise ClientGoneError
 
     async def make_room(self, wanted_bytes: int) -> None:
-        """Hold room for so many bytes, beside what is free for each request."""
+        """Hold units for this many bytes, less those that are free for each request."""
         if wanted_bytes <= self._limits.body_free_bytes:
             return
         if self.holding is None:
@@ -196,7 +196,7 @@ class _Arriving:
 
 
 class _Packing(NamedTuple):
-    """`size` is what a body says of itself; `unpack` allocates that and no more."""
+    """`size` reads the declared size of a body; `unpack` allocates no more than that."""
 
     size: Callable[[bytes], int]
     unpack: Callable[[bytes, int], bytes]
@@ -206,7 +206,7 @@ def _gzip_size(body: bytes) -> int:
     # RFC 1952: the last four bytes; the check of the stream includes them.
     size = int.from_bytes(body[-4:], "little")
     if size > _DEFLATE_FACTOR_MAX * len(body):
-        raise zlib.error("it cannot hold as many bytes as it says")
+        raise zlib.error("it declares more bytes than its length allows")
     return size
 
 
@@ -215,10 +215,10 @@ def _gunzip(body: bytes, size: int) -> bytes:
     stream = zlib.decompressobj(31)
     unpacked = stream.decompress(body, size + 1)
     if not stream.eof:
-        raise zlib.error("it ends early, or not where it says")
-    # One member alone: millions of empty ones would be work for nothing.
+        raise zlib.error("its length differs from the declared one")
+    # Only one member: millions of empty ones would waste time.
     if stream.unused_data:
-        raise zlib.error("more follows behind its first member")
+        raise zlib.error("data follows its first member")
     return unpacked
 
 
@@ -226,10 +226,10 @@ def _zstd_size(body: bytes) -> int:
     size: int = zstandard.frame_content_size(body)
     if size < 0:
         raise zstandard.ZstdError("the frame does not declare its content size")
-    # Of a frame without content the library does not look at what follows.
+    # The library ignores data that follows an empty frame.
     behind_bytes = len(body) - zstandard.frame_header_size(body)
     if not size and behind_bytes > _ZSTD_EMPTY_BYTES_MAX:
-        raise zstandard.ZstdError("more follows behind an empty frame")
+        raise zstandard.ZstdError("data follows an empty frame")
     return size
 
 
@@ -245,5 +245,5 @@ _PACKINGS: Mapping[bytes, _Packing] = {
 
 def _too_large(bytes_max: int) -> Problem:
     return Problem(
-        Code.BODY_TOO_LARGE, f"this request takes up to {bytes_max} bytes", headers=_CLOSE
+        Code.BODY_TOO_LARGE, f"the body exceeds the maximum of {bytes_max} bytes", headers=_CLOSE
     )

@@ -256,7 +256,7 @@ def page_reply(
 
 
 async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
-    """The reply that `read` makes of so many bytes of frames, or of fewer if it is too long."""
+    """The reply that `read` makes of a number of bytes of frames; fewer if it is too long."""
     most = call.node.limits.reply_bytes_max
     bytes_max = frame_bytes_max(call)
     reply = await read(bytes_max)

@@ -1,10 +1,9 @@
-"""One view of several workers, whichever of them is asked.
+"""Calls between workers, so that any of them can answer for the whole service.
 
-Peers and syncs belong to the first worker: another one that is asked about them hands the call on,
-after it has checked who calls. Each worker counts for itself: the one that is asked for metrics asks
-the others, and labels every series with the worker that it is from, so that a worker that was
-replaced resets its own series alone. Workers ask each other over UNIX sockets in a folder that only
-the service's user can enter (`app.siblings`).
+Peers and syncs belong to the first worker: any other one authorizes such a call and forwards it. Each
+worker has its own counters: a worker that gets a request for metrics collects those of the others and
+labels every series with its worker, so that a replaced worker resets only its own series. Workers call
+each other over UNIX sockets in a folder that only the service's user can enter (`app.siblings`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _PASSED_BACK = {b"content-type", b"content-length", b"cache-control", b"location
 
 
 class SiblingAuthorizer:
-    """Everything for whoever comes through the socket of a worker: it has checked its caller."""
+    """Full rights for callers on a worker's private socket: the other worker has authorized them."""
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `app.callers.Authorizer`."""
@@ -63,7 +62,7 @@ async def _hand_on(siblings: Siblings, scope: AsgiScope, receive: Receive, send:
     answering = asyncio.create_task(_pass_back(siblings, scope, body, send))
     leaving = asyncio.create_task(_until_gone(receive))
     try:
-        # A stream of events lasts until its client has seen enough.
+        # A stream of events lasts until its client disconnects.
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
             answering.result()
@@ -115,7 +114,7 @@ async def _until_gone(receive: Receive) -> None:
 
 async def own_metrics(node: Node) -> bytes:
     """The metrics of this worker."""
-    if node.readiness.reason is None:  # a database that is away would hold up the scrape
+    if node.readiness.reason is None:  # an unavailable database would delay the scrape
         await node.sharing.lost_count.get(node.verification.count_lost)
     return generate_latest(node.metrics)
 
@@ -168,7 +167,7 @@ def _joined(texts: Mapping[int, str]) -> Iterable[Metric]:
 
 def _of_workers(texts: Mapping[int, str], siblings: Siblings) -> Iterable[Metric]:
     up = GaugeMetricFamily(
-        "sdstore_worker_up", "1 for a worker that told its metrics, else 0", labels=("worker",)
+        "sdstore_worker_up", "1 for a worker that reported its metrics, else 0", labels=("worker",)
     )
     restarts = CounterMetricFamily(
         "sdstore_worker_restarts", "Processes that replaced one that died", labels=("worker",)

@@ -55,7 +55,7 @@ def problem_reply(problem: Problem) -> Reply:
 
 def internal_error() -> Problem:
     """The problem that a caller gets when this node is at fault. The log has the details."""
-    return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")
+    return Problem(Code.INTERNAL_ERROR, "the fault is this node's; see its log")
 
 
 def event_stream(parts: Parts) -> StreamedReply:

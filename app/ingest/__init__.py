@@ -1,1 +1,1 @@
-"""The one door: every message enters here, whichever way it came."""
+"""Ingest, the one door: every message enters the store here."""

@@ -39,14 +39,14 @@ Listener = Callable[[list[Committed]], None]
 Written = WriteResult | Problem
 Answer = list[Written] | Problem
 T = TypeVar("T")
-"""To one job: a result for each entry, what became of frames that were read again, or the fault that
-all of its group share."""
+"""The answer to a job: a result for each entry, the result of a recheck, or the fault that its whole
+group shares."""
 
 RETRY_AFTER_S = 1
-"""Retry-After of an overloaded writer, in seconds: it empties its queue in about two."""
+"""Retry-After of an overloaded writer, in seconds; it empties a full queue in about two."""
 
 TRY_AGAIN_S = 1.0
-"""Seconds between two attempts to write after a fault, while nothing arrives."""
+"""Seconds between two attempts to write after a fault, while the node is idle."""
 
 _log = logging.getLogger(__name__)
 _SHARED_FAULTS = frozenset({Code.DISK_FULL, Code.STORE_UNAVAILABLE})
@@ -83,10 +83,10 @@ class _Job:
 
 
 class GroupCommitter:
-    """The only way into the store's writing side. Belongs to the event loop that starts it.
+    """The only user of the store's writing side. Belongs to the event loop that starts it.
 
-    `fault` is why the last group could not be written; None after one that was. `damage` is the first
-    fault that came of a damaged database: later groups may happen to touch other pages, so it stays.
+    `fault` is why the last group could not be written; None after a success. `damage` is the first
+    fault caused by a damaged database. It stays, because later groups may touch only intact pages.
     """
 
     def __init__(self, store: Store, limits: Limits) -> None:
@@ -105,7 +105,7 @@ class GroupCommitter:
         self._told: set[type[Exception]] = set()
 
     async def start(self) -> None:
-        """Become the store's writer; `StoreBusyError` where another process is it."""
+        """Become the store's writer; `StoreBusyError` if another process is the writer."""
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._store.begin_writing)
         self._thread = threading.Thread(
@@ -115,7 +115,7 @@ class GroupCommitter:
         self._store.frames.recheck = self.recheck
 
     async def close(self) -> None:
-        """Write what waits, then stop."""
+        """Write the waiting jobs, then stop."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -130,8 +130,8 @@ class GroupCommitter:
     ) -> list[Written]:
         """One result for each entry, in order, once it is on disk.
 
-        Raises `Problem`: OVERLOADED where the queue has no room for all of it, DISK_FULL and
-        STORE_UNAVAILABLE where the whole group could not be written.
+        Raises `Problem`: OVERLOADED if the queue has no room for all entries, DISK_FULL and
+        STORE_UNAVAILABLE if the whole group could not be written.
         """
         size = sum(len(entry.frame) for entry in entries)
         written: list[Written] = await self._done(
@@ -140,14 +140,14 @@ class GroupCommitter:
         return written
 
     async def recheck(self, seqs: Sequence[int]) -> Rechecked:
-        """Have the writer read frames again, and mark or unmark each as lost. Raises as `submit`."""
+        """Make the writer read frames again, and mark or unmark each as lost. Raises as `submit`."""
         rechecked: Rechecked = await self.call(lambda: self._store.writer.recheck(seqs))
         return rechecked
 
     async def call(self, do: Callable[[], T]) -> T:
-        """The result of a function of the store's writing side, called in its turn.
+        """The result of a function that the writer's thread calls in queue order.
 
-        Raises as `submit`, and INTERNAL_ERROR for whatever else the function raises.
+        Raises as `submit`, and INTERNAL_ERROR for any other error of the function.
         """
         done: T = await self._done(_Job((), (), (), do, self._new_future(), 0))
         return done
@@ -165,7 +165,7 @@ class GroupCommitter:
     def _admit(self, job: _Job) -> None:
         counters, limits = self.counters, self._limits
         with self._wake:
-            # A job larger than the queue is let in alone, or it could never be.
+            # Admit a job larger than the queue when the queue is empty, or it could never enter.
             if self._waiting and (
                 counters.queue_items + job.items > limits.ingest_queue_items_max
                 or counters.queue_bytes + job.bytes > limits.ingest_queue_bytes_max
@@ -201,7 +201,7 @@ class GroupCommitter:
                 loop.call_soon_threadsafe(self._finish, [job], [self._called(job.call)])
 
     def _next_group(self) -> list[_Job]:
-        """All waiting jobs, up to the bounds of a group; empty at the end."""
+        """All waiting jobs, up to the bounds of a group; empty once the committer is closing."""
         self._try_while_idle()
         with self._wake:
             while not self._waiting and not self._closing:
@@ -217,7 +217,7 @@ class GroupCommitter:
             return group
 
     def _try_while_idle(self) -> None:
-        """After a fault, write an empty group now and then: an idle node must notice that it can write again."""
+        """After a fault, write empty groups, so that an idle node notices when writing works again."""
         while self.fault is not None:
             with self._wake:
                 if self._waiting or self._closing or self._wake.wait(TRY_AGAIN_S):
@@ -230,7 +230,7 @@ class GroupCommitter:
                 self._note_fault(problem)
             except Exception as error:  # noqa: BLE001 - such as absent tables, until they are restored
                 self.fault = Problem(
-                    Code.STORE_UNAVAILABLE, "the database does not hold a store at this moment"
+                    Code.STORE_UNAVAILABLE, "the database does not contain a store at the moment"
                 )
                 if type(error) not in self._told:
                     self._told.add(type(error))
@@ -256,7 +256,7 @@ class GroupCommitter:
                 if self.fault is None:
                     _log.warning("a group could not be written: %s", " ".join(str(error).split()))
                 self._note_fault(error)
-                # Each caller raises its own.
+                # Each caller raises its own copy.
                 return [error.detached() for _ in group]
             _log.warning("a group failed, retrying row by row", exc_info=error)
             return [self._write_rows(job) for job in group]
@@ -298,7 +298,7 @@ class GroupCommitter:
             return [problem.detached()] * len(entries)
         except Exception:  # noqa: BLE001 - the row's fault, of whatever kind
             _log.exception("a row could not be written")
-            return [Problem(Code.INTERNAL_ERROR, "it could not be written")] * len(entries)
+            return [Problem(Code.INTERNAL_ERROR, "the row could not be written")] * len(entries)
 
     # ---- back on the event loop
 
@@ -329,4 +329,4 @@ class GroupCommitter:
 
 
 def _internal_error() -> Problem:
-    return Problem(Code.INTERNAL_ERROR, "the fault is this node's; its log says more")
+    return Problem(Code.INTERNAL_ERROR, "the fault is this node's; see its log")

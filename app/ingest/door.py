@@ -1,4 +1,4 @@
-"""The one door: checks, writes and announces every message, whichever way it came."""
+"""The one door: checks, writes and announces every message from every source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREPARED_PER_TURN = 100
 
 
 class Door:
-    """The only way in, so every way in refuses the same messages with the same code."""
+    """The only way into the store, so every source gets the same refusals with the same codes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A publication on its way in: how it is read from JSON, checked, decoded and identified. Pure."""
+"""Prepare a publication: read it from JSON, check, decode and identify it. Pure functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WakuEnvelope:
 
 
 class Publication(NamedTuple):
-    """A frame, the hints its publisher gives for it, and the envelope it came in."""
+    """A frame, its publisher's hints, and the envelope it came in."""
 
     frame: bytes
     hints: tuple[bytes, ...] = ()
@@ -55,7 +55,7 @@ class Relayed:
 
 
 def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
-    """The entry to be written, or the message to be passed on. Raises `Problem`."""
+    """The entry to write, or the message to relay. Raises `Problem`."""
     frame = item.frame
     if len(frame) > limits.frame_bytes_max:
         raise Problem(Code.FRAME_TOO_LARGE, f"{len(frame)} bytes, at most {limits.frame_bytes_max}")
@@ -95,7 +95,7 @@ def _check_message(message: Message, limits: Limits) -> None:
 
 
 def _check_entries(entries: Sequence[HistoryEntry], limits: Limits) -> None:
-    # A history can have thousands of entries: measure only those that could be too long.
+    # A history can have thousands of entries: encode only those that could be too long.
     id_chars = limits.message_id_bytes_max // UTF8_BYTES_PER_CHARACTER
     sender_chars = limits.sender_id_bytes_max // UTF8_BYTES_PER_CHARACTER
     hint_bytes_max = limits.hint_bytes_max
@@ -111,7 +111,7 @@ def _check_entries(entries: Sequence[HistoryEntry], limits: Limits) -> None:
 
 
 def _check_text(text: str, bytes_max: int, code: Code) -> None:
-    # Most texts are short enough whatever their characters, and need no encoding.
+    # Most texts are short enough for any characters and need no encoding.
     if len(text) * UTF8_BYTES_PER_CHARACTER > bytes_max:
         _check_size(len(text.encode()), bytes_max, "bytes", code)
 
@@ -149,7 +149,7 @@ def published_claim(hint: bytes, limits: Limits) -> Claim:
     """The claim that a published hint makes. Raises `Problem`."""
     if not 0 < len(hint) <= limits.hint_bytes_max:
         raise Problem(
-            Code.HINT_TOO_LONG, f"{len(hint)} bytes, 1 to {limits.hint_bytes_max} are possible"
+            Code.HINT_TOO_LONG, f"{len(hint)} bytes; a hint has 1 to {limits.hint_bytes_max}"
         )
     return Claim(hint, ClaimSource.PUBLISHER)
 
@@ -180,7 +180,9 @@ def _hints(values: Any) -> tuple[bytes, ...]:
     if values is None:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise Problem(Code.INVALID_JSON_MESSAGE, "retrieval_hints is a list of hexadecimal strings")
+        raise Problem(
+            Code.INVALID_JSON_MESSAGE, "retrieval_hints must be a list of hexadecimal strings"
+        )
     return tuple([hint_bytes(value, "a retrieval hint") for value in values])
 
 
@@ -198,7 +200,7 @@ def _envelope(waku: Any) -> WakuEnvelope | None:
     except (KeyError, TypeError, ValueError):
         raise Problem(
             Code.INVALID_JSON_MESSAGE,
-            "waku has pubsub_topic, content_topic, timestamp_ns and perhaps meta in base64",
+            "waku needs pubsub_topic, content_topic and timestamp_ns; meta in base64 is optional",
         ) from None
     if envelope.timestamp_ns not in _INT64:
         raise Problem(Code.INVALID_JSON_MESSAGE, "timestamp_ns of waku is not an int64")
@@ -207,6 +209,6 @@ def _envelope(waku: Any) -> WakuEnvelope | None:
 
 def _check_members(item: Any, keys: frozenset[str], what: str) -> None:
     if not isinstance(item, dict):
-        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} is an object")
+        raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} must be an object")
     if unknown := item.keys() - keys:
         raise Problem(Code.INVALID_JSON_MESSAGE, f"{what} has no member {min(unknown)[:80]!r}")

@@ -10,10 +10,10 @@ from app.errors import Code, Problem
 from app.limits import Limits
 
 UNTRUSTED_REPLY_BYTES_BASE = 4_096
-"""The reply that a caller without credentials gets for the shortest request, at most."""
+"""The largest reply to the shortest request of a caller without credentials."""
 
 CALLERS_MAX = 10_000
-"""Callers remembered; the one longest unseen is forgotten, and starts with a full budget."""
+"""Callers remembered; the least recently seen one is forgotten and gets a full budget again."""
 
 REFILL_S = 60
 
@@ -25,7 +25,7 @@ class _Bucket:
 
 
 class Budget:
-    """One kind of cost: `units_max` per caller and minute, all of it at once if need be."""
+    """One kind of cost: `units_max` per caller and minute, which can be spent at once."""
 
     def __init__(self, units_max: int, what: str) -> None:
         self._units_max = units_max
@@ -44,7 +44,7 @@ class Budget:
             )
 
     def spend(self, caller: str, units: int) -> None:
-        """Take `units`. One big cost may overdraw the bucket: it is paid off before the next."""
+        """Take `units`. A large cost can overdraw the bucket; the caller then waits until it refills."""
         self._filled(caller, time.monotonic()).level -= units
 
     def _filled(self, caller: str, now_s: float) -> _Bucket:
@@ -72,10 +72,10 @@ class ReconBudgets:
 
 
 class Allowance:
-    """How long a reply may be: for callers that are known up to the limits, else by the request."""
+    """Maximum reply length: the limit for known callers; proportional to the request for others."""
 
     def __init__(self, limits: Limits, untrusted_bytes: int | None = None) -> None:
-        """`untrusted_bytes`: what a caller without credentials sent; None for any other."""
+        """`untrusted_bytes`: request bytes of a caller without credentials; None for any other."""
         self._factor = limits.recon_untrusted_reply_factor
         self._untrusted_bytes = untrusted_bytes
         self.is_strict = untrusted_bytes is not None
@@ -85,6 +85,6 @@ class Allowance:
             self.reply_bytes_max = min(self.reply_bytes_max, earned)
 
     def request_bytes_min(self, reply_bytes: int) -> int:
-        """How long a request has to be for such a reply; at least twice as long as the last one."""
+        """The request length that allows this reply; at least twice that of the last request."""
         needed = -(-(reply_bytes - UNTRUSTED_REPLY_BYTES_BASE) // self._factor)
         return max(needed, 2 * (self._untrusted_bytes or 0))

@@ -1,7 +1,7 @@
-"""The responding side of reconciliation: one request in, one response out, nothing kept in between.
+"""The responding side of reconciliation: one request in, one response out, no session state.
 
-The endpoint remembers interests by hash, and views, only to save work: it can answer every request
-from the request alone, or refuse it and name what the initiator must send again.
+The endpoint caches interests by hash, and views, only to save work. It answers every request from the
+request alone, or refuses it and names the fields that the initiator must send again.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ PUSHED_AT_ONCE = 1_024
 """Pushed items prepared and committed at once: one group of the committer."""
 
 RESUME_BYTES = 48
-"""The two fields of a cut reply: where it goes on, and how long the next request should be."""
+"""The two fields of a truncated reply: the place to resume, and the length of the next request."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
 
 _Key = tuple[bytes, frozenset[str] | None]
-"""Hash of an interest, channels that the caller may read."""
+"""The hash of an interest, and the channels that the caller may read."""
 
 _NAME_BYTES = 64  # of memory around a name
 _INTEREST_BYTES = 512  # of memory around an interest
@@ -80,26 +80,26 @@ class ReconEndpoint:
 
     @property
     def nonce_secret(self) -> bytes:
-        """By this the node knows the nonces of its own sessions."""
+        """The key by which the node recognises the nonces of its own sessions."""
         return self._replica.nonce_secret
 
     async def answer(self, body: bytes, caller: Caller, allowance: Allowance) -> wire.ReconResponse:
         """The response to an encoded `ReconRequest`.
 
-        `caller` names the pair and its budgets, and sees and pushes what its grants cover;
-        `allowance` bounds what it may get.
+        `caller` selects budgets and grants: it reads and pushes only channels that its grants cover.
+        `allowance` bounds the reply.
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
         self._budgets.check(caller.name)
         try:
             request = wire.ReconRequest.FromString(body)
-            # Decoding an interest and searching ranges cost about as much as hashing, byte for
-            # element; roots and cached views are answered without any.
+            # A byte of an interest or of ranges costs about as much as hashing an element. Roots and
+            # cached views are answered without hashing.
             parts = (request.session, request.ranges, request.fetch)
             self._budgets.views.spend(caller.name, sum(part.ByteSize() for part in parts))
             if request.version != PROTOCOL_VERSION:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
-            # An interest sent with a nonce that has expired is remembered: it need not come again.
+            # Remember the interest even if the nonce has expired, so that it need not be sent again.
             known = self._interests.find(request.session, caller)
             if refusal := self._refusal(request, caller.name.encode()):
                 return refusal
@@ -157,8 +157,8 @@ class ReconEndpoint:
         allowance: Allowance,
     ) -> wire.ReconResponse:
         if len(request.push) > (most := self._limits.recon_push_items_max):
-            raise RemoteProtocolError("too_many_items", f"at most {most} are pushed at once")
-        # The answer counts pushed items already: the initiator may compare at once.
+            raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
+        # The answer includes the pushed items, so the initiator can compare at once.
         outcomes = await self._take(request.push, caller)
         await self._index.catch_up()
         self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
@@ -173,7 +173,7 @@ class ReconEndpoint:
         return response
 
     async def _take(self, items: Sequence[wire.Item], caller: Caller) -> Sequence[wire.PushOutcome]:
-        """Take what the caller may publish; one outcome per item, in order."""
+        """Take the items that the caller may publish; one outcome per item, in order."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
         return await take_items(self._replica, items, caller.covers)
@@ -195,7 +195,7 @@ class ReconEndpoint:
         bytes_max: int,
         allowance: Allowance,
     ) -> None:
-        """Append the items asked for until the reply is full; then say where to go on."""
+        """Append the requested items until the reply is full; then set the place to resume."""
         found = resolve(view, read_fetch(fetch))
         sent_count, resume, message = 0, found.resume, Message()
         while sent_count < len(found.ids):
@@ -204,8 +204,8 @@ class ReconEndpoint:
             rows = zip(found.orders[chunk].tolist(), found.ids[chunk], strict=True)
             elements = [Element(order, row.tobytes()) for order, row in rows]
             loaded = await self._replica.load(elements, room, message)
-            # A fetch makes progress, if only by one item larger than the room; but nobody gets more
-            # than its allowance.
+            # Every fetch makes progress, if only by one item larger than the room, but no caller gets
+            # more than its allowance.
             size = items_size(loaded.items)
             if size > room and not response.items and allowance.is_strict:
                 response.truncated = True
@@ -230,11 +230,11 @@ async def take_items(
     items: Sequence[wire.Item],
     covers: Callable[[str], bool] = lambda _: True,
 ) -> list[wire.PushOutcome]:
-    """Pass what a peer pushed through the one door; one outcome per item, in order.
+    """Pass pushed items through the one door; one outcome per item, in order.
 
-    First the entries, then the claims on them. `covers`: whether the caller may write to a channel;
-    a claim on an entry outside is answered as one on an absent entry. Raises Problem where this node
-    is at fault (disk full, database gone).
+    Entries come first, then the claims on them. `covers`: whether the caller may write to a channel; a
+    claim on an entry of any other channel gets the answer for an absent entry. Raises Problem if this
+    node is at fault (disk full, database gone).
     """
     outcomes = [wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED for item in items]
     for kind in ("entry", "claim"):
@@ -260,9 +260,9 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
 
 
 def policy_of(limits: Limits, interest: Interest) -> int:
-    """Changes when this node may take what it refused before: another decoder, bound or interest.
+    """A 32-bit number that changes when this node might accept entries that it refused before.
 
-    A 32-bit number that means nothing else.
+    It depends on the decoder, the bounds and the interest.
     """
     bounds = (
         limits.frame_bytes_max,
@@ -279,9 +279,9 @@ def policy_of(limits: Limits, interest: Interest) -> int:
 
 
 class KnownInterests:
-    """Interests of callers, cut to ours and to what they may read; the oldest are forgotten.
+    """A cache of callers' interests, intersected with ours and with the channels they may read.
 
-    So an interest is decoded and matched once, not with every request.
+    So an interest is decoded and matched once, not with every request. The oldest are dropped.
     """
 
     def __init__(self, ours: Interest, bytes_max: int) -> None:
@@ -291,7 +291,7 @@ class KnownInterests:
         self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
 
     def find(self, session: wire.Session, caller: Caller) -> tuple[bytes, Interest] | None:
-        """Hash and mutual interest of a request; None where the caller has to send it in full.
+        """Hash and mutual interest of a request; None if the caller must send it in full.
 
         Raises `RemoteProtocolError` for an interest that is not canonical.
         """

@@ -1,11 +1,10 @@
-"""The node's range index: follows the store, answers what needs every element of a channel.
+"""The node's range index: follows the store, and answers queries over all elements of a channel.
 
-The index is a cache of SQL. It reads the store's own sequence up to the watermark, so it misses
-nothing that any process of this node committed, and catches up when somebody asks. A restart reads
-it from a file, which is a cache too: its stamp names the database and the places of the arrival
-chains up to which it was read. If the history of the database up to there is another one (another
-database, an older backup put back, a copy that went its own way), the file is ignored and the index
-is read from SQL.
+The index is a cache of SQL. It reads the store's sequence up to the watermark, so it misses no commit
+of any process of this node; it catches up on demand. A restart reads it from a file, which is a cache
+too: its stamp names the database and the places in the arrival chains where the index ends. If the
+database has another history up to there (another database, a restored backup, a diverged copy), the
+file is ignored and the index is read from SQL.
 
 A channel has two groups in the index: one for its entries, one for the hint claims on them.
 """
@@ -51,12 +50,12 @@ CHANNELS_PER_READ = 1_000
 """Names of one read."""
 
 ROOTS_MAX = 4_096
-"""Channels whose roots are remembered; another one costs a sort of its digests."""
+"""Channels whose roots are cached; a miss costs a sort of the channel's digests."""
 
 VIEW_COST_MIN = 10_000
-"""The cost of the smallest view, as if so many elements were hashed: 0.3 ms."""
+"""The cost of the smallest view, in hashed elements: 0.3 ms."""
 
-# For views that are read for their elements alone, any key does.
+# Views that are read only for their elements can use any key.
 _PLAIN_KEY = SessionKey(bytes(16))
 
 _ROWS_AT_ONCE = 1 << 16  # 2 MiB of IDs
@@ -73,7 +72,7 @@ class NodeIndex:
         self._begin()
 
     def _begin(self) -> None:
-        """Know nothing of the store."""
+        """Start with an empty index."""
         self.elements = RangeIndex()
         self._channels = ChannelGroups(self._limits.recon_views_max)
         self._views, self._sums = self._caches()
@@ -83,7 +82,7 @@ class NodeIndex:
         self._roots: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
 
     async def start(self, path: Path) -> None:
-        """Read the index saved at `path` where it still fits, and from SQL what is newer."""
+        """Read the index saved at `path` if it fits the database, and newer elements from SQL."""
         if (checkpoint := read_checkpoint(path)) is not None:
             read = await self._place_of(checkpoint.stamp)
             if read is None:
@@ -94,10 +93,10 @@ class NodeIndex:
                 self._saved_count = len(self.elements)
                 await self._learn_channels()
         await self.catch_up()
-        self._sums.follow()  # now, while nobody waits: the first session would pay for all rows
+        self._sums.follow()  # at the start, because the first session would pay for all rows
 
     async def _place_of(self, stamp: bytes) -> Watermark | None:
-        """The place up to which a saved index was read; None if the database never was there."""
+        """The place where a saved index ends; None if the database has another history."""
         try:
             database, entries, claims = json.loads(stamp)
             read = Watermark(Token(*entries), Token(*claims))
@@ -116,29 +115,31 @@ class NodeIndex:
         return views, GroupSums(self.elements)
 
     async def save(self, path: Path, growth_min: int = 1) -> None:
-        """Write the index to `path` if it grew by `growth_min` elements since it was written."""
+        """Write the index to `path` if it grew by `growth_min` elements since the last write."""
         await self.catch_up()
         count = len(self.elements)
         if count - self._saved_count >= growth_min:
             stamp = json.dumps([self._store.database_id, *self._read]).encode()
-            # Taken here, on the thread that inserts: the stamp covers no element behind `_read`.
+            # Taken on the thread that inserts, so that the stamp matches the elements.
             snapshot = self.elements.state.snapshot
             await asyncio.to_thread(write_checkpoint, path, snapshot, stamp)
             self._saved_count = count
 
     async def catch_up(self) -> None:
-        """Take in everything that is committed by now."""
+        """Add all elements that are committed by now."""
         if await self._store.arrivals.follows(self._read) == (True, False):
             return
         async with self._following:
             is_same, _ = await self._store.arrivals.follows(self._read)
             if not is_same:
-                _log.warning("the database went back in time: the index is read again")
+                _log.warning(
+                    "the database was rolled back to an older copy: reading the index again"
+                )
                 self._begin()
             arrived = await self._store.arrivals.arrived()
             while await self._read_more():
                 pass
-            # The last numbers may have no rows.
+            # The last numbers can be without rows.
             self._read = Watermark(*map(max, self._read, arrived))
 
     def view(self, key: SessionKey, interest: Interest) -> View:
@@ -164,7 +165,7 @@ class NodeIndex:
         added: U8 | None = None,
         removed: U8 | None = None,
     ) -> bytes | None:
-        """The unkeyed root of an interest's elements; None where it has a Lamport window.
+        """The unkeyed root of an interest's elements; None if it has a Lamport window.
 
         `added` and `removed`, u8[n, 32]: elements that one session sets aside.
         """
@@ -194,7 +195,7 @@ class NodeIndex:
             raise Problem(Code.NOT_FOUND, "no such channel")
         counted = self._roots.get(number, (-1, b""))
         if counted[0] != entries_count:
-            # The rows are chosen here, where they are inserted too; a thread reads and hashes them.
+            # Select the rows on the thread that inserts; another thread reads and hashes them.
             snapshot, rows = self.elements.rows_of((group_of_entries(number),))
             root = await asyncio.to_thread(lambda: roots.root(snapshot.ids_of(rows)))
             counted = len(rows), root
@@ -240,7 +241,7 @@ class ChannelGroups:
         self._found: OrderedDict[Interest, tuple[int, frozenset[int]]] = OrderedDict()
 
     def add(self, numbers: Mapping[str, int]) -> None:
-        """Learn of channels."""
+        """Add channels."""
         self._ascending = sorted([*self._ascending, *(numbers.keys() - self.numbers.keys())])
         self.numbers |= numbers
 
@@ -269,7 +270,7 @@ class ChannelGroups:
 
 
 class GroupSums:
-    """For each group of an index the number of its elements, and the sum of their IDs."""
+    """The number of elements and the sum of their IDs for each group of an index."""
 
     def __init__(self, index: RangeIndex) -> None:
         self._index = index
@@ -283,7 +284,7 @@ class GroupSums:
         return int(self._counts[self._places(groups)].sum())
 
     def sums(self, groups: frozenset[int] | None) -> NDArray[np.uint64]:
-        """The IDs of some groups (None: of all) added up, each 64-bit word for itself: u64[4]."""
+        """The sum of the IDs of some groups (None: of all), word by word: u64[4]."""
         self.follow()
         sums: NDArray[np.uint64] = self._sums[:, self._places(groups)].sum(axis=1)
         return sums
@@ -295,7 +296,7 @@ class GroupSums:
         return places[places < len(self._counts)]
 
     def follow(self) -> None:
-        """Take in the rows that came since the last call."""
+        """Add the rows that were inserted since the last call."""
         snapshot = self._index.state.snapshot
         while self._seen_count < snapshot.size:
             stop = min(self._seen_count + _ROWS_AT_ONCE, snapshot.size)

@@ -1,4 +1,4 @@
-"""Negentropy v1 for the clients that speak it: one message in, one out, per channel."""
+"""Negentropy v1 for clients: one message in, one out, per channel."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from recon.errors import RemoteProtocolError
 from recon.negentropy import FRAME_BYTES_MIN, Negentropy, Records
 
 THREAD_RECORDS_MIN = 50_000
-"""From here on an answer takes milliseconds, which the event loop does not have."""
+"""From this size on an answer takes milliseconds, so a thread computes it."""
 
 THREAD_BODY_BYTES_MIN = 8_192
-"""And from here on reading a message takes as long: 3 bytes can be a range."""
+"""From this size on reading a message takes as long: a range can take only 3 bytes."""
 
 COST_PER_BYTE = 4
-"""Of a message, in elements hashed: ranges without content cost 6, lists hardly anything."""
+"""The cost of a byte of a message, in hashed elements: empty ranges cost 6, lists almost nothing."""
 
 _SIGN = np.uint64(1 << 63)
 
 
 class NegentropyEndpoint:
-    """Keeps the sorted records of channels that were asked for lately."""
+    """Answers messages; caches the sorted records of recently requested channels."""
 
     def __init__(self, index: NodeIndex, limits: Limits, budgets: ReconBudgets) -> None:
         self._index = index

@@ -1,9 +1,9 @@
-"""The node's own set, as both sides of a session use it: elements to items, items to the one door.
+"""The node's own set, for both sides of a session: elements to items, items to the one door.
 
-An element is an entry or a published hint claim. An entry travels with its claims if they are
-few, so that a message and its hints are written once; a claim travels alone where the other side
-has the entry already. The initiating side is a `sdstore.sync.replica.Replica`; the responding side
-uses the same class, and gives each call of `load` what one reply holds already.
+An element is an entry or a published hint claim. An entry is sent with its claims if they are few, so
+that a message and its hints are written once; a claim is sent alone if the other side has the entry.
+The initiating side uses the class as `sdstore.sync.replica.Replica`. The responding side uses the same
+class, and passes the current contents of the reply to each call of `load`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from sdstore.wire.recon_pb2 import Item
 
 ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
 _FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
-_FRAME_BYTES_GUESSED = 1024  # where little room is left, fewer are loaded in vain
+_FRAME_BYTES_GUESSED = 1024  # a guess, so that few frames are loaded in vain when room is short
 _CHUNK_MAX = 512  # a few milliseconds of the event loop
 _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
 
 class Message:
-    """The claims that one message holds already: none goes both alone and inside its entry."""
+    """The claims in one message so far: none is sent both alone and inside its entry."""
 
     def __init__(self) -> None:
         self.alone: set[bytes] = set()
@@ -59,7 +59,7 @@ class Received(Prepared):
 
 
 class NodeReplica:
-    """See the module. `nonce_secret`: by this the node knows the nonces of its own sessions."""
+    """See the module. `nonce_secret`: the key by which the node recognises its own nonces."""
 
     def __init__(
         self, store: Store, door: Door, index: NodeIndex, limits: Limits, nonce_secret: bytes
@@ -100,7 +100,7 @@ class NodeReplica:
     async def load(
         self, elements: Sequence[Element], bytes_max: int, message: Message | None = None
     ) -> Loaded:
-        """See `Replica`. `message`: what earlier calls put into the same message."""
+        """See `Replica`. `message`: the claims that earlier calls put into the same message."""
         message = message or Message()
         loaded = Loaded([], [], 0)
         room = bytes_max
@@ -114,7 +114,7 @@ class NodeReplica:
             open_ = [each for each in chunk if each.element_id not in message.folded]
             sizes = [_size(found[each.element_id]) for each in open_]
             fitting = _fitting_count(sizes, room, bool(loaded.items))
-            # Fold claims only when the cut is known: all below it is sent, in an entry or alone.
+            # Fold claims only once the cut is known: everything below it is sent, in an entry or alone.
             for each in open_[:fitting]:
                 hints = found[each.element_id].entry.hints
                 message.folded.update(claim_id(each.element_id, hint) for hint in hints)
@@ -156,7 +156,7 @@ class NodeReplica:
         return found
 
     async def _published_hints(self, digests: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-        """The hints of each entry whose claims are elements: histories carry the others."""
+        """The published hints of each entry; claims of histories are not elements."""
         return {
             digest: [each.hint for each in claims if each.source < ClaimSource.HISTORY]
             for digest, claims in (await self._store.claims.of(digests)).items()
@@ -170,7 +170,7 @@ class NodeReplica:
     # --- content that comes in -----------------------------------------------------------------
 
     async def prepare(self, items: Sequence[Item]) -> list[Received]:
-        """See `Replica`. A frame is decoded here, by the door, and nowhere else."""
+        """See `Replica`. Only the door decodes frames."""
         publications = [
             Publication(item.entry.frame, self._acceptable_hints(item.entry.hints))
             for item in items
@@ -195,7 +195,7 @@ class NodeReplica:
     async def _looked_up(
         self, claims: Sequence[Received], came: Mapping[bytes, Received]
     ) -> list[Received]:
-        """Some claims with what is known of their entries, which came along or are here."""
+        """Claims with the channels of their entries, which came with them or are stored."""
         entry_ids = {each.entry_id for each in claims}
         here = await self._store.entries.outlines(list(entry_ids))
         held = await self._store.claims.by_element([each.element_id for each in claims])
@@ -213,7 +213,7 @@ class NodeReplica:
         return known
 
     async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
-        """See `Replica`. What is not content is passed on to live readers, and refused."""
+        """See `Replica`. A message without content is relayed to live readers, and refused."""
         stored = [Stored(wire.PUSH_REFUSED, each.refusal) for each in prepared]
         entries = [at for at, each in enumerate(prepared) if not each.entry_id]
         outcomes = await self._door.publish_prepared([prepared[at].content for at in entries])
@@ -235,10 +235,10 @@ class NodeReplica:
     async def _commit_claims(
         self, claims: Sequence[Prepared], committed: AbstractSet[bytes]
     ) -> list[Stored]:
-        """Claims are small and may be about long entries: these are not read.
+        """Write claims without reading their entries, which can be large.
 
-        The door answers for the entry of a claim; whether the claim was kept shows in the store. One
-        beyond the number that an entry may have is refused as too many hints.
+        The door reports faults of a claim's entry; the store shows whether the claim was kept. A claim
+        beyond the maximum of an entry is refused as too many hints.
         """
         sure = {c.entry_id for c in claims if isinstance(c, Received) and c.has_entry} | committed
         unsure = {each.entry_id for each in claims} - sure
@@ -262,7 +262,7 @@ class NodeReplica:
         return stored
 
     def _acceptable_hints(self, hints: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The hints the door takes: a bad hint that a peer adds must not cost the message."""
+        """The valid hints: an invalid hint that a peer adds must not cost the message."""
         good = [hint for hint in hints if 0 < len(hint) <= self.limits.hint_bytes_max]
         return tuple(good[: self.limits.hints_per_publish_max])
 
@@ -286,11 +286,11 @@ class NodeReplica:
         return set(await self._store.frames.content_states(entry_ids))
 
 
-# --- what is read of an item -------------------------------------------------------------------
+# --- items to prepared items -------------------------------------------------------------------
 
 
 def _entry(item: Item, content: FromDoor) -> Received:
-    """An entry as the door sees it. What the door refuses is an element all the same, by its name."""
+    """A prepared entry. An entry that the door refuses is still an element, named by its digest."""
     message, digest, refusal = None, b"", ""
     match content:
         case NewEntry():
@@ -320,7 +320,7 @@ def _claim(claim: Item.Claim) -> Received:
 
 
 def _refusal(problem: Problem) -> Stored:
-    """The outcome of an item that the door refused. Raises the problem if the fault is ours."""
+    """The outcome of an item that the door refused. Raises the problem if this node is at fault."""
     if problem.code is Code.OVERLOADED:
         return Stored(wire.NOT_EXAMINED)
     if problem.status >= 500:
@@ -332,7 +332,7 @@ def _refusal(problem: Problem) -> Stored:
 
 
 def _leave_out(item: Item, alone: set[bytes]) -> None:
-    """Take hints out of an entry whose claims have been sent alone in the same message."""
+    """Remove hints from an entry whose claims were sent alone in the same message."""
     if alone and item.HasField("entry"):
         digest = item.id
         kept = [hint for hint in item.entry.hints if claim_id(digest, hint) not in alone]
@@ -340,7 +340,7 @@ def _leave_out(item: Item, alone: set[bytes]) -> None:
 
 
 def _chunk_size(items_count: int, items_bytes: int, room: int) -> int:
-    """Elements to look up next: about as many as the room holds, going by those so far."""
+    """Elements to look up next: about as many as fit, by the average size so far."""
     if not items_count:
         return min(max(1, room // _FRAME_BYTES_GUESSED), _FIRST_CHUNK)
     return max(1, min(room * items_count // max(items_bytes, 1) + 1, _CHUNK_MAX))
@@ -356,6 +356,6 @@ def _size(item: Item) -> int:
 
 
 def _fitting_count(sizes: Sequence[int], room: int, is_begun: bool) -> int:
-    """How many items fit; one at least, unless the message has begun."""
+    """The number of items that fit; at least one if the message is still empty."""
     fitting = sum(total <= room for total in accumulate(sizes))
     return fitting if is_begun else max(fitting, min(len(sizes), 1))
