@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -357,8 +358,15 @@ def continued(existing: ExistingMessages) -> Iterator[IO[bytes]]:
         target.truncate(existing.end)
         _seek_end(target, existing.file_format)
         yield target
-        target.flush()
-        os.fsync(target.fileno())
+        write_through(target)
+
+
+def write_through(target: IO[bytes]) -> None:
+    """Flush a file to disk; a pipe or a device gets what was written."""
+    target.flush()
+    descriptor = target.fileno()
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fsync(descriptor)
 
 
 def _seek_end(target: IO[bytes], file_format: FileFormat) -> None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from app.cli.files import ExistingMessages, FileFormat, continued, record_of
+from app.cli.files import ExistingMessages, FileFormat, continued, record_of, write_through
 from app.federation.transport import open_http_transport, parse_peer_url
-from app.ingest.prepare import Publication
+from app.ingest.prepare import acceptable_hints
 from app.limits import DEFAULT_LIMITS
 from recon.elements import U8, U64, Mask, order_of_lamport
 from recon.index import RangeIndex
-from recon.limits import ID_BYTES
 from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Kind, MessageError
-from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored
+from sdstore.sync.replica import (
+    NOT_CONTENT,
+    Element,
+    Loaded,
+    LostPage,
+    Prepared,
+    Stored,
+    columns,
+)
 from sdstore.sync.report import Progress, SyncReport
 from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import NO_ENTRY, STORED, Item
@@ -58,19 +65,13 @@ class FileReplica:
         self.target: IO[bytes] | None = None
         self._format = file_format
         for item in existing:
-            self._insert(item)
+            message, _ = decode(item.frame)
+            if message.lamport_timestamp is not None:
+                order = order_of_lamport(message.lamport_timestamp)
+                self._insert(_elements_of(order, entry_digest(message), item.hints))
 
-    def _insert(self, item: Publication) -> None:
-        message, _ = decode(item.frame)
-        if message.lamport_timestamp is None:
-            return
-        digest = entry_digest(message)
-        ids = [digest, *(claim_id(digest, hint) for hint in item.hints)]
-        self.elements.insert(
-            np.full(len(ids), order_of_lamport(message.lamport_timestamp), np.uint64),
-            np.frombuffer(b"".join(ids), np.uint8).reshape(-1, ID_BYTES),
-            np.zeros(len(ids), np.uint32),
-        )
+    def _insert(self, elements: Sequence[Element]) -> None:
+        self.elements.insert(*columns(elements), np.zeros(len(elements), np.uint32))
 
     @property
     def arrived_count(self) -> int:
@@ -104,16 +105,21 @@ class FileReplica:
         return [_prepared(item) for item in items]
 
     async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
-        """Append messages."""
-        stored = []
+        """Append messages. They are elements from now on: a session that begins anew skips them."""
+        stored, appended = [], list[Element]()
         for each in prepared:
             if each.entry_id:
                 stored.append(Stored(NO_ENTRY))
                 continue
+            frame, hints = each.content
             if self.target is not None:
-                frame, hints = each.content
                 self.target.write(record_of(frame, hints, self._format))
+            appended += _elements_of(each.order or 0, each.element_id, hints)
             stored.append(Stored(STORED))
+        if appended:
+            if self.target is not None:
+                write_through(self.target)
+            self._insert(appended)
         return stored
 
     async def lost(self, *_: object) -> LostPage:
@@ -129,7 +135,7 @@ def _prepared(item: Item) -> Prepared:
     if item.HasField("claim"):
         claim = item.claim
         return Prepared(element_id=claim_id(claim.digest, claim.hint), entry_id=claim.digest)
-    hints = tuple(item.entry.hints)
+    hints = item.entry.hints
     try:
         message, _ = decode(item.entry.frame)
     except MessageError as error:
@@ -141,5 +147,10 @@ def _prepared(item: Item) -> Prepared:
         element_id=digest,
         claims=tuple([claim_id(digest, hint) for hint in hints]),
         refusal="" if message.kind is Kind.CONTENT else NOT_CONTENT,
-        content=(item.entry.frame, hints),
+        content=(item.entry.frame, acceptable_hints(hints, DEFAULT_LIMITS)),
     )
+
+
+def _elements_of(order: int, digest: bytes, hints: Iterable[bytes]) -> list[Element]:
+    """A message and the claims on it."""
+    return [Element(order, each) for each in (digest, *(claim_id(digest, h) for h in hints))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -152,6 +152,12 @@ def published_claim(hint: bytes, limits: Limits) -> Claim:
             Code.HINT_TOO_LONG, f"{len(hint)} bytes; a hint has 1 to {limits.hint_bytes_max}"
         )
     return Claim(hint, ClaimSource.PUBLISHER)
+
+
+def acceptable_hints(hints: Iterable[bytes], limits: Limits) -> tuple[bytes, ...]:
+    """The valid hints: an invalid hint that a peer adds must not cost the message."""
+    good = [hint for hint in hints if 0 < len(hint) <= limits.hint_bytes_max]
+    return tuple(good[: limits.hints_per_publish_max])
 
 
 # ---- JSON

@@ -19,7 +19,7 @@ from app.entries import ClaimSource, NewEntry, OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
-from app.ingest.prepare import Publication, Relayed
+from app.ingest.prepare import Publication, Relayed, acceptable_hints
 from app.limits import Limits
 from app.recon.index import NodeIndex
 from app.store.store import Store
@@ -172,7 +172,7 @@ class NodeReplica:
     async def prepare(self, items: Sequence[Item]) -> list[Received]:
         """See `Replica`. Only the door decodes frames."""
         publications = [
-            Publication(item.entry.frame, self._acceptable_hints(item.entry.hints))
+            Publication(item.entry.frame, acceptable_hints(item.entry.hints, self.limits))
             for item in items
             if item.HasField("entry")
         ]
@@ -260,11 +260,6 @@ class NodeReplica:
             else:
                 stored.append(Stored(wire.PUSH_REFUSED, Code.TOO_MANY_HINTS))
         return stored
-
-    def _acceptable_hints(self, hints: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The valid hints: an invalid hint that a peer adds must not cost the message."""
-        good = [hint for hint in hints if 0 < len(hint) <= self.limits.hint_bytes_max]
-        return tuple(good[: self.limits.hints_per_publish_max])
 
     # --- content that is lost here -------------------------------------------------------------
 
