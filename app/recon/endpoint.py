@@ -43,9 +43,6 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
-PUSHED_AT_ONCE = 1_024
-"""Pushed items prepared and committed at once: one group of the committer."""
-
 RESUME_BYTES = 48
 """The two fields of a truncated reply: the place to resume, and the length of the next request."""
 
@@ -239,17 +236,15 @@ async def take_items(
     outcomes = [wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED for item in items]
     for kind in ("entry", "claim"):
         positions = [at for at, item in enumerate(items) if item.HasField(kind)]
-        for start in range(0, len(positions), PUSHED_AT_ONCE):
-            part = positions[start : start + PUSHED_AT_ONCE]
-            read = await replica.prepare([items[at] for at in part])
-            prepared = {
-                at: each
-                for at, each in zip(part, read, strict=True)
-                if each.channel_id is not None and covers(each.channel_id)
-            }
-            stored = await replica.commit(list(prepared.values()))
-            for at, each in zip(prepared, stored, strict=True):
-                outcomes[at] = each.outcome
+        read = await replica.prepare([items[at] for at in positions])
+        prepared = {
+            at: each
+            for at, each in zip(positions, read, strict=True)
+            if each.channel_id is not None and covers(each.channel_id)
+        }
+        stored = await replica.commit(list(prepared.values()))
+        for at, each in zip(prepared, stored, strict=True):
+            outcomes[at] = each.outcome
     return outcomes
 
 

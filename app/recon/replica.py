@@ -32,6 +32,7 @@ from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepare
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
 
+COMMITTED_AT_ONCE = 1_024  # one group of the committer: others publish between two of them
 ITEMS_PER_MESSAGE_MAX = 4_096  # claims are small: bounds the look-ups behind one message
 _FIRST_CHUNK = 32  # frames loaded before their sizes are known: 32 MiB at worst
 _FRAME_BYTES_GUESSED = 1024  # a guess, so that few frames are loaded in vain when room is short
@@ -216,19 +217,22 @@ class NodeReplica:
         """See `Replica`. A message without content is relayed to live readers, and refused."""
         stored = [Stored(wire.PUSH_REFUSED, each.refusal) for each in prepared]
         entries = [at for at, each in enumerate(prepared) if not each.entry_id]
-        outcomes = await self._door.publish_prepared([prepared[at].content for at in entries])
-        for at, outcome in zip(entries, outcomes, strict=True):
-            if isinstance(outcome, Problem):
-                stored[at] = _refusal(outcome)
-            elif outcome.kind is not OutcomeKind.RELAYED:
-                is_new = outcome.kind is OutcomeKind.STORED
-                stored[at] = Stored(wire.STORED if is_new else wire.DUPLICATE)
+        for start in range(0, len(entries), COMMITTED_AT_ONCE):
+            part = entries[start : start + COMMITTED_AT_ONCE]
+            outcomes = await self._door.publish_prepared([prepared[at].content for at in part])
+            for at, outcome in zip(part, outcomes, strict=True):
+                if isinstance(outcome, Problem):
+                    stored[at] = _refusal(outcome)
+                elif outcome.kind is not OutcomeKind.RELAYED:
+                    is_new = outcome.kind is OutcomeKind.STORED
+                    stored[at] = Stored(wire.STORED if is_new else wire.DUPLICATE)
         taken = (wire.STORED, wire.DUPLICATE)
         committed = {prepared[at].element_id for at in entries if stored[at].outcome in taken}
         claims = [at for at, each in enumerate(prepared) if each.entry_id]
-        if claims:
-            results = await self._commit_claims([prepared[at] for at in claims], committed)
-            for at, result in zip(claims, results, strict=True):
+        for start in range(0, len(claims), COMMITTED_AT_ONCE):
+            part = claims[start : start + COMMITTED_AT_ONCE]
+            results = await self._commit_claims([prepared[at] for at in part], committed)
+            for at, result in zip(part, results, strict=True):
                 stored[at] = result
         return stored
 

@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,7 +44,10 @@ MOVE_ELEMENTS_MAX = 1_024  # one group of a node's door, while the batches befor
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
 REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # earns a full batch where it has to be earned
 ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
-ORPHANS_MAX = 1 << 17  # 40 MB; all of 10^5 entries of one order, hints first, have fewer
+# Claims that wait for their entries: all of 10^5 entries of one order, hints first, are fewer. They
+# are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
+ORPHANS_MAX = 1 << 17
+ORPHANS_BYTES_MAX = 64 << 20  # with the longest hints that a node takes (256 bytes) it is 45 MB
 PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
 PATIENCE_STEP_S = 0.1
 
@@ -258,7 +261,8 @@ class Moves:
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
-        self._orphans: list[Row] = []
+        self._orphans: list[bytes] = []
+        self._orphans_bytes = 0
         self._early_claims: list[Element] = []
         self._is_last_offer = False
         self._request_bytes = 0
@@ -349,9 +353,10 @@ class Moves:
         while self.waiting_count:
             await self.carry(self.take())
         await self._try_orphans()
-        for claim in self._orphans:
-            entry = self._aside.get(claim.prepared.entry_id)
-            self._set_aside(_refused(claim, entry.code if entry else NO_ENTRY))
+        async for claims in self._take_orphans():
+            for claim in claims:
+                entry = self._aside.get(claim.prepared.entry_id)
+                self._set_aside(_refused(claim, entry.code if entry else NO_ENTRY))
 
     def _set_aside(self, elements: Iterable[AsideElement]) -> None:
         for element in elements:
@@ -462,21 +467,39 @@ class Moves:
         self._initiator.credit(_content_bytes(response))
         brought = columns([*arrived.named, *arrived.folded])
         self._fetches.settle(batch, *brought, _resume_of(response))
-        self._orphans += arrived.orphans
-        if len(self._orphans) > ORPHANS_MAX:
+        self._keep_orphans(arrived.orphans)
+        if self._has_too_many_orphans:
             await self._try_orphans()
-        if len(self._orphans) > ORPHANS_MAX:
+        if self._has_too_many_orphans:
             raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
+
+    @property
+    def _has_too_many_orphans(self) -> bool:
+        return len(self._orphans) > ORPHANS_MAX or self._orphans_bytes > ORPHANS_BYTES_MAX
+
+    def _keep_orphans(self, claims: Iterable[Row]) -> None:
+        """As bytes: a parsed item would keep all of its answer in memory."""
+        for claim in claims:
+            self._orphans.append(claim.item.SerializeToString())
+            self._orphans_bytes += len(self._orphans[-1])
+
+    async def _take_orphans(self) -> AsyncIterator[list[Row]]:
+        """All claims that were kept, read again, a batch at a time: others have their turn between."""
+        kept, self._orphans, self._orphans_bytes = self._orphans, [], 0
+        for start in range(0, len(kept), MOVE_ELEMENTS_MAX):
+            items = [Item.FromString(raw) for raw in kept[start : start + MOVE_ELEMENTS_MAX]]
+            prepared = await self._replica.prepare(items)
+            rows = zip(items, prepared, strict=True)
+            yield [Row(item, each, Element(item.order, each.element_id)) for item, each in rows]
 
     async def _try_orphans(self) -> None:
         """Store those whose entries are here by now."""
-        orphans, self._orphans = self._orphans, []
-        arrived = Arrived()
-        prepared = await self._replica.prepare([row.item for row in orphans])
-        for row, claim in zip(orphans, prepared, strict=True):
-            arrived.sort(row._replace(prepared=claim))
-        self._orphans += arrived.orphans
-        await self._store(_news(arrived.rows, ()))
+        async for claims in self._take_orphans():
+            arrived = Arrived()
+            for claim in claims:
+                arrived.sort(claim)
+            self._keep_orphans(arrived.orphans)
+            await self._store(_news(arrived.rows, ()))
 
     async def _store(self, waiting: Sequence[Row]) -> None:
         """Commit; while this side is overloaded, again and again for a while."""
@@ -497,7 +520,7 @@ class Moves:
             case recon_pb2.NOT_EXAMINED:
                 return False
             case recon_pb2.NO_ENTRY:
-                self._orphans.append(row)
+                self._keep_orphans([row])
             case recon_pb2.PUSH_REFUSED:
                 self._set_aside(_refused(row, stored.code))
             case outcome:

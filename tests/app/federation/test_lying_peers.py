@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import sdstore.sync.moves as moves_module
 import sdstore.sync.session as session_module
 from app.errors import Code, Problem
 from app.node import Node
+from app.recon.replica import NodeReplica, Received
 from recon.elements import ALL_ORDERS, Bound, bound_bytes, order_of_lamport
 from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
@@ -360,6 +362,38 @@ def test_claims_without_entries_are_not_piled_up(
     monkeypatch.setattr(moves_module, "ORPHANS_MAX", 10)
     report = _sync_with(tmp_path, serves_claims_alone, hints_per_entry=2)
     assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
+
+
+def test_claims_without_entries_have_a_bound_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_module, "ORPHANS_BYTES_MAX", 1_000)
+    report = _sync_with(tmp_path, serves_claims_alone, hints_per_entry=2)
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, Code.OVERLOADED)
+
+
+def test_claims_that_waited_for_their_entries_are_read_again_a_batch_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    prepare, finish = NodeReplica.prepare, moves_module.Moves.finish
+
+    async def spied_prepare(self: NodeReplica, items: Sequence[Item]) -> list[Received]:
+        sizes.append(len(items))
+        return await prepare(self, items)
+
+    async def spied_finish(self: moves_module.Moves) -> None:
+        sizes.clear()
+        monkeypatch.setattr(moves_module, "MOVE_ELEMENTS_MAX", 7)
+        await finish(self)
+
+    monkeypatch.setattr(NodeReplica, "prepare", spied_prepare)
+    monkeypatch.setattr(moves_module.Moves, "finish", spied_finish)
+    report = _sync_with(tmp_path, serves_claims_alone, hints_per_entry=2)
+    assert report.claims_received == 0
+    assert report.claims_refused == 41
+    assert sum(sizes) >= 41
+    assert max(sizes) <= 7
 
 
 @pytest.mark.parametrize("contacts", [0, 1], ids=["at first contact", "under way"])

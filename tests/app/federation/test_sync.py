@@ -23,7 +23,7 @@ from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon import endpoint as recon_endpoint
 from app.recon.endpoint import take_items
-from sdstore.sds.codec import decode
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry
 from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
@@ -442,5 +442,44 @@ def test_claims_on_long_entries_cost_no_more_than_claims_on_short_ones(tmp_path:
             assert outcomes == [STORED] * (most - 1) + [PUSH_REFUSED] * (1_001 - most)
             bad = [Item(claim=claim(digest=digests[1], hint=b""))]
             assert await take_items(local_of(node), bad) == [PUSH_REFUSED]
+
+    run(scenario())
+
+
+def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2_100
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (node,):
+            sizes: list[tuple[str, int]] = []
+            real_entries, real_claims = node.door.publish_prepared, node.door.publish_claims
+
+            def spied_entries(given: Any) -> Any:
+                sizes.append(("entries", len(given)))
+                return real_entries(given)
+
+            def spied_claims(given: Any) -> Any:
+                sizes.append(("claims", len(given)))
+                return real_claims(given)
+
+            monkeypatch.setattr(node.door, "publish_prepared", spied_entries)
+            monkeypatch.setattr(node.door, "publish_claims", spied_claims)
+            messages = [message(n) for n in range(count)]
+            claims = [Item.Claim(digest=entry_digest(each), hint=b"hint") for each in messages]
+            entries = [Item.Entry(frame=encode(each)) for each in messages]
+            items = [
+                *(Item(claim=each) for each in claims),
+                *(Item(entry=each) for each in entries),
+            ]
+            replica = local_of(node)
+            stored = await replica.commit(await replica.prepare(items))
+            assert [each.outcome for each in stored] == [STORED] * (2 * count)
+            groups = (1_024, 1_024, count - 2_048)
+            assert sizes == [
+                *(("entries", size) for size in groups),
+                *(("claims", size) for size in groups),
+            ]
 
     run(scenario())
