@@ -14,6 +14,7 @@ from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
+from app.store.entryrows import FrameReader
 from app.store.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +36,7 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(Store, "follow_marks"), (Store, "verify_frames"), (NodeIndex, "save")],
+    [(FrameReader, "follow_marks"), (FrameReader, "verify"), (NodeIndex, "save")],
 )
 async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
