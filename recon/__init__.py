@@ -1,8 +1,8 @@
 """Range set reconciliation, sans-I/O: elements in, messages and events out.
 
 Two nodes hold overlapping sets of elements. The initiator sends summaries (hash, count) of ranges;
-the responder answers, range by range, by one table: equal, fetch it, here is my list, here are
-summaries of parts. So both find what each side lacks, at a cost that follows the difference.
+the responder answers each range by one table: equal, fetch it, here is my list, here are summaries of
+parts. So both find the elements that each side lacks, at a cost proportional to the difference.
 
 Read in this order: `elements` (elements, bounds, ranges), `responder` (the table, and the stateless
 side), `initiator` (the side with the work list), `learning` (how it reads an answer), `fetch`. Below

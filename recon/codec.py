@@ -91,7 +91,7 @@ def unpack_counts(raw: U8, count: int) -> tuple[I64, int]:
     """The inverse of `pack_counts`, and the bytes taken."""
     zigzag, taken = unpack_varints(raw, count)
     if (zigzag > np.uint64(2 * COUNT_MAX)).any():
-        raise RemoteProtocolError("malformed", "a count is absurd")
+        raise RemoteProtocolError("malformed", "a difference of counts is out of range")
     steps = (zigzag >> np.uint64(1)).astype(np.int64) ^ -(zigzag & np.uint64(1)).astype(np.int64)
     counts = np.cumsum(steps)
     if (counts.view(np.uint64) > np.uint64(COUNT_MAX)).any():  # negative ones are far above it
@@ -494,7 +494,7 @@ def _unpack_sizes(raw: U8, counts: I64, parts_max: int) -> tuple[I64, int]:
     else:
         sizes, taken = part_sizes(counts, parts_max), 0
     if (sizes < 2).any() or (sizes > parts_max).any():
-        raise RemoteProtocolError("split", "a split has at least two parts and at most as wanted")
+        raise RemoteProtocolError("split", f"a split must have 2 to {parts_max} parts")
     return sizes, taken
 
 

@@ -1,4 +1,4 @@
-"""What an initiator reports to its caller: events, in the order it learns them, and progress."""
+"""An initiator's reports to its caller: events, in the order it learns them, and progress."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """The responder speaks no version of ours, up to `version` of its own: the session is over."""
+    """The responder speaks versions up to `version`, and none of ours: the session is over."""
 
     version: int
 

@@ -269,10 +269,10 @@ def refusal_of(
             return None
         case recon_pb2.NONCE_EXPIRED:
             fresh = response.responder_nonce
-            # A nonce cannot have expired in favour of itself.
+            # An expired nonce must be replaced by a different one.
             if len(fresh) != NONCE_BYTES or fresh == used_nonce:
                 detail = (
-                    "the responder did not replace the expired nonce by another one of 16 bytes"
+                    "the responder did not replace the expired nonce with another one of 16 bytes"
                 )
                 raise RemoteProtocolError("nonce", detail)
             return Expired(fresh)
@@ -283,7 +283,7 @@ def refusal_of(
         case recon_pb2.UNSUPPORTED_VERSION if response.version != PROTOCOL_VERSION:
             return Unsupported(response.version)
         case status:
-            raise RemoteProtocolError("status", f"an answer with the status {status} out of turn")
+            raise RemoteProtocolError("status", f"an answer has the unexpected status {status}")
 
 
 def _check_settings(options: Options, limits: Limits) -> None:
@@ -293,6 +293,6 @@ def _check_settings(options: Options, limits: Limits) -> None:
             f"(0 to {LIST_COUNT_MAX}) is out of range"
         )
     if not 1 <= options.ranges_per_request <= RANGES_MAX:
-        raise LocalProtocolError(f"a message has at most {RANGES_MAX} ranges, and at least one")
+        raise LocalProtocolError(f"ranges_per_request must be 1 to {RANGES_MAX}")
     if min(limits.request_bytes_max, limits.response_bytes_max) < FRAME_BYTES_MIN:
-        raise LocalProtocolError(f"a frame limit is at least {FRAME_BYTES_MIN} bytes")
+        raise LocalProtocolError(f"a frame limit must be at least {FRAME_BYTES_MIN} bytes")

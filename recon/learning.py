@@ -103,11 +103,15 @@ class Learning:
         """A list is answered by a list or a split, and COUNT needs an initiator that holds none."""
         compares = (reply.kinds == EQUAL) | (reply.kinds == COUNT)
         if (listed & compares).any():
-            raise RemoteProtocolError("malformed", "a list was asked for, not a comparison")
+            raise RemoteProtocolError(
+                "malformed", "a request for a list was answered by a comparison"
+            )
         # (Elements that came in since the request do not count: the peer has them or the next session
         # finds them.)
         if counts[(reply.kinds == COUNT) & (reply.counts > 0)].any():
-            raise RemoteProtocolError("malformed", "a bare count for a range that we hold some of")
+            raise RemoteProtocolError(
+                "malformed", "a bare count answers a range that is not empty here"
+            )
 
     def _settle(self, ranges: RangeColumns, counts: I64, state: RangeState) -> None:
         if len(counts):

@@ -1,6 +1,6 @@
 """Rows of elements in order of arrival, and sorted runs over them.
 
-**Rows.** A row number never changes. The first rows may be a base segment that somebody else owns (a
+**Rows.** A row number never changes. The first rows can be a base segment that the caller owns (a
 memory-mapped checkpoint, or the sorted columns of a bulk load); later rows go to a growing tail. A
 published row is never written again, so a reader with an older snapshot needs no lock.
 

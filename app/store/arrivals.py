@@ -4,7 +4,7 @@ Entries and published claims are numbered by counters of their own, and each row
 over all rows numbered up to it. The sum is keyed with a secret of the database, so that nobody who
 publishes can choose it, and covers number and element, so that order counts. A `Token` is a number
 and the sum there. Two databases agree on a token exactly if they share their history up to its number,
-apart from an accident of 1 in 2^64. So a reader with a token notices a database that went back in time or
+except with a probability of 2^-64. So a reader with a token notices a database that was rolled back or
 diverged.
 """
 
@@ -203,7 +203,7 @@ class Arrivals:
     async def holds(self, entries: Token, claims: Token = START) -> bool:
         """Whether this database's history up to these places is the one they were read from.
 
-        False if it went back in time since, or is another one.
+        False if it was rolled back since, or is another one.
         """
         is_same, _ = await self.follows(Watermark(entries, claims))
         return is_same

@@ -89,7 +89,9 @@ class SqlDialect(ABC):
     def _many(self, statement: Executable, names: Sequence[str]) -> ManyQuery:
         text, order, constants = self.query(statement)
         if order[: len(names)] != tuple(names):
-            raise AssertionError(f"arguments come as {order}, are given as {names}")
+            raise AssertionError(
+                f"the statement's arguments are {order}, but {names} were declared"
+            )
         return ManyQuery(text, tuple(constants[name] for name in order[len(names) :]))
 
     @abstractmethod

@@ -244,7 +244,9 @@ class GroupWriter:
             places_at(self._sql), seq_at=entries.number, claim_no_at=claims.number
         )
         if not goes_on_from(self._remembered_at, watermark_of(row)):
-            _log.warning("the database went back in time: the writer forgets what it knew of it")
+            _log.warning(
+                "the database was rolled back to an older copy: the writer clears its caches"
+            )
             self._channel_numbers.clear()
             self._frames.forget()
             self._references.forget()

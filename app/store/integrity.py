@@ -179,9 +179,9 @@ class RowCheck:
         yield from self._of_chain(rows, last)
         for seq, digest, _, prefix, key, message_id in rows:
             if bytes(prefix) != bytes(digest)[:PREFIX_BYTES]:
-                yield seq, "its digest is not the one that is indexed"
+                yield seq, "its digest differs from the indexed one"
             if key != self._keys.of_text(message_id):
-                yield seq, "its ID is not the one that is indexed"
+                yield seq, "its ID differs from the indexed one"
 
     def _of_claims(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
         yield from self._of_chain(rows, last)
@@ -189,11 +189,11 @@ class RowCheck:
             if digest is None:
                 yield claim_no, "its entry is not in the table of messages"
             elif bytes(element) != claim_id(bytes(digest), bytes(hint)):
-                yield claim_no, "entry and hint do not give its element"
+                yield claim_no, "its element is not the hash of its entry and hint"
             elif channel_no != its_channel_no:
-                yield claim_no, "its channel is not that of its entry"
+                yield claim_no, "its channel differs from its entry's"
             if bytes(prefix) != bytes(element)[:PREFIX_BYTES]:
-                yield claim_no, "its element is not the one that is indexed"
+                yield claim_no, "its element differs from the indexed one"
             if key != self._keys.of_bytes(bytes(hint)):
                 yield claim_no, "its hint is not the one that is indexed"
 
@@ -202,26 +202,26 @@ class RowCheck:
             if hint_key != self._keys.of_bytes(bytes(hint)):
                 yield claim_no, "its hint is not the one that is indexed"
             if id_key != self._keys.of_text(message_id):
-                yield claim_no, "its message ID is not the one that is indexed"
+                yield claim_no, "its message ID differs from the indexed one"
             if channel_no is None:
-                yield claim_no, "there is no channel of its number"
+                yield claim_no, "no channel has its number"
 
     def _of_met(self, rows: Sequence[Row], _: Row | None) -> Iterator[tuple[int, str]]:
         for met_no, key, channel_id, message_id in rows:
             if key != self._keys.of_met(channel_id, message_id):
-                yield met_no, "its ID is not the one that is indexed"
+                yield met_no, "its ID differs from the indexed one"
 
     def _of_chain(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
         """Rows of (number, element, sum …) whose sum is not that of the row before and their own term.
 
-        After a gap in the numbers nothing is known: deleted rows have their part in the sum.
+        After a gap in the numbers the sum cannot be checked: it includes the deleted rows.
         """
         numbers, elements, sums, *_ = zip(*rows, strict=True)
         elements = tuple(map(bytes, elements))
         if any(len(each) != 32 for each in elements):
             yield (
                 numbers[0],
-                "among the rows from here on there is an element that has not 32 bytes",
+                "from here on, a row has an element whose length is not 32 bytes",
             )
             return
         own = [0, *self._chain.sums(0, numbers, elements)]
@@ -229,7 +229,7 @@ class RowCheck:
         for place, (number, arrival_sum) in enumerate(zip(numbers, sums, strict=True)):
             term = own[place + 1] - own[place]
             if number == before_number + 1 and (arrival_sum - before_sum - term) % _WORD:
-                yield number, "its sum, or that of the row before, is not that of the arrival chain"
+                yield number, "its sum or that of the row before differs from the arrival chain"
             before_number, before_sum = number, arrival_sum
 
 
@@ -246,7 +246,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(url, uri=True, check_same_thread=False)
     except sqlite3.Error as error:
         raise UnusableFileError(f"{path} cannot be opened: {error}") from error
-    # What a damaged page says of itself need not be text.
+    # Text from a damaged page may not be valid UTF-8.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection
 
@@ -332,13 +332,13 @@ def _rows_up_to_a_fault(connection: sqlite3.Connection, query: str) -> Iterator[
 
 
 def rebuild_sqlite(path: Path) -> Counter[str]:
-    """Copy the rows of every table into a new file, build the indexes there, let it take the place
-    of the old one; how many rows of which table could not be read and were left out.
+    """Copy the rows of every table into a new file, build its indexes, and replace the old file.
 
-    Only frames are ever left out: a message without its frame is one whose content is lost, which the
-    next sync with a peer mends. The old file then stays beside the new one (`DAMAGED_SUFFIX`).
-    Raises UnusableFileError, and leaves the store alone, where rows of another table cannot be read;
-    StoreBusyError where a node writes to it; `Problem` where somebody reads it.
+    Returns the number of rows per table that could not be read and were left out. Only frames are ever
+    left out: a message without its frame has lost content, which the next sync with a peer mends. The old
+    file then stays beside the new one (`DAMAGED_SUFFIX`).
+    Raises UnusableFileError, and leaves the store unchanged, if rows of another table cannot be read;
+    StoreBusyError if the store has a writer; `Problem` if it has a reader.
     """
     draft = path.with_name(f"{path.name}.rebuilding")
     with writing_alone(path):
@@ -357,7 +357,7 @@ def _copy_store(path: Path, draft: Path) -> Counter[str]:
     what = "its schema"
     with closing(sqlite3.connect(draft, isolation_level=None, uri=True)) as connection:
         try:
-            # Nothing is lost with the draft; it is on disk before it gets the store's name.
+            # A crash may destroy the draft; it is synced before it gets the store's name.
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("ATTACH ? AS old", [f"{path.resolve().as_uri()}?mode=ro"])
@@ -378,14 +378,14 @@ def _copy_store(path: Path, draft: Path) -> Counter[str]:
             what = "the copy"
             verdict = connection.execute("PRAGMA main.integrity_check(1)").fetchone()[0]
         except _FAULTS as error:
-            raise UnusableFileError(f"{path}: {what} cannot be built anew: {error}") from error
+            raise UnusableFileError(f"{path}: {what} cannot be rebuilt: {error}") from error
     if verdict != "ok":
-        raise UnusableFileError(f"{path}: the copy is not sound: {verdict}")
+        raise UnusableFileError(f"{path}: the copy is damaged: {verdict}")
     return left_out
 
 
 def _copy_frames(connection: sqlite3.Connection, table: str) -> Counter[str]:
-    """Copy what can be read of a table of frames; how many rows of messages have none now."""
+    """Copy the readable rows of a table of frames; returns how many rows of messages have none now."""
     [[first, last]] = connection.execute("SELECT min(seq), max(seq) FROM old.messages NOT INDEXED")
     starts = range(first, last + 1, ROWS_PER_COPY) if first is not None else range(0)
     ranges = [(start, min(start + ROWS_PER_COPY - 1, last)) for start in reversed(starts)]
@@ -478,7 +478,7 @@ def _postgres_structure(database_url: str) -> Structure:
 
 
 def rebuild_postgres(database_url: str) -> None:
-    """Build every index of the store anew; nodes may go on. Raises DatabaseUnreachableError."""
+    """Rebuild every index of the store; nodes can keep running. Raises DatabaseUnreachableError."""
     with _connected(database_url) as connection:
         for _, name in connection.execute(_OUR_TABLES, [list(metadata.tables)]).fetchall():
             connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")

@@ -602,7 +602,7 @@ def parameters_of(url: str) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise UnsupportedDatabaseError(f"this is no URL of PostgreSQL: {error}") from error
+        raise UnsupportedDatabaseError(f"this is not a URL of PostgreSQL: {error}") from error
     return {**_DEFAULTS, **given, "autocommit": True}
 
 

@@ -354,7 +354,7 @@ def _each(
 def _path_of(url: str) -> Path:
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        raise UnsupportedDatabaseError(f"{url!r} names no SQLite file")
+        raise UnsupportedDatabaseError(f"{url!r} does not name an SQLite file")
     return Path(parsed.database)
 
 

@@ -52,7 +52,9 @@ async def open_database(url: str, limits: Limits) -> Database:
         return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
         return SqliteDatabase.open(url)
-    raise UnsupportedDatabaseError(f"no database of this kind: {url.split(':', maxsplit=1)[0]!r}")
+    raise UnsupportedDatabaseError(
+        f"unsupported kind of database: {url.split(':', maxsplit=1)[0]!r}"
+    )
 
 
 class Store:
@@ -101,7 +103,7 @@ class Store:
         return cls(database, limits, meta["database_id"].decode(), keys, now_ms)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         await self._database.close()
 
     @asynccontextmanager

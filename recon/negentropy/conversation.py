@@ -97,7 +97,7 @@ class Negentropy:
         Raises LocalProtocolError for a frame limit below 4096 other than 0.
         """
         if frame_limit_bytes and frame_limit_bytes < FRAME_BYTES_MIN:
-            raise LocalProtocolError(f"a frame limit is 0 or at least {FRAME_BYTES_MIN} bytes")
+            raise LocalProtocolError(f"a frame limit must be 0 or at least {FRAME_BYTES_MIN} bytes")
         self._records = records
         self._frame_limit_bytes = frame_limit_bytes or sys.maxsize
         self._message_bytes_max = message_bytes_max

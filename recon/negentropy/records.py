@@ -41,7 +41,7 @@ class Records:
             order = np.lexsort((_as_text(ids), timestamps))
             timestamps, ids = timestamps[order], ids[order]
             if not _is_ascending(timestamps, ids):
-                raise LocalProtocolError("a record is there twice")
+                raise LocalProtocolError("a record occurs twice")
         if count and timestamps[-1] == INFINITY:
             raise LocalProtocolError("the timestamp 2^64 - 1 is reserved")
         self._timestamps = timestamps

@@ -1,4 +1,4 @@
-"""Single calls of the reconciliation protocol: counted, and their status words understood."""
+"""Single calls of the reconciliation protocol: counts them and interprets their status."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Transport(Protocol):
     bytes_down: int
 
     async def interest(self) -> bytes:
-        """The canonical bytes of what the peer wants."""
+        """The canonical bytes of the peer's interest."""
 
     async def recon(self, request: bytes) -> bytes:
         """One call of the reconciliation protocol."""
 
 
 class NonceExpiredError(Exception):
-    """The responder wants another nonce: what was moved stays, the rest is asked again."""
+    """The responder requires a new nonce: moved content stays, all other ranges are asked again."""
 
     def __init__(self, responder_nonce: bytes) -> None:
         super().__init__("the responder's nonce has expired")
@@ -45,15 +45,15 @@ def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncE
             detail = "the peer refuses to reconcile this interest with us"
             return SyncError(SyncCode.FORBIDDEN, detail)
         case Busy():
-            detail = f"the peer is busy, try again in {refusal.retry_after_s} s"
+            detail = f"the peer is busy; retry after {refusal.retry_after_s} s"
             return SyncError(SyncCode.OVERLOADED, detail)
         case Unsupported():
-            detail = f"the peer speaks version {refusal.version}, we speak {PROTOCOL_VERSION}"
+            detail = f"the peer speaks version {refusal.version}, this node {PROTOCOL_VERSION}"
             return SyncError(SyncCode.PEER_VERSION, detail)
 
 
 class Exchange:
-    """Calls of one session. A round is a call that could not be made before another's answer."""
+    """Calls of one session. A round is a call that depends on the answer to another."""
 
     def __init__(self, transport: Transport, counts: Counts) -> None:
         self._transport = transport
@@ -63,7 +63,7 @@ class Exchange:
         """The peer's policy, from its last answer."""
 
     async def call(self, message: ReconRequest) -> ReconResponse:
-        """Send a request; the answer, whatever its status. Raises SyncError."""
+        """Send a request; returns the answer with any status. Raises SyncError."""
         round_number = self._counts["rounds"] + 1
         self._counts["requests"] += 1
         try:
@@ -98,12 +98,12 @@ class Exchange:
             case Expired(responder_nonce):
                 return responder_nonce
             case None:
-                raise misbehaved("a request without a nonce was answered")
+                raise misbehaved("the peer answered a request without a nonce")
             case refusal:
                 raise error_of(refusal)
 
     async def same_root(self, root: bytes, interest: bytes) -> bool:
-        """Whether the peer's set has this root. False also if the peer cannot say."""
+        """Whether the peer's set has this root; False if the peer cannot tell."""
         session = Session(interest_hash=interest_hash(interest))
         response = await self.call(
             ReconRequest(version=PROTOCOL_VERSION, session=session, idle_root=root)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncLimits:
-    """Bounds of one session. Constants that nobody sets are beside the code that uses them."""
+    """Bounds of one session that can be configured. Fixed ones are beside the code that uses them."""
 
-    seconds_max: int = 3_600  # then the session ends as partial, and the next one goes on
+    seconds_max: int = 3_600  # then the session ends as partial, and the next one continues
     nonce_lifetime_s: int = 600  # the peer's interest is read again after this
-    proof_lifetime_s: int = 900  # equal pairs compare roots, which have no key, for so long
+    proof_lifetime_s: int = 900  # for so long equal pairs compare only roots, which have no key
     answer_bytes_max: int = 1 << 20  # summaries and lists of one answer: 50 ms of the peer's time
 
 

@@ -1,14 +1,13 @@
-"""The memory of one peer from one session to the next, and the elements that a session sets aside.
+"""The memory of one peer between sessions, and the elements that a session sets aside.
 
-A memory is a value: a session gets one and gives another back. It is kept per peer, so that one
-peer's bad frame of a message never costs another's good one. Times in it are seconds since the Unix
-epoch by this side's clock; if that clock goes back, later times count as old.
+A memory is a value: a session takes one and returns a new one. Each peer has its own, so a bad frame
+from one peer never blocks a good one from another. Times are seconds since the Unix epoch by this
+side's clock; if that clock goes back, later times count as old.
 
 One disputed element must not block the rest. An element that this side refuses, or cannot get from
-the peer, is added to the session's view; one that the peer refuses, or that cannot be sent, is
-taken out of it. So both views are equal although the sets are not, nothing is fetched or sent
-again, and idle peers still agree. Other peers are asked as if nothing had happened, and after a
-while so is this one.
+the peer, is added to the session's view. An element that the peer refuses, or that cannot be sent, is
+removed from it. So both views are equal although the sets are not: nothing is fetched or sent again,
+and idle peers still agree. Other peers are not affected, and this peer is asked again after a while.
 """
 
 from __future__ import annotations
@@ -27,24 +26,26 @@ from recon.view import View
 from sdstore.sync.replica import Replica, columns
 from sdstore.sync.report import SyncCode, SyncError
 
-INTERESTS_MAX = 4  # whose set-aside elements are remembered; the rest is found once more
+INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again
 SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; a session that finds more is partial
-REPORTED_MAX = 100  # names in a report; their number is always exact
-RETRIES_MAX = 256  # elements of a session that are tried again: about one batch
-RETRY_S_MIN = 900.0  # when an element is tried again first: a mended store is found the same hour
-RETRY_S_MAX = 86_400.0  # and at last: once a day
+REPORTED_MAX = 100  # elements named in a report; the count is always exact
+RETRIES_MAX = 256  # elements that a session retries: about one batch
+RETRY_S_MIN = 900.0  # before the first retry: a mended store is noticed within the hour
+RETRY_S_MAX = 86_400.0  # between the last retries: once a day
 RETRY_FACTOR = 4.0
-LOST_ASKED_MAX = 4_096  # lost entries that this peer could not give; the oldest are asked for again
+LOST_ASKED_MAX = (
+    4_096  # lost entries that this peer could not serve; the oldest are requested again
+)
 
 NO_ENTRY = "no_entry"  # a claim whose entry the other side lacks
-REFUSED = "refused"  # by the peer, which does not say why
+REFUSED = "refused"  # by the peer, which gives no reason
 LOST = "lost"
 RETIRED = "retired"
-_UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that came, changes these
+_UNSERVED = {LOST, RETIRED, NO_ENTRY}  # a mended peer, or an entry that arrives, can end these
 
 
 def age_s(at_s: float) -> float:
-    """Seconds since `at_s`; infinitely many if that is still to come."""
+    """Seconds since `at_s`; infinity if `at_s` is in the future."""
     age = time.time() - at_s
     return age if age >= 0 else float("inf")
 
@@ -62,7 +63,7 @@ def _retry_at_s(retries: int) -> float:
 
 
 class LackedBy(StrEnum):
-    """The side that does not hold an element set aside."""
+    """The side that lacks a set-aside element."""
 
     HERE = "here"
     THERE = "there"
@@ -70,9 +71,9 @@ class LackedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AsideElement:
-    """An element set aside: which side lacks it, and why.
+    """A set-aside element: which side lacks it, and why.
 
-    `entry_id`: of a claim, the entry it is about. `retries`: how often it was tried again.
+    `entry_id`: for a claim, its entry. `retries`: the number of retries.
     """
 
     lacked_by: LackedBy
@@ -84,7 +85,7 @@ class AsideElement:
     retry_at_s: float = 0.0
 
     def document(self) -> dict[str, str]:
-        """The element as a report names it."""
+        """The element as JSON for a report."""
         kind = "claim" if self.entry_id else "entry"
         return {
             "id": self.element_id.hex(),
@@ -96,9 +97,9 @@ class AsideElement:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """The elements set aside over one mutual interest (its canonical bytes).
+    """The elements set aside for one mutual interest (its canonical bytes).
 
-    `tried_again`: those taken out to be tried again, while nothing shows that they are settled.
+    `tried_again`: elements removed for a retry that are not settled yet.
     """
 
     interest: bytes
@@ -106,21 +107,21 @@ class Aside:
     tried_again: tuple[AsideElement, ...] = ()
 
     def without_refused_there(self) -> Aside:
-        """The peer's policy has changed: it may take what it refused."""
+        """Without refusals of the peer: its policy has changed, so it may accept those elements now."""
         gone = {e.element_id for e in self.elements if e.lacked_by is LackedBy.THERE}
         kept = tuple(e for e in self.elements if not gone & {e.element_id, e.entry_id})
         tried = tuple(e for e in self.tried_again if e.element_id not in gone)
         return replace(self, elements=kept, tried_again=tried)
 
     def unserved_due(self) -> Aside:
-        """Due now: what the peer could not serve, and claims that waited for an entry."""
+        """Make elements due now that the peer could not serve, and claims that waited for an entry."""
         elements = (replace(e, retry_at_s=0.0) if e.code in _UNSERVED else e for e in self.elements)
         return replace(self, elements=tuple(elements))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A lost entry that the peer was asked for in vain, and when to ask again."""
+    """A lost entry that the peer could not serve, and when to request it again."""
 
     entry_id: bytes
     times: int
@@ -129,7 +130,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Both sides held the same of an interest: the root of that set, if it has one, and when."""
+    """Proof that both sides held equal sets of an interest: the root, if there is one, and the time."""
 
     interest: bytes
     root: bytes | None
@@ -139,12 +140,12 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The results of a peer's sessions that the next one uses.
+    """Results of sessions with a peer that the next session uses.
 
-    `responder_nonce` and `interest` save the hand-shake while the peer still honours them;
-    `arrived_count` is how much had arrived here when the last session began, `proof` the last total
-    of the peer's that was ours; `policy` is the peer's, from its last answer; the search for lost
-    content to ask this peer for goes on after `lost_after`. The newest of `asides` is the last.
+    `responder_nonce` and `interest` save the hand-shake while the peer accepts them. `arrived_count` is
+    this side's number of arrivals at the start of the last session. `proof` is from the last time that
+    the peer's total equalled ours. `policy` is the peer's, from its last answer. The search for lost
+    entries to request from this peer resumes after `lost_after`. The newest of `asides` is the last.
     """
 
     responder_nonce: bytes = b""
@@ -158,34 +159,34 @@ class PeerMemory:
     asides: tuple[Aside, ...] = ()
 
     def aside_over(self, interest: bytes) -> Aside:
-        """The elements set aside over one mutual interest."""
+        """The elements set aside for one mutual interest."""
         return next((each for each in self.asides if each.interest == interest), Aside(interest))
 
     def with_aside(self, aside: Aside) -> PeerMemory:
-        """The same memory with what a session over one interest set aside."""
+        """This memory with the elements that a session over one interest set aside."""
         asides = [each for each in self.asides if each.interest != aside.interest]
         if aside.elements or aside.tried_again:
             asides.append(aside)
         return replace(self, asides=tuple(asides[-INTERESTS_MAX:]))
 
     def unserved_due(self) -> PeerMemory:
-        """Ask again for what the peer could not serve: somebody has reason to believe it can now."""
+        """Make elements due that the peer could not serve, because it may be able to now."""
         asides = tuple(each.unserved_due() for each in self.asides)
         return replace(self, lost_asked=(), asides=asides)
 
     def with_policy(self, policy: int) -> PeerMemory:
-        """The peer has another policy: what it refused is offered again."""
+        """This memory with a new policy of the peer: elements that it refused are offered again."""
         if self.policy in (None, policy):
             return replace(self, policy=policy)
         asides = tuple(each.without_refused_there() for each in self.asides)
         return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0)
 
     def lost_waiting(self) -> set[bytes]:
-        """Entries whose content is lost here, and which the peer is not to be asked for now."""
+        """Entries with lost content that must not be requested from the peer yet."""
         return {each.entry_id for each in self.lost_asked if not _is_due(each.again_at_s)}
 
     def asked_in_vain(self, lost_ids: Iterable[bytes]) -> PeerMemory:
-        """The peer was asked for these lost entries, and did not give them."""
+        """Record lost entries that the peer did not serve."""
         asked = {each.entry_id: each for each in self.lost_asked}
         for lost_id in lost_ids:
             times = asked.pop(lost_id).times if lost_id in asked else 0
@@ -246,7 +247,7 @@ def _aside_element(row: Mapping[str, Any]) -> AsideElement:
 
 
 class SetAside:
-    """The elements set aside with one peer over one interest, by ID, while a session runs."""
+    """A running session's elements set aside with one peer over one interest, by ID."""
 
     def __init__(self, aside: Aside) -> None:
         self._interest = aside.interest
@@ -266,7 +267,7 @@ class SetAside:
         return element_id in self._elements
 
     def get(self, element_id: bytes) -> AsideElement | None:
-        """The element of this ID, if it is set aside."""
+        """The set-aside element with this ID, or None."""
         return self._elements.get(element_id)
 
     def reported(self) -> tuple[dict[str, str], ...]:
@@ -275,9 +276,9 @@ class SetAside:
         return tuple(each.document() for each in ranked[:REPORTED_MAX])
 
     def add(self, element: AsideElement) -> None:
-        """Set an element aside; one tried again in vain waits longer. Raises SyncError if full."""
+        """Set an element aside; each failed retry doubles the wait. Raises SyncError if full."""
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
-            detail = f"more than {SET_ASIDE_MAX} elements would have to be set aside"
+            detail = f"more than {SET_ASIDE_MAX} elements need to be set aside"
             raise SyncError(SyncCode.OVERLOADED, detail)
         before = self._tried_again.pop(element.element_id, None)
         retries = before.retries + 1 if before else element.retries
@@ -287,7 +288,7 @@ class SetAside:
         self._columns.clear()
 
     def forget(self, ids: Iterable[bytes]) -> None:
-        """Elements that both sides hold, or neither names any more, and the claims on them."""
+        """Remove elements that both sides hold or neither names any more, and the claims on them."""
         named = set(ids)
         for each in named & self._tried_again.keys():
             del self._tried_again[each]
@@ -298,7 +299,7 @@ class SetAside:
             self._columns.clear()
 
     def forget_held(self, replica: Replica) -> None:
-        """Elements that came from elsewhere, and claims whose entry did: they can be had now."""
+        """Remove elements that arrived from elsewhere, and claims whose entry did."""
         here = self.columns(LackedBy.HERE)
         if not len(here):
             return
@@ -313,7 +314,7 @@ class SetAside:
         self.forget([c.element_id for c, found in zip(claims, with_entry, strict=True) if found])
 
     async def forget_mended(self, replica: Replica) -> None:
-        """Entries that could not be sent because their content was lost, and that are whole again."""
+        """Remove entries that could not be sent because their content was lost, and that are mended."""
         lost = [
             each.element_id
             for each in self._elements.values()
@@ -323,11 +324,11 @@ class SetAside:
             self.forget(set(lost) - await replica.lost_among(lost))
 
     def is_due(self) -> bool:
-        """Whether an element is to be tried again."""
+        """Whether an element is due for a retry."""
         return any(_is_due(each.retry_at_s) for each in self._elements.values())
 
     def try_again(self) -> None:
-        """Take out what is due, a bounded number: the session finds it lacking, and moves it."""
+        """Remove a bounded number of due elements, so that the session finds and moves them."""
         due = [each for each in self._elements.values() if _is_due(each.retry_at_s)]
         before = self._elements
         self.forget([each.element_id for each in due[:RETRIES_MAX]])
@@ -344,11 +345,11 @@ class SetAside:
         return self._columns[lacked_by]
 
     def view(self, base: View) -> View:
-        """A session's view: the replica's own, with and without what is set aside."""
+        """A session's view: the replica's own, corrected by the set-aside elements."""
         if not self._elements:
             return base
         return base.apart(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))
 
     def total(self, base: View) -> Total:
-        """The total of that view, at the cost of what is set aside."""
+        """The total of that view; the cost grows only with the set-aside elements."""
         return base.total(self.columns(LackedBy.HERE), self.columns(LackedBy.THERE))

@@ -1,9 +1,9 @@
 """The content of one pass, both ways, in bounded batches.
 
-What is lacked there waits in a queue of elements; what is lacked here in `recon.fetch.FetchQueue`,
-by range and short ID. A batch takes from both: one request pushes items and fetches others. An item
-that arrives is read once (`Replica.prepare`), must be an element that was asked for, by its own
-content, and is then stored (`Replica.commit`). Everything is paid from the session's budget.
+Elements that the peer lacks wait in a queue; elements that this side lacks wait in
+`recon.fetch.FetchQueue`, by range and short ID. A batch takes from both: one request pushes items and
+fetches others. An arriving item is read once (`Replica.prepare`), checked by its own content to be a
+requested element, and stored (`Replica.commit`). Everything is charged to the session's budget.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
 
-MOVE_ELEMENTS_MAX = 1_024  # one group of a node's door, while the batches before and behind travel
+MOVE_ELEMENTS_MAX = 1_024  # one group of a node's writer, while other batches are on the network
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
-REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # earns a full batch where it has to be earned
+REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # allows a full batch where the request bounds the reply
 ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
-# Claims that wait for their entries: all of 10^5 entries of one order, hints first, are fewer. They
+# Claims that wait for their entries: 10^5 entries of one order whose claims come first need fewer. They
 # are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
 ORPHANS_MAX = 1 << 17
-ORPHANS_BYTES_MAX = 64 << 20  # with the longest hints that a node takes (256 bytes) it is 45 MB
-PATIENCE_STEPS = 50  # how often a full queue, ours or the peer's, is tried again
+ORPHANS_BYTES_MAX = 64 << 20  # with the longest hints that a node accepts (256 bytes) they take 45 MB
+PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
 PATIENCE_STEP_S = 0.1
 
 
@@ -56,7 +56,7 @@ PATIENCE_STEP_S = 0.1
 
 
 class Row(NamedTuple):
-    """A received item, what its replica read of it, and the element that it was checked to be."""
+    """A received item, as prepared by the replica, and the element that it proved to be."""
 
     item: Item
     prepared: Prepared
@@ -65,10 +65,10 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Arrived:
-    """The items of one answer, as they came. `named` are all elements that the items name.
+    """The items of one answer, in order. `named` are all elements that the items name.
 
-    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` what cannot be
-    had from this peer; `folded` are claims that came inside entries.
+    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` are elements that
+    this peer cannot provide; `folded` are claims that came inside entries.
     """
 
     named: list[Element] = field(default_factory=list)
@@ -78,24 +78,24 @@ class Arrived:
     aside: list[AsideElement] = field(default_factory=list)
 
     def sort(self, claim: Row) -> None:
-        """Put a claim with what can be stored, or with the orphans. Raises SyncError."""
+        """Add a claim to `rows`, or to `orphans`. Raises SyncError."""
         order = claim.prepared.order
         if order not in (None, claim.element.order):
-            raise misbehaved("a claim is served under another order")
+            raise misbehaved("a claim was served with a wrong order value")
         (self.orphans if order is None else self.rows).append(claim)
 
 
 async def read_items(replica: Replica, items: Sequence[Item]) -> Arrived:
     """Check every item against the element that it names. Raises SyncError.
 
-    Content is what it is by its own digest: another name is a fault of the peer. A frame that this
-    side cannot read has no digest, so it goes by the name, and is set aside.
+    The digest of its content identifies an item: another name is a fault of the peer. A frame that this
+    side cannot decode has no digest, so it is set aside under its name.
     """
     for item in items:
         if item.WhichOneof("item") is None:
             raise misbehaved("a served item names no element")
         if len(item.claim.digest if item.HasField("claim") else item.id) != ID_BYTES:
-            raise misbehaved(f"a served item names no element: an ID has {ID_BYTES} bytes")
+            raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
     with_content = [item for item in items if not item.HasField("absent")]
     prepared = iter(await replica.prepare(with_content))
     arrived = Arrived()
@@ -124,12 +124,12 @@ async def read_items(replica: Replica, items: Sequence[Item]) -> Arrived:
 
 
 def _claims_of(row: Row) -> list[Element]:
-    """The claims that travel inside an entry."""
+    """The claims inside an entry."""
     return [Element(row.element.order, each) for each in row.prepared.claims]
 
 
 def _refused(row: Row, code: str) -> list[AsideElement]:
-    """An item that this side does not take; an entry covers the claims on it."""
+    """A refused item as set-aside elements: an entry includes the claims on it."""
     entry_id = row.prepared.entry_id
     covered = (
         AsideElement(LackedBy.HERE, *claim, code, row.element.element_id)
@@ -139,7 +139,7 @@ def _refused(row: Row, code: str) -> list[AsideElement]:
 
 
 def _news(rows: Sequence[Row], folded: Iterable[Element]) -> list[Row]:
-    """A claim may come alone after it came inside its entry: no need to store it again."""
+    """The rows to store, without claims that also came inside their entry."""
     known = {claim.element_id for claim in folded}
     return [row for row in rows if not row.prepared.is_held and row.element.element_id not in known]
 
@@ -148,7 +148,7 @@ def _news(rows: Sequence[Row], folded: Iterable[Element]) -> list[Row]:
 
 
 class Outbox:
-    """Elements that wait to be sent, filled and emptied in pieces: a disjoint million takes 40 MB."""
+    """A queue of elements to send, filled and emptied in pieces: a disjoint million takes 40 MB."""
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[U64, U8]] = deque()
@@ -177,7 +177,7 @@ class Outbox:
         return taken
 
     def put_back(self, elements: Iterable[Element]) -> None:
-        """Put elements where they are taken next."""
+        """Return elements to the front."""
         orders, ids = columns(elements)
         if len(ids):
             self._pieces.appendleft((orders, ids))
@@ -188,8 +188,8 @@ class Outbox:
 class Ledger:
     """Facts that the passes of a session share, 8 bytes an element.
 
-    `acknowledged`: heads of what the peer said it stored; `offered`: of what it was found to lack;
-    `doubted`: of what it acknowledged and lacked in a later pass.
+    Each is a set of heads: `acknowledged` elements, which the peer claims to have stored; `offered`
+    ones, which it lacked; `doubted` ones, which it acknowledged and lacked in a later pass.
     """
 
     acknowledged: list[U64] = field(default_factory=list)
@@ -198,15 +198,15 @@ class Ledger:
     policy_changed: bool = False
 
     def acknowledge(self, elements: Sequence[Element]) -> None:
-        """The peer has these, by its word."""
+        """Record elements that the peer claims to have."""
         if elements:
             self.acknowledged.append(heads_of(columns(elements)[1]))
 
     def offer(self, ids: U8) -> int:
-        """The peer lacks these, u8[n, 32]; how many of them it was not found to lack before.
+        """Record elements that the peer lacks, u8[n, 32]; returns how many are newly found.
 
-        A store whose workers commit side by side may see an element a moment after it was stored,
-        so what was acknowledged is offered once more. Raises SyncError where it is lacking again.
+        In a store with several workers an element can become visible shortly after it was stored, so an
+        acknowledged element is offered once more. Raises SyncError if the peer then lacks it again.
         """
         heads = heads_of(np.ascontiguousarray(ids))
         if count := int(_known(self.doubted, heads).sum()):
@@ -230,14 +230,14 @@ def _known(pieces: list[U64], heads: U64) -> Mask:
 
 
 class Move(NamedTuple):
-    """One batch: what to fetch, and elements to send."""
+    """One batch: needs to fetch, and elements to send."""
 
     fetch: Batch
     send: list[Element]
 
 
 class Moves:
-    """Queues of both directions, and how one batch is carried."""
+    """The queues of both directions, and the transfer of batches."""
 
     def __init__(
         self,
@@ -270,11 +270,11 @@ class Moves:
         self._refused_there = _short_ids_of(view, aside)
 
     def add_have(self, event: Have) -> None:
-        """Queue what the peer lacks."""
+        """Queue elements that the peer lacks."""
         self._outbox.add(event.orders, event.ids)
 
     def add_need(self, event: Need) -> None:
-        """Queue what we lack. What the peer refused before and names now is no need."""
+        """Queue elements that we lack, except those that the peer refused before and names now."""
         need = event
         if self._refused_there and event.short_ids is not None:
             names = [row.tobytes() for row in event.short_ids]
@@ -286,12 +286,12 @@ class Moves:
 
     @property
     def waiting_count(self) -> int:
-        """Batches and elements that wait: zero when nothing is left to do."""
+        """Waiting batches and elements; 0 when nothing is left to do."""
         return len(self._outbox) + len(self._fetches)
 
     @property
     def unserved_count(self) -> int:
-        """Elements that the peer named, and neither brought nor said why not."""
+        """Elements that the peer named, and neither served nor refused."""
         return self._fetches.unserved_count
 
     def take(self) -> Move:
@@ -324,7 +324,7 @@ class Moves:
         try:
             response = await self._exchange.content_call(self._header, request)
         except NonceExpiredError as expired:
-            if sent:  # the same push under the fresh nonce: a push has nothing to do with the key
+            if sent:  # repeat the push under the new nonce: a push does not depend on the key
                 ours = self._header
                 header = SessionHeader(ours.initiator_nonce, expired.responder_nonce, ours.interest)
                 again = ReconRequest(version=PROTOCOL_VERSION, push=request.push)
@@ -336,18 +336,18 @@ class Moves:
             self._fetches.put_back(move.fetch)
         else:
             await self._take_arrivals(move.fetch, response)
-        # Pushes are not charged: each element of ours goes once, whatever the peer says.
+        # Pushes are not charged: each element of ours is sent once, whatever the peer answers.
         size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
 
     def _has_to_ask_longer(self, response: ReconResponse, padded_bytes: int) -> bool:
-        """Whether the answer is nothing but how long the request has to be; the next ones are."""
+        """Whether the answer only states a longer request length, which later requests then have."""
         wanted_bytes = min(response.request_bytes_min, REQUEST_BYTES_MAX)
         self._request_bytes = max(self._request_bytes, wanted_bytes)
         return response.truncated and not response.resume and wanted_bytes > padded_bytes
 
     async def finish(self) -> None:
-        """Offer claims once more whose entries the peer may have by now, and store ours."""
+        """Offer claims again whose entries the peer may have by now, and store waiting orphans."""
         self._is_last_offer = True
         self._outbox.put_back(self._early_claims)
         while self.waiting_count:
@@ -370,7 +370,7 @@ class Moves:
         self, sent: Sequence[tuple[Item, Element]], outcomes: Sequence[int]
     ) -> None:
         if len(outcomes) != len(sent):
-            raise misbehaved(f"{len(outcomes)} outcomes for {len(sent)} pushed items")
+            raise misbehaved(f"the peer sent {len(outcomes)} outcomes for {len(sent)} pushed items")
         postponed: list[Element] = []
         taken: list[Element] = []
         refused: list[tuple[Item, Element]] = []
@@ -381,7 +381,7 @@ class Moves:
             self._initiator.credit(item.ByteSize())
             entry_id = item.claim.digest
             if outcome == recon_pb2.NO_ENTRY and entry_id:
-                # A claim may be offered before its entry: once more at the end.
+                # The claim may have preceded its entry: offer it again at the end.
                 if self._is_last_offer or entry_id in self._aside:
                     early = AsideElement(LackedBy.THERE, *element, NO_ENTRY, entry_id)
                     self._set_aside([early])
@@ -394,13 +394,13 @@ class Moves:
                 if outcome == recon_pb2.STORED:
                     self._count("sent", is_claim=bool(entry_id), claims=len(item.entry.hints))
             else:
-                raise misbehaved(f"the outcome {outcome} for a pushed item")
+                raise misbehaved(f"the peer sent the unknown outcome {outcome} for a pushed item")
         self._ledger.acknowledge(taken)
         await self._take_refusals(refused)
         await self._postpone(postponed)
 
     async def _take_refusals(self, rows: Sequence[tuple[Item, Element]]) -> None:
-        """A refused entry covers the claims on it, however many are waiting."""
+        """Set refused items aside; a refused entry includes all claims on it."""
         for item, element in rows:
             refused = AsideElement(LackedBy.THERE, *element, REFUSED, item.claim.digest)
             self._set_aside([refused])
@@ -417,7 +417,7 @@ class Moves:
             return
         self._postponed_steps += 1
         if self._postponed_steps > PATIENCE_STEPS:
-            detail = f"the peer left {len(elements)} items unexamined"
+            detail = f"the peer did not examine {len(elements)} items"
             raise SyncError(SyncCode.OVERLOADED, detail)
         await asyncio.sleep(PATIENCE_STEP_S)
         self._outbox.put_back(elements)
@@ -425,7 +425,7 @@ class Moves:
     # --- fetched -------------------------------------------------------------------------------
 
     async def fetch_lost(self, lost: Sequence[Element]) -> set[bytes]:
-        """Ask for entries whose content is lost here; the IDs of those that came."""
+        """Request entries whose content is lost here; returns the IDs of those that arrived."""
         queue = FetchQueue(self._view)
         for need in _needs_of(self._view, lost):
             queue.add(need)
@@ -449,18 +449,18 @@ class Moves:
         return came
 
     async def _checked(self, queue: FetchQueue, batch: Batch, response: ReconResponse) -> Arrived:
-        """The items of an answer, if all were asked for."""
+        """The items of an answer, after a check that all were requested."""
         if len(response.items) > ITEMS_MAX:
-            raise misbehaved(f"{len(response.items)} items in one answer")
+            raise misbehaved(f"an answer has {len(response.items)} items; at most {ITEMS_MAX}")
         arrived = await read_items(self._replica, response.items)
         asked = queue.accept(batch, *columns(arrived.named), _resume_of(response))
         if not asked.all():
             count = int((~asked).sum())
-            raise misbehaved(f"{count} of {len(asked)} served elements were not asked for")
+            raise misbehaved(f"{count} of {len(asked)} served elements were not requested")
         return arrived
 
     async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
-        """Store what was served."""
+        """Store the served items."""
         arrived = await self._checked(self._fetches, batch, response)
         self._set_aside(arrived.aside)
         await self._store(_news(arrived.rows, arrived.folded))
@@ -493,7 +493,7 @@ class Moves:
             yield [Row(item, each, Element(item.order, each.element_id)) for item, each in rows]
 
     async def _try_orphans(self) -> None:
-        """Store those whose entries are here by now."""
+        """Store orphans whose entries are here by now."""
         async for claims in self._take_orphans():
             arrived = Arrived()
             for claim in claims:
@@ -502,7 +502,7 @@ class Moves:
             await self._store(_news(arrived.rows, ()))
 
     async def _store(self, waiting: Sequence[Row]) -> None:
-        """Commit; while this side is overloaded, again and again for a while."""
+        """Commit; retry for a while if this side is overloaded."""
         for _ in range(PATIENCE_STEPS):
             if not waiting:
                 return
@@ -514,7 +514,7 @@ class Moves:
         raise SyncError(SyncCode.OVERLOADED, "this node's own ingest queue stays full")
 
     def _is_settled(self, row: Row, stored: Stored) -> bool:
-        """Take note of what became of an item; False: there was no room for it now."""
+        """Record the outcome of an item; False if there was no room for it yet."""
         prepared, (_, element_id) = row.prepared, row.element
         match stored.outcome:
             case recon_pb2.NOT_EXAMINED:
@@ -537,12 +537,12 @@ class Moves:
 
 
 def _unnamed(item: Item) -> Item:
-    """The same item without the name of its element, which only an answer needs."""
+    """The item without the name of its element, which only an answer needs."""
     return Item(entry=item.entry) if item.HasField("entry") else Item(claim=item.claim)
 
 
 def _add_fetch(request: ReconRequest, batch: Batch, bytes_min: int) -> None:
-    """Ask for a batch, by a request as long as the answer has to be earned by."""
+    """Add a batch to a request, padded to the length that the responder requires."""
     request.fetch.CopyFrom(pack_fetch(batch))
     request.padding = os.urandom(max(bytes_min - request.fetch.ByteSize(), 0))
 
@@ -556,7 +556,7 @@ def _content_bytes(response: ReconResponse) -> int:
 
 
 def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:
-    """IDs of what the peer refused before, by the short ids of this session."""
+    """IDs of elements that the peer refused before, by this session's short ids."""
     refused = aside.columns(LackedBy.THERE)
     if not len(refused):
         return {}
@@ -566,7 +566,7 @@ def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:
 
 
 def _needs_of(view: View, elements: Sequence[Element]) -> list[Need]:
-    """A need for each element, in a range of its own."""
+    """A need for each element, each with its own range."""
     needs = []
     for (order, element_id), name in zip(elements, view.short_ids(*columns(elements)), strict=True):
         lower = Bound(order, int.from_bytes(element_id[:8], "big"))

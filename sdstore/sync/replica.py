@@ -1,8 +1,8 @@
-"""The set that a session makes equal, as its driver sees it: elements with opaque content.
+"""The driver's interface to the set that a session makes equal: elements with opaque content.
 
-An element is an entry, or a claim on one (the driver knows no more of them than that a claim names
-its entry). Content travels as an `Item`, which both sides of the protocol read and write. A node's
-store, a file and a participant's log are replicas. A method raises `SyncError` to end the session.
+An element is an entry, or a claim on one; the driver knows only that a claim names its entry. Content
+is transferred as an `Item`. A node's store, a file and a participant's log can be replicas. A method
+raises `SyncError` to end the session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recon.view import View
 from sdstore.wire.recon_pb2 import Item, PushOutcome
 
 NOT_CONTENT = "not_content"
-"""A refusal: a message of another kind, though it has the digest that it was asked for by."""
+"""A refusal: a message without content, although it has the requested digest."""
 
 
 class Element(NamedTuple):
@@ -39,12 +39,12 @@ def columns(elements: Iterable[tuple[int, bytes]]) -> tuple[U64, U8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A received entry or claim, read once: which element it is, and whether it can be stored.
+    """A received entry or claim, decoded once: its element, and whether it can be stored.
 
-    `order` and `element_id` are computed from the content. An entry that cannot be read has
-    neither; a claim has no order while its entry is not here. `entry_id`: of a claim, the entry that
-    it is about. `claims`: of an entry, the IDs of the claims that it brings. `refusal`: why
-    `commit` will not store it. `is_held`: a claim that is here already. `content` is the replica's.
+    `order` and `element_id` are computed from the content. An entry that cannot be decoded has
+    neither; a claim has no order while its entry is not here. `entry_id`: for a claim, its entry.
+    `claims`: for an entry, the IDs of the claims inside it. `refusal`: why `commit` will not store it.
+    `is_held`: the claim is here already. `content` belongs to the replica.
     """
 
     order: int | None = None
@@ -57,17 +57,17 @@ class Prepared:
 
 
 class Stored(NamedTuple):
-    """The outcome of a prepared item, in the words of the protocol; `code`: why it was refused."""
+    """The outcome of a prepared item, as a protocol status; `code`: why it was refused."""
 
     outcome: PushOutcome
     code: str = ""
 
 
 class Loaded(NamedTuple):
-    """Items for a prefix of the elements asked for: `elements[i]` is that of `items[i]`.
+    """Items for a prefix of the requested elements: `elements[i]` is the element of `items[i]`.
 
-    `covered` elements are dealt with: sent, or folded into an entry that is sent. An element whose
-    content is gone has an `absent` item.
+    `covered` elements are done: they have an item, or are folded into the item of their entry. An
+    element whose content is gone has an `absent` item.
     """
 
     items: list[Item]
@@ -76,9 +76,9 @@ class Loaded(NamedTuple):
 
 
 class LostPage(NamedTuple):
-    """Some entries that are here without their content.
+    """A page of entries that are here without their content.
 
-    `next`: after which place to read on, 0 after the last; `total`: how many there are in all.
+    `next`: the place after which to continue, 0 at the end; `total`: the number of all such entries.
     """
 
     elements: list[Element]
@@ -87,20 +87,20 @@ class LostPage(NamedTuple):
 
 
 class Replica(Protocol):
-    """A set of elements, and what is behind them."""
+    """A set of elements and their content."""
 
     @property
     def arrived_count(self) -> int:
-        """How many elements have arrived so far; the newest are compared first."""
+        """The number of elements that have arrived so far; the newest are compared first."""
 
     async def catch_up(self) -> None:
-        """Take in everything that is committed by now."""
+        """Add all elements that are committed by now."""
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """The elements of an interest under a session key."""
 
     def holds(self, orders: U64, ids: U8) -> Mask:
-        """Which elements are here, whatever their channel: bool[n]."""
+        """Which elements are here, in any channel: bool[n]."""
 
     def root(
         self, interest: Interest, policy: int, added: U8 | None, removed: U8 | None
@@ -111,22 +111,22 @@ class Replica(Protocol):
         """
 
     async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
-        """Items of as many elements as `bytes_max` holds; at least one, however large it is."""
+        """Items of as many elements as fit into `bytes_max`; at least one of any size."""
 
     async def claims_on(self, entry_ids: Sequence[bytes]) -> Mapping[bytes, Sequence[bytes]]:
         """IDs of the claims on each of these entries."""
 
     async def prepare(self, items: Sequence[Item]) -> Sequence[Prepared]:
-        """Read entries and claims; one result for each, in order. Stores nothing."""
+        """Decode entries and claims; one result for each, in order. Stores nothing."""
 
     async def commit(self, prepared: Sequence[Prepared]) -> Sequence[Stored]:
-        """Store what was prepared, entries first; one outcome for each, in order.
+        """Store prepared items, entries first; one outcome for each, in order.
 
-        When it returns, what it calls stored is on disk.
+        When it returns, the items with the outcome STORED are on disk.
         """
 
     async def lost(self, interest: Interest, after: int, limit: int) -> LostPage:
-        """Entries of an interest whose content is lost; about `limit` are looked at."""
+        """Entries of an interest whose content is lost; examines about `limit` of them."""
 
     async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
-        """Those of these entries that are here and cannot be read."""
+        """The entries among these that are here and cannot be read."""

@@ -1,4 +1,4 @@
-"""How a session ends and how far it is: errors, outcomes, and the two records that others show.
+"""Results of a session: errors, outcomes, `Progress` and `SyncReport`.
 
 Both records are values: a session makes a new `Progress` for each change that it announces, and one
 `SyncReport` at its end.
@@ -24,7 +24,7 @@ class SyncOutcome(StrEnum):
 
 
 class SyncCode(StrEnum):
-    """Why a session broke off. Any other code is a fault of this side, by its own name."""
+    """Why a session was aborted. Any other code names a fault of this side."""
 
     OVERLOADED = "overloaded"
     BUDGET_SPENT = "recon_budget_spent"
@@ -47,7 +47,7 @@ _OUTCOMES: dict[str, SyncOutcome] = {
 
 
 def outcome_of(code: str) -> SyncOutcome:
-    """How a session ends that breaks off with this code."""
+    """The outcome of a session that was aborted with this code."""
     return _OUTCOMES.get(code, SyncOutcome.LOCAL_FAULT)
 
 
@@ -64,7 +64,7 @@ class SyncError(Exception):
 
     @property
     def outcome(self) -> SyncOutcome:
-        """How a session ends that this error breaks off."""
+        """The outcome of a session that this error aborts."""
         return outcome_of(self.code)
 
 
@@ -74,7 +74,7 @@ def misbehaved(detail: str) -> SyncError:
 
 
 class SegmentState(StrEnum):
-    """State of a part of the mutual interest, as the range bar draws it."""
+    """State of a part of the mutual interest, for the range bar."""
 
     IN_SYNC = "in_sync"
     SYNCING = "syncing"
@@ -83,9 +83,9 @@ class SegmentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The traffic of a session and its results. Bytes are those of bodies, as sent.
+    """The traffic of a session and its results. Bytes count bodies as sent.
 
-    Refused are those that this session set aside, on either side and for whatever reason.
+    Refused elements are those that this session set aside, on either side and for any reason.
     """
 
     rounds: int = 0
@@ -106,7 +106,7 @@ Counts = Counter[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Traffic):
-    """How far a sync is. `segments` tile the mutual interest: state and share, ascending."""
+    """The progress of a sync. `segments` tile the mutual interest: state and share, ascending."""
 
     in_sync_percent: float = 0.0
     segments: tuple[tuple[SegmentState, float], ...] = ()
@@ -114,12 +114,12 @@ class Progress(Traffic):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport(Traffic):
-    """The end of a sync. `missing_here` and `missing_there` count the elements found to differ.
+    """The result of a sync. `missing_here` and `missing_there` count the elements found to differ.
 
-    `proved`: the peer stated a total over all its elements that is ours, under the session's key.
-    `set_aside` names the first of the elements that one side cannot get or does not take;
-    `set_aside_count` counts them. `mended` entries had lost their content here and have it again;
-    `lost_here` have not.
+    `proved`: the peer stated a total over all its elements that equals ours, under the session's key.
+    `set_aside` names the first elements that one side cannot get or refuses; `set_aside_count` counts
+    all of them. `mended` counts entries that got their lost content back, `lost_here` those that did
+    not.
     """
 
     outcome: SyncOutcome
@@ -137,21 +137,21 @@ class SyncReport(Traffic):
 
     @classmethod
     def of_error(cls, error: SyncError) -> SyncReport:
-        """The report of a session that could not begin."""
+        """The report of a session that could not start."""
         return cls(outcome=error.outcome, code=error.code, detail=error.detail)
 
     @property
     def in_sync(self) -> bool:
-        """Whether both sides ended up holding the same."""
+        """Whether both sides held equal sets at the end."""
         return self.outcome is SyncOutcome.IN_SYNC
 
 
 def filled(
     segments: Sequence[tuple[SegmentState, float]], arrived_share: float
 ) -> list[tuple[SegmentState, float]]:
-    """The bar with what has arrived: missing stretches fill up in order, as they are fetched.
+    """The bar with the arrived elements: missing segments fill up in order, as they are fetched.
 
-    `arrived_share`: elements that arrived, of all.
+    `arrived_share`: arrived elements as a share of all.
     """
     shown: list[tuple[SegmentState, float]] = []
     for state, share in segments:

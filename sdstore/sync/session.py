@@ -1,28 +1,28 @@
-"""One session with one peer, as the initiator: make two sets equal over what both sides want.
+"""One session with one peer, as the initiator: make two sets equal over the mutual interest.
 
 Theory of operation. This side has a `Replica` (a set of elements with content) and a `Transport` (a
 way to call the peer). The peer keeps nothing between calls, so all state of a session is here.
 
-1. Hand-shake. `_Session.run` reads what the peer wants, intersects it with what this side wants,
-   and takes a nonce from the peer; a `PeerMemory` saves both calls from one session to the next.
-2. Idle pairs. If both sides were proved equal lately and nothing changed here, `_is_idle` sends the
-   32-byte root of that set. The same root there: done, in one small round trip.
+1. Hand-shake. `_Session.run` reads the peer's interest, intersects it with this side's, and gets a
+   nonce from the peer; the `PeerMemory` of the last session saves both calls.
+2. Idle pairs. If both sides were proved equal recently and nothing changed here, `_is_idle` sends the
+   32-byte root of that set. If the peer has the same root, the session ends after one small round trip.
 3. A pass (`_Pass`). Two streams of requests run side by side. `recon.Initiator` has a work list of
    ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
    `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
-   as enough of it is known. A received item is read once, checked to be what was asked for, and
+   as enough of it is known. A received item is decoded once, checked against the request, and
    committed to the replica.
-4. The proof. Equal ranges are the peer's word. It also states the total of its set under the
-   session's key, which this side never sends: if that equals ours, the sets are equal, and the
-   proof is remembered for step 2. Otherwise something was dropped or a side grew, and another pass
-   under the same key finds it; there are at most four.
-5. Disputes. What one side refuses or cannot serve is set aside (`memory.SetAside`) on both sides of
-   the comparison, so that it costs nothing afterwards; it is tried again after a while.
+4. The proof. That ranges are equal is only the peer's claim. The peer also states the total of its set
+   under the session's key. This side never sends its own total, so if the two agree, the sets are
+   equal, and the proof is remembered for step 2. Otherwise something was dropped or a side grew, and
+   another pass under the same key finds it; there are at most four.
+5. Disputes. Elements that one side refuses or cannot serve are set aside (`memory.SetAside`) on both
+   sides of the comparison, so they cost nothing afterwards; they are retried after a while.
 
 Whatever the peer does, the session ends within its budgets, with a `SyncReport`: every answered
-request makes progress or is the peer's fault, content is paid from the budget of `recon`, and the
-whole has a limit of time. A `SyncError` of the replica or the transport ends it too. What was
-committed stays, and the memory that is returned with the report knows what was learned so far.
+request makes progress or is the peer's fault, content is charged to the budget of `recon`, and the
+session has a time limit. A `SyncError` of the replica or the transport ends it too. Committed elements
+stay, and the memory that is returned with the report contains everything learned so far.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from sdstore.sync.report import (
     outcome_of,
 )
 
-ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more only queue at the peer
-MOVES_IN_FLIGHT_MAX = 3  # one on its way, one at the peer, one at our own door
+ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more would only queue at the peer
+MOVES_IN_FLIGHT_MAX = 3  # one on the network, one at the peer, one at our own writer
 RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
 PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
-PASS_PAUSE_S = 0.2  # before the third: what was stored is seen by every worker of the peer
-LOST_FETCHED_MAX = 256  # entries with lost content that a pass asks for, about: one batch
-LOST_PAGES_MAX = 8  # of lost entries read to find those; the others wait for their time
+PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
+LOST_FETCHED_MAX = 256  # entries with lost content that a pass requests, about: one batch
+LOST_PAGES_MAX = 8  # of lost entries read to find those; later passes read on
 PROGRESS_INTERVAL_S = 0.1
-NOTHING_SHARED = "nothing was compared: the two nodes want no channel in common"
+NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
 
 NOTHING_REMEMBERED = PeerMemory()
 
@@ -96,12 +96,12 @@ async def sync_with_peer(
     fetch_only: bool = False,
     changed: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[SyncReport, PeerMemory]:
-    """Make a replica and a peer equal over what both want of `interest`.
+    """Make a replica and a peer equal over the mutual part of `interest`.
 
-    Returns the report and what to remember of this peer for its next session. `changed` is called
-    while the session runs, with how far it is. A dry run finds the differences and moves nothing,
-    `fetch_only` sends nothing. `nonce_secret`: by this the caller's own responder recognises the
-    nonces of its sessions. Never raises for what the peer does: the report says it.
+    Returns the report, and the memory for the next session with this peer. `changed` is called with the
+    progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
+    sends nothing. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
+    its sessions. Never raises for faults of the peer: the report contains them.
     """
     started_s = time.monotonic()
     session = _Session(replica, transport, interest, memory, limits, changed)
@@ -130,7 +130,7 @@ async def sync_with_peer(
 
 
 async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
-    """Run the session; how it ended: outcome, code, detail."""
+    """Run the session; returns outcome, code, detail."""
     try:
         async with asyncio.timeout(seconds_max):
             await session.run()
@@ -141,7 +141,7 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
         code = SyncCode.BUDGET_SPENT if is_spent else SyncCode.PEER_MISBEHAVED
         return outcome_of(code), code, str(error)
     except TimeoutError:
-        return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not done after {seconds_max} s"
+        return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not complete after {seconds_max} s"
     if not session.fetches and (session.missing_here or session.missing_there):
         return SyncOutcome.DIFFERENT, "", ""
     if session.unserved_count:
@@ -193,13 +193,13 @@ class _Session:
 
     @property
     def memory(self) -> PeerMemory:
-        """The memory of the peer as it is now."""
+        """The current memory of the peer."""
         return self._memory.with_aside(self.aside.value())
 
     # --- from the hand-shake to the proof --------------------------------------------------------
 
     async def run(self) -> None:
-        """Hand-shake and reconcile, again where the peer's nonce expires under way."""
+        """Hand-shake and reconcile; repeat if the peer's nonce expires meanwhile."""
         self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self._mutual_bytes = self._mutual.encode()
         self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
@@ -223,9 +223,10 @@ class _Session:
         return self._memory.interest
 
     async def _is_idle(self) -> bool:
-        """Whether both sides still hold what they held when they were proved equal.
+        """Whether both sides still hold the sets that were proved equal.
 
-        Sets can be made whose roots agree, so this saves sessions for a bounded time only.
+        An attacker can make different sets with equal roots, so this replaces sessions only for a bounded
+        time.
         """
         due, after = await self._lost_due()
         if due:
@@ -253,11 +254,11 @@ class _Session:
         return SessionHeader(ours, theirs, self._mutual_bytes)
 
     async def _attempt(self, header: SessionHeader) -> None:
-        """Passes under one key until the peer's total is ours.
+        """Passes under one key until the peer's total equals ours.
 
-        An honest pair needs one, and another where a side grew, or where claims were dropped.
+        An honest pair needs one, and another if a side grew or claims were dropped.
         """
-        # The ledger knows what an attempt that was broken off found missing there.
+        # The ledger contains the elements that an interrupted attempt found missing there.
         self.missing_here = self._arrived_count
         self.aside.try_again()
         arrived_count = self.replica.arrived_count
@@ -267,8 +268,8 @@ class _Session:
             compared = await self._pass(header)
             if self._learn_policy(self.exchange.policy or 0):
                 self.ledger.policy_changed = True
-                self.missing_here *= self.fetches  # a dry run finds it once more
-                continue  # what the peer refused before is offered again
+                self.missing_here *= self.fetches  # a dry run finds these elements again
+                continue  # elements that the peer refused before are offered again
             if self.stated is not None and self.stated.agrees:
                 self.proof = compared
             elif self._is_comparable:
@@ -277,11 +278,11 @@ class _Session:
                 break
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         if self.proof is None and self._is_comparable and not self.found_count:
-            detail = "the peer says that all ranges are equal, and that it holds something else"
+            detail = "the peer claims that all ranges are equal, but its total differs"
             raise misbehaved(detail)
 
     def _learn_policy(self, policy: int) -> bool:
-        """Whether the peer's policy has changed; what it refused is then offered again."""
+        """Whether the peer's policy has changed; refused elements are then offered again."""
         known = self._memory.policy
         if known == policy:
             return False
@@ -293,14 +294,14 @@ class _Session:
 
     @property
     def _is_comparable(self) -> bool:
-        """Whether both totals have to be equal now: everything found was moved, both ways."""
+        """Whether both totals must be equal now: all differences found were moved, both ways."""
         if self.sends or not self.fetches:
             is_moved = self.sends or not (self.missing_here or self.missing_there)
             return is_moved and not self.unserved_count
         return False
 
     async def _pass(self, header: SessionHeader) -> Proof:
-        """Compare, and move what differs. The proof to record if the first answer was equality."""
+        """Compare, and move the differences. Returns the proof to record if the totals were equal."""
         await self.replica.catch_up()
         self.aside.forget_held(self.replica)
         view = self.aside.view(self.replica.view(header.key(), self._mutual))
@@ -317,9 +318,9 @@ class _Session:
         return compared
 
     async def _compare_everything(self, header: SessionHeader) -> Proof | None:
-        """Ask for the peer's total under the key of the session; None where it is not ours.
+        """Request the peer's total under the session's key; None if it differs from ours.
 
-        A difference is nobody's fault, because both sides may have grown: the next pass finds it.
+        A difference is not a fault, because either side may have grown: the next pass finds it.
         """
         await self.replica.catch_up()
         self.aside.forget_held(self.replica)
@@ -340,10 +341,10 @@ class _Session:
     # --- content that is lost here ---------------------------------------------------------------
 
     async def _lost_due(self) -> tuple[list[Element], int]:
-        """Entries whose content is lost here, and which this peer is to be asked for now.
+        """Entries with lost content to request from this peer now, and the place to resume the search.
 
-        Sought from where the last pass stopped, and at the end from the start; and where to go on.
-        A peer is asked for no element outside of what both want, not even by name.
+        The search starts where the last pass stopped and wraps around at the end. Only elements of the
+        mutual interest are requested: the peer must not learn even the names of others.
         """
         after = self._memory.lost_after
         waiting = self._memory.lost_waiting()
@@ -360,7 +361,7 @@ class _Session:
         return list(found.values()), after
 
     async def _fetch_lost(self, moves: Moves) -> None:
-        """The sets may be equal although content is lost here: the peer is asked for it by name."""
+        """Request lost content by name: equal sets do not show that content is lost here."""
         lost, after = await self._lost_due()
         if lost:
             came = await moves.fetch_lost(lost)
@@ -370,14 +371,14 @@ class _Session:
             self.lost_count -= len(came)
         self._memory = replace(self._memory, lost_after=after)
 
-    # --- how far it is ---------------------------------------------------------------------------
+    # --- progress --------------------------------------------------------------------------------
 
     @property
     def _arrived_count(self) -> int:
         return self.counts["entries_received"] + self.counts["claims_received"]
 
     def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
-        """Announce how far the session is, at most ten times a second until the last time."""
+        """Announce the progress, at most ten times a second, and always the last one."""
         now_s = time.monotonic()
         if not is_last and now_s - self._shown_at_s < PROGRESS_INTERVAL_S:
             return
@@ -385,7 +386,7 @@ class _Session:
         if self.initiator is not None:
             measured = self.initiator.progress
             total = sum(measured.elements.values())
-            # If a session breaks off, the rest of the elements was not compared.
+            # An aborted session did not compare the other elements.
             self.elements_count = total - measured.elements[RangeState.SYNCING]
             bar = tuple((SegmentState[each.state.name], each.share) for each in measured.segments)
             self._segments = tuple(filled(bar, self._arrived_count / max(total, 1)))
@@ -398,7 +399,7 @@ class _Session:
 
 
 class _Pass:
-    """One comparison of two sets: the requests about ranges, and beside them those of content."""
+    """One comparison of two sets: requests about ranges, and concurrent requests for content."""
 
     def __init__(self, session: _Session, header: SessionHeader, view: View, recent: int) -> None:
         limits = replace(
@@ -425,7 +426,7 @@ class _Pass:
         self._carries: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until nothing is left to ask or to move."""
+        """Run until nothing is left to ask or to move."""
         try:
             while tasks := self._launched():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -446,7 +447,7 @@ class _Pass:
             if not isinstance(error, NonceExpiredError):
                 raise error
         if failed:
-            # Batches in flight are refused too: each sends its push again, then ends.
+            # The peer refuses the batches in flight, too: each repeats its push, then ends.
             await asyncio.gather(*self._carries, return_exceptions=True)
             raise failed[0]
 
@@ -458,7 +459,7 @@ class _Pass:
         return self._asks | self._carries
 
     def _may_carry(self) -> bool:
-        """Small batches wait until nothing more can join them."""
+        """Whether to carry a batch: a small one waits until nothing more can join it."""
         waiting = self.moves.waiting_count
         if not waiting or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
             return False

@@ -162,7 +162,7 @@ def test_a_deep_check_finds_a_claim_whose_channel_is_not_that_of_its_entry(tmp_p
         connection.execute("UPDATE published_claims SET channel_no = channel_no + 1")
         connection.commit()
     result = check(path)
-    assert (result.code, "its channel is not that of its entry" in result.err) == (1, True)
+    assert (result.code, "its channel differs from its entry" in result.err) == (1, True)
 
 
 def test_a_reindex_leaves_out_frames_that_cannot_be_read_and_keeps_the_old_file(

@@ -89,7 +89,7 @@ def test_a_sound_store_is_found_sound_while_it_is_published_to(url: str, tmp_pat
 DAMAGES = {
     "UPDATE channels SET count = count + 1 WHERE channel_no = 2": "messages by its row",
     "DELETE FROM frames WHERE seq = 77": "its content is lost",
-    "UPDATE messages SET id_key = 1 WHERE seq = 88": "its ID is not the one that is indexed",
+    "UPDATE messages SET id_key = 1 WHERE seq = 88": "its ID differs from the indexed one",
 }
 
 

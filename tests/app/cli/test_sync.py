@@ -53,7 +53,7 @@ def test_two_nodes_that_want_no_channel_in_common_are_not_called_in_sync(tmp_pat
         shown = cli("sync", two.url, "--node", one.url)
         document = cli("sync", two.url, "--node", one.url, "--json").json
         asked = cli("sync", two.url, "--node", one.url, "--channel", "a")
-    text = "nothing was compared: the two nodes want no channel in common"
+    text = "nothing was compared: the interests of the two nodes have no channel in common"
     assert (shown.code, shown.out) == (1, f"not synced with {two.url}: {text}\n")
     assert (document["report"]["detail"], document["progress"]["in_sync_percent"]) == (text, 0.0)
     assert (asked.code, asked.out) == (1, shown.out)
