@@ -1,4 +1,4 @@
-"""A server beside its limit, in turns."""
+"""A server compared with its limit, in turns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROUNDS = 5
 def in_turns(
     limit: Served, server: Served, asked: Sequence[bytes], seconds: float
 ) -> dict[str, float]:
-    """Load on both in turns: medians of the server, and of its ratios to the limit.
+    """Load both in turns; returns the server's medians, and the medians of its ratios to the limit.
 
-    A ratio is 1 where the server reaches the limit.
+    A ratio of 1 means that the server reaches the limit.
     """
     make_request = any_of(asked, Random(1))
     rounds = [
@@ -48,7 +48,7 @@ def median_load(loads: Sequence[Load]) -> Load:
 
 @contextmanager
 def bare_like(url: str, asked: bytes, folder: str) -> Iterator[Served]:
-    """A bare application that answers everything as the server at `url` answers `asked`."""
+    """A bare application that answers every request as the server at `url` answers `asked`."""
     head, body = answer_to(url, asked)
     status, *lines = head.split(b"\r\n")
     pairs = [tuple(line.split(b": ", 1)) for line in lines]

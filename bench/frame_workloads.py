@@ -1,4 +1,4 @@
-"""Frames like those on the wire, made from a seed: what stores are measured with.
+"""Workloads for benchmarks of stores: realistic frames, made from a seed.
 
 Message IDs are hexadecimal hashes, senders are addresses, filters have the size and the way of
 growing that js-waku's have (10,000 IDs at an error rate of 1 in 1,000: 150,016 bits, 10 per ID).

@@ -56,22 +56,22 @@ class Rows:
         self.references: dict[int, FrameRow] = {}
 
     def among(self, _query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-        """Everything that is asked for is there."""
+        """All requested rows exist."""
         return [(key,) for key in keys]
 
     def each(self, _query: ManyQuery, _arguments: Sequence[Row]) -> list[Row]:
-        """No channel was here before."""
+        """The store has no earlier channels."""
         return []
 
     def many(self, query: ManyQuery, rows: Sequence[Row]) -> None:
-        """Keep what is written."""
+        """Keep the written rows."""
         if query is SQLITE.insert(frames):
             self.frames.update((row[0], row) for row in rows)
         else:
             self.references.update((row[0], (row[0], *row[2:])) for row in rows)
 
     def answer(self, ask: Ask) -> list[FrameRow]:
-        """What an unpacker asks for."""
+        """The rows that an unpacker requests."""
         table = self.references if ask.of_references else self.frames
         return [table[seq] for seq in ask.seqs if seq in table]
 
@@ -125,7 +125,7 @@ def measured(name: str, entries: Sequence[NewEntry]) -> dict[str, str | int | fl
 
 
 def unpacked_s(rows: Rows, entries: Sequence[NewEntry]) -> float:
-    """Seconds for all frames one by one, each compared with what it was."""
+    """Seconds for all frames one by one, each compared with the original."""
     unpacker = FrameUnpacker()
     spent = 0.0
     for seq, entry in enumerate(entries, 1):
@@ -149,7 +149,7 @@ def _asking(unpacker: FrameUnpacker, rows: Rows, packed: PackedFrame) -> bytes |
 
 
 async def on_disk(name: str, frames: Iterable[bytes]) -> dict[str, str | int | float]:
-    """One workload in a file: its size, and what reading by ID costs."""
+    """One workload in a file: its size, and the cost of reading by ID."""
     entries = entries_of(frames)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "frames.db"

@@ -1,11 +1,11 @@
-"""What a client of the HTTP interface waits for, at 10^4, 10^5 and 10^6 messages in the store.
+"""Latency of the HTTP interface at 10^4, 10^5 and 10^6 messages in the store.
 
-`python -m bench.http [sqlite] [postgresql] [--quick]`. GET by ID stands beside its limits in the same
-run: a bare ASGI application on the same server that returns the same bytes, and on PostgreSQL a node
-that asks one query for each request. Servers and load generator are processes of their own and take
-turns, because machines drift; `cpu ratio` compares the CPU time of the servers alone. Pages, hints
-and ancestors are asked for by a single client; `floor ms` is what the bare application and the
-client itself need for the same bytes.
+`python -m bench.http [sqlite] [postgresql] [--quick]`. GET by ID is compared with its limits in the
+same run: a bare ASGI application on the same server that returns the same bytes, and on PostgreSQL a
+node that runs one query for each request. Servers and load generator are separate processes and take
+turns, because machines drift; `cpu ratio` compares the CPU time of the servers alone. A single client
+requests pages, hints and ancestors; `floor ms` is the time of the bare application and the client for
+the same bytes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Target:
-    """A running node and what it holds. `about` begins each row."""
+    """A running node and samples of its messages. `about` begins each row."""
 
     node: Served
     about: Row

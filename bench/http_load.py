@@ -20,7 +20,7 @@ LENGTH = b"content-length: "
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run of requests took."""
+    """The figures of a run of requests."""
 
     requests_count: int
     requests_per_s: float
@@ -73,7 +73,7 @@ def answer_to(url: str, asked: bytes) -> tuple[bytes, bytes]:
 
 
 def _answer_bytes(data: bytes) -> int:
-    """How long an answer is that begins with this whole head."""
+    """The length of an answer with this complete head."""
     head_bytes = data.index(HEAD_END)
     if not data.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(data[:500].decode("latin-1"))
@@ -113,7 +113,7 @@ class _Client(asyncio.Protocol):
         self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # uvloop's transports do not derive from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self._send()
 

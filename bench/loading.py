@@ -1,4 +1,4 @@
-"""Stores that hold so many messages, made the fast way."""
+"""Fast ways to fill stores with many messages."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ async def open_door(url: str) -> AsyncIterator[Door]:
 
 
 def load_file(path: Path, items: Iterable[Item]) -> None:
-    """Put everything into an empty SQLite store in bulk."""
+    """Load all items into an empty SQLite store in bulk."""
     numbered = ((seq, *item) for seq, item in enumerate(items, 1))
     assert not load_empty_store(path, lambda _: numbered, LIMITS).refused
 
 
 def load(url: str, items: Iterable[Item]) -> None:
-    """Put everything into an empty store: SQLite's bulk load, or many callers at the door."""
+    """Load all items into an empty store: in bulk on SQLite, else by many callers of ingest."""
     if url.startswith("sqlite:"):
         load_file(Path(url.removeprefix("sqlite:///")), items)
     else:

@@ -1,8 +1,8 @@
 """Negentropy v1 at a million records: `python -m bench.negentropy`.
 
-Both sides run in this process, identification only, sets taken in and sums built anew in every run. `sorts` is the
-time relative to `np.sort` of as many 64-bit integers in the same run, so that figures of different
-machines compare.
+Both sides run in this process and identify differences only; every run loads the sets and builds the
+sums again. `sorts` is the time relative to `np.sort` of as many 64-bit integers in the same run, so that
+figures of different machines compare.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ def two_sets(differing: int, *, newest: bool) -> tuple[Columns, Columns]:
 
 
 def reconcile(client: Columns, server: Columns, frame_bytes: int) -> tuple[int, int, int]:
-    """Take both sets in and run one conversation; bytes up, bytes down, round trips."""
+    """Load both sets and run one conversation; returns bytes up, bytes down, round trips."""
     near, far = Negentropy(Records(*client), frame_bytes), Negentropy(Records(*server), frame_bytes)
     bytes_up = bytes_down = round_trips = 0
     message: bytes | None = near.initiate()

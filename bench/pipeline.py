@@ -106,14 +106,14 @@ def measure(spark: SparkSession, folder: Path, rows_count: int) -> list[dict[str
         entries.write.option("compression", "zstd").mode("overwrite").parquet(str(copied))
 
     def restore() -> None:
-        """What who types `restore` waits for."""
+        """The restore of a user's command line, with its verification."""
         assert not verify_snapshot(spark, first).findings
         restore_snapshot(first, copy_url, is_verified=True)
 
     steps.take("data source, keys", lambda: scan("false"))
     steps.take("data source, frames", lambda: scan("true"))
     export_snapshot(spark, url, first)
-    for _ in range(REPEATS):  # in turns, because the machine has moods
+    for _ in range(REPEATS):  # in turns, because the machine's speed drifts
         steps.take("export", lambda: export_snapshot(spark, url, again))
         shutil.rmtree(again)
         steps.take("plain Parquet copy", copy)
@@ -198,7 +198,7 @@ def conversation(start: int) -> Iterator[Item]:
 
 
 def in_child(work: Callable[..., None], *arguments: object) -> None:
-    """Run `work` in a process of its own, whose memory is none of the driver's."""
+    """Run `work` in a separate process, so that its memory does not count as the driver's."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(work, *arguments).result()
 

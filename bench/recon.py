@@ -2,8 +2,8 @@
 
 Bytes are of whole messages both ways, nonces and keys included; milliseconds are of both sides
 together, the best of several sessions, also as CPU time (all is one thread) and relative to
-`np.sort` of as many 64-bit integers in the same run, because machines differ. Bound: what no
-protocol can beat (log2 of the number of possible differences, both ways). Results:
+`np.sort` of as many 64-bit integers in the same run, because machines differ. Bound: the theoretical
+minimum of any protocol (log2 of the number of possible differences, both ways). Results:
 bench/results/recon*.csv and .png.
 """
 
@@ -35,7 +35,7 @@ Row = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class Target:
-    """A row of the table: what it must reach, and what to reach for."""
+    """A row of the table, with its required and its desired figures."""
 
     name: str
     universe: Callable[[int], Universe]
@@ -108,7 +108,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def bound_bytes(count: int, differences: int) -> float:
-    """The counting bound: each side is told which of its keys the other lacks."""
+    """The counting bound: each side must learn which of its keys the other lacks."""
     half = differences / 2
     if not differences:
         return 0.0

@@ -77,7 +77,7 @@ def ranges_between(view: View, places: I64) -> RangeColumns:
 
 
 def compared(view: View, count: int, list_max: int, *, listed: bool = False) -> ReconRequest:
-    """Ranges whose summaries differ from ours, or that shall be listed."""
+    """Ranges whose summaries differ from ours, or that are requested as lists."""
     ranges = ranges_of(view, count)
     counts = np.full(count, 0 if listed else 1)
     asks = Asks(ranges, np.full(count, listed), counts, np.zeros((count, 6), np.uint8))
@@ -85,7 +85,7 @@ def compared(view: View, count: int, list_max: int, *, listed: bool = False) -> 
 
 
 def fetched(view: View, count: int, names_count: int) -> Fetch:
-    """Ranges with short ids that no element bears, or (0) whole ones."""
+    """Ranges with short ids that no element has, or (0) whole ones."""
     runs, bounds = pack_ranges(ranges_of(view, count))
     counts = np.full(count, names_count)
     names = os.urandom(6 * count * names_count)

@@ -1,4 +1,4 @@
-"""What each step of a Spark program costs: seconds, and the memory of its driver and its JVM."""
+"""The cost of each step of a Spark program: seconds, and the memory of its driver and its JVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Step:
-    """One step that was taken once or more; peaks are those of the worst time."""
+    """One step, measured once or more; peaks are of the worst run."""
 
     reads_all: bool
     seconds: list[float] = field(default_factory=list)
@@ -87,7 +87,7 @@ def forget_peak(process: str) -> None:
 
 
 def peak_mb(process: str) -> int:
-    """The most memory that a process had in RAM since its peak was forgotten, in MB."""
+    """The peak resident memory of a process since `forget_peak`, in MB."""
     status = Path(f"/proc/{process}/status").read_text()
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return round(int(line.split()[1]) / 1024)

@@ -1,9 +1,9 @@
 """The SQLite store: loading, ingest, reads and size at 10^4, 10^5 and 10^6 messages.
 
 `python -m bench.store [--quick]`. Two workloads: frames of 300 bytes, and frames of 19 kB with a bloom
-filter. Ingest stands beside its limit in the same run: the fastest insertion of ready rows into the
-same tables and indexes, by the bare driver in transactions as large as a group. CPU time, unlike the
-clock, does not depend on what else the machine does.
+filter. Ingest is compared with its limit in the same run: the fastest insertion of ready rows into the
+same tables and indexes, by the bare driver in transactions as large as a group. CPU time, unlike
+wall-clock time, does not depend on the machine's other load.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def measured(workload: str, size: int, made: Iterator[bytes], more: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a piece of work; CPU seconds of all threads and of child processes that ended."""
+    """The cost of a piece of work; CPU seconds include all threads and ended child processes."""
 
     wall_s: float
     cpu_s: float
 
     @classmethod
     def of(cls, work: Callable[[], object]) -> Cost:
-        """What `work` costs."""
+        """The cost of `work`."""
         wall, cpu = time.perf_counter(), _cpu_s()
         work()
         return cls(time.perf_counter() - wall, _cpu_s() - cpu)
@@ -111,7 +111,7 @@ def load(path: Path, kept: Iterable[bytes]) -> None:
 
 
 def frame_data_bytes(path: Path) -> int:
-    """What all frames take, the second copies of references included."""
+    """Bytes of all frames, including the second copies of references."""
     query = "SELECT (SELECT sum(length(data)) FROM frames), (SELECT sum(length(data)) FROM frame_references)"
     with sqlite3.connect(path) as connection:
         first, second = connection.execute(query).fetchone()
@@ -127,7 +127,7 @@ def entry_of(frame: bytes) -> NewEntry:
 
 
 def bare_cost(path: Path, entries: Sequence[NewEntry]) -> Cost:
-    """Of inserting into a copy, with nothing looked up before."""
+    """The cost of inserting into a copy, without look-ups."""
     copy = path.with_name("bare.db")
     shutil.copyfile(path, copy)
     connection = sqlite3.connect(copy, isolation_level=None)

@@ -1,4 +1,4 @@
-"""How results are shown: a table on the terminal and the same rows as CSV."""
+"""Output of results: a table on the terminal and the same rows as CSV."""
 
 import csv
 from collections.abc import Mapping, Sequence

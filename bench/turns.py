@@ -70,7 +70,7 @@ class Node:
         while (document := self.http.get(target).json())["state"] != "finished":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a sync took more than {SYNC_SECONDS_MAX} s")
-            # Asking costs the node CPU time too: as often on both sides, and seldom.
+            # Polling costs the node CPU time too, so poll rarely and equally often on both sides.
             time.sleep(0.05)
         if document["report"]["outcome"] != "in_sync":
             raise RuntimeError(str(document["report"]))
@@ -78,7 +78,7 @@ class Node:
 
 @dataclass
 class Side:
-    """One commit: two nodes that hold the same, and how many messages were made for them."""
+    """One commit: two nodes with equal sets, and the number of messages made for them."""
 
     first: Node
     second: Node
@@ -87,7 +87,7 @@ class Side:
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def frames(self, count: int, *, newest: bool = False) -> list[bytes]:
-        """New messages of about 300 bytes; their clocks lie anywhere, or above all before."""
+        """New messages of about 300 bytes; their clocks are random, or above all earlier ones."""
         return [self._frame(newest=newest) for _ in range(count)]
 
     def _frame(self, *, newest: bool) -> bytes:
@@ -158,7 +158,7 @@ def _session(side: Side, count: int, differences: int, *, newest: bool) -> None:
 
 
 Operation = tuple[str, int, Callable[[Side, int], None]]
-"""Name, how often it is done at a time, and what does it."""
+"""Name of each operation, its repetitions per measurement, and its function."""
 
 OPERATIONS: tuple[Operation, ...] = (
     ("GET by ID", 1_000, _get),

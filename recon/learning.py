@@ -176,7 +176,7 @@ class Learning:
         self._settle(ranges.take(equal), ours[equal], RangeState.IN_SYNC)
         self._need_whole(ranges.take(lacking), theirs[lacking])
         expected = differences(owner, reply.parts.sizes, ours, theirs, ~equal)
-        # What we lack shows how much differs around it, but there is nothing to plan in it.
+        # Parts that we lack count for the estimate of differences around them, but need no plan.
         expected = expected[~lacking[~equal]]
         open_ = (~equal & ~lacking).nonzero()[0]
         work = Work(

@@ -1,4 +1,4 @@
-"""Counts the house: modules, lines, functions, and the modules that one operation crosses.
+"""Statistics of the code: modules, lines, functions, and the modules that one operation crosses.
 
 `python -m tools.house`: run it in any checkout. Generated code and tests are left out. A module is
 crossed by an operation if a function of it runs between the request's arrival and its answer, in
@@ -70,7 +70,7 @@ class _Recorder:
         """The modules of ours that run during `work`."""
         self.files, self.is_on = set(), True
         work()
-        time.sleep(0.3)  # what goes on behind the answer
+        time.sleep(0.3)  # include work after the answer
         self.is_on = False
         paths = {Path(each) for each in self.files}
         return {
@@ -102,7 +102,7 @@ def _crossed() -> dict[str, set[Path]]:
         for number in range(200):
             for node in (ours, theirs)[: 1 if number % 10 == 0 else 2]:
                 node.publish(_message(number))
-        # Whatever is done once only is done.
+        # Warm up: one-time work is not part of an operation.
         get = lambda: ours.http.get("/v1/messages/m1", headers=WANTS_PROTOBUF)  # noqa: E731
         page = lambda: ours.http.get("/v1/channels/c/messages", headers=WANTS_PROTOBUF)  # noqa: E731
         get(), page()

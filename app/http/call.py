@@ -88,12 +88,12 @@ class Call:
 def raw_path(asgi: AsgiScope) -> bytes:
     """The path of a request, still percent-encoded."""
     path: bytes | None = asgi.get("raw_path")
-    # ASGI servers may leave it out; then "%2F" and "/" cannot be distinguished.
+    # ASGI servers can leave it out; then "%2F" and "/" cannot be distinguished.
     return quote(asgi["path"]).encode() if path is None else path
 
 
 class Exchange(Protocol):
-    """What our server offers beyond ASGI: replies in one write, and parts that are not copied."""
+    """Features of our server beyond ASGI: replies in one write, and parts that are not copied."""
 
     @property
     def caller(self) -> str:

@@ -1,17 +1,17 @@
 """HTTP/1.1 on one connection: httptools parses, uvicorn's server accepts, the bounds are ours.
 
-uvicorn's own protocol class takes whatever a client sends as trailers, holds a connection as long as
-a body is unfinished behind its answer, queues every request of a pipeline and never asks how much is
-in memory for all connections together. This class answers the same ASGI application with
+uvicorn's own protocol class accepts trailers without a bound, keeps a connection open while the body of
+an answered request is unfinished, queues every pipelined request, and does not bound the memory of all
+connections together. This class serves the same ASGI application with these differences:
 
-- input read into one buffer of the process, in steps, so that what is parsed ahead is bounded;
-- headers, trailers and chunk headers counted, each under a deadline;
-- one request at a time, and reading paused while its body finds no taker or others wait behind it;
-- unread replies counted in a `Share`: a client that does not read is cut when others need the room;
-- a connection that closes, after a short linger, when it was answered before its body had ended.
+- It reads input into one buffer per process, in steps, so that parsing ahead is bounded.
+- It counts headers, trailers and chunk headers, and sets a deadline for them.
+- It runs one request at a time, and pauses reading while the body is not consumed or requests wait.
+- It counts unread replies in a `Share`: a client that does not read is cut when others need memory.
+- It closes the connection, after a short linger, if the answer comes before the end of the body.
 
-The state of a connection: `_reading` is the exchange whose message arrives, `_answering` the one
-whose application runs, `_waiting` those in between, `_rest` bytes that are not parsed yet.
+The state of a connection: `_reading` is the exchange whose message is arriving, `_answering` the one
+whose application is running, `_waiting` those in between, `_rest` the bytes that are not parsed yet.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ REQUEST_BYTES_MIN = 18
 
 BODY_STEP_BYTES = 65_536
 LIVE_SEND_BUFFER_BYTES = 128 * 1_024
-"""What the system keeps of events that a live reader has not read."""
+"""Size of the socket's send buffer for live readers, which holds unread events."""
 
 LINGER_BYTES_MAX = 2 * 1_048_576
-"""Dropped of an unfinished body at most: less than some networks bring in two seconds."""
+"""Maximum bytes of an unfinished body to drop: less than fast networks deliver in two seconds."""
 
 _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
@@ -84,22 +84,22 @@ class Connection(asyncio.BufferedProtocol):
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self.is_gone = False
-        # Its answer consists of events that it shares with other readers.
+        # Whether the answer consists of events shared with other readers.
         self.is_live = False
         self._server_state = server_state
         self._parser = httptools.HttpRequestParser(self)
-        # What follows a request with `Connection: close` is not looked at; it is no error either.
+        # Data after a request with `Connection: close` is ignored without an error.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._reading: Exchange | None = None
         self._answering: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._rest = b""
         self._refusal: Problem | None = None
-        # Nothing that arrives is looked at any more.
+        # Whether arriving data is ignored.
         self._is_deaf = False
         self._is_finishing = False
         self._is_reading_paused = False
-        # Of the message that arrives.
+        # State of the arriving message.
         self._url = b""
         self._headers: Headers = []
         self._is_in_headers = False
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._headers_timer: asyncio.TimerHandle | None = None
         self._closing_timer: asyncio.TimerHandle | None = None
-        # While replies wait to be read.
+        # State while replies are unread.
         self._unread: Holding | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
@@ -121,10 +121,10 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- the transport --------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; one too many is cut."""
+        """Count the connection; close it if there are too many."""
         self.transport = transport
         self._idle_since = self.loop.time()
-        # Paused means: something is unread.
+        # With a mark of 0, paused writing means that bytes are unread.
         transport.set_write_buffer_limits(high=0)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
@@ -158,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
                 exchange.client_left()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next bytes go; of a body with a length no more than what is left of it."""
+        """The buffer for the next bytes; for a body with a length, no more than its remainder."""
         if self._body_bytes_left:
             return self.buffer[: min(self._body_bytes_left, BODY_STEP_BYTES)]
         return self.buffer[:READ_BYTES]
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         """The client sends no more: the transport closes."""
 
     def pause_writing(self) -> None:
-        """Not all could be written: the client has to read first."""
+        """Not all bytes could be written: the client must read first."""
         self._unread_bytes = self.transport.get_write_buffer_size()
         share = self.sharing.live if self.is_live else self.sharing.replies
         self._unread = share.take_now(self._unread_bytes, self)
@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def resume_writing(self) -> None:
-        """Everything is written, or nothing ever will be."""
+        """All bytes are written, or the connection is gone."""
         if self._unread is not None:
             self._unread.release()
             self._unread = None
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     async def drained(self) -> None:
-        """Wait until the client has read what was written."""
+        """Wait until the client has read all written bytes."""
         if self._unread is not None:
             if self._drained is None:
                 self._drained = self.loop.create_future()
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._rest = bytes(data[at:])
                 self.adjust_reading()
                 return
-            # No more at once than hold as many requests as there are places.
+            # Feed no more bytes than can contain as many requests as there are places.
             places = self.limits.pipelined_requests_max - len(self._waiting)
             step = self._body_bytes_left or REQUEST_BYTES_MIN * places
             self._feed(data[at : at + step])
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request is answered, and it was the last one.
+            # Upgrades are not supported: answer the request, which is the connection's last.
             self._body_bytes_left = 0
         except httptools.HttpParserError as error:
             if not self._is_refused:
@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self._count_framing(len(data), self._body_bytes - body_bytes)
 
     def _count_framing(self, fed_bytes: int, body_bytes: int) -> None:
-        """Chunk headers and trailers: bounded between pieces of the body, and against all of it."""
+        """Bound chunk headers and trailers, between pieces of the body and relative to all of it."""
         self._framing_bytes += max(0, fed_bytes - body_bytes)
         if self._framing_bytes > self.limits.header_bytes_max + self._body_bytes:
             self._refuse(_TRAILERS_TOO_LARGE)
@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         """The headers of a request have arrived."""
-        # The step may hold a body too: a closer look is rarely needed.
+        # The step can contain a part of the body, so count the headers exactly only beyond the bound.
         if self._head_bytes > self.limits.header_bytes_max:
             lines = sum(len(name) + len(value) for name, value in self._headers)
             if len(self._url) + lines > self.limits.header_bytes_max:
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.adjust_reading()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
         self._headers_arrived()
         exchange, self._reading = self._reading, None
         self._head_bytes = 0
@@ -344,11 +344,11 @@ class Connection(asyncio.BufferedProtocol):
         length_bytes, expects_continue, encodings = 0, False, 0
         for name, value in self._headers:
             if name == b"content-length":
-                # The parser has checked that it holds digits, once.
+                # The parser has checked that it occurs once and contains digits.
                 length_bytes = int(value)
             elif name == b"transfer-encoding":
                 encodings += 1
-                # RFC 9112 section 6.1: what a proxy may read in another way is refused.
+                # RFC 9112 section 6.1: refuse framing that a proxy might read in another way.
                 if value.strip().lower() != b"chunked" or encodings > 1 or version == "1.0":
                     self._fail(
                         Problem(
@@ -393,7 +393,7 @@ class Connection(asyncio.BufferedProtocol):
         task.add_done_callback(self._server_state.tasks.discard)
 
     def answered(self, *, is_last: bool, is_read: bool) -> None:
-        """The application has answered: the next request, if the connection lives on."""
+        """The application has answered: start the next request if the connection stays open."""
         self._server_state.total_requests += 1
         self._answering = None
         if is_last:
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Answer what waits, then read on."""
+        """Answer the next waiting request, then continue reading."""
         if self._is_finishing or self._unread is not None or self.transport.is_closing():
             return
         if self._waiting:
@@ -416,14 +416,14 @@ class Connection(asyncio.BufferedProtocol):
                 self._idle_timer = self.loop.call_later(
                     self.limits.connection_idle_s, self._look_at_idler
                 )
-        # With half the places free: with one, the parser would be given a line in pieces.
+        # Only with half the places free: with one, the parser would get lines in pieces.
         if self._rest and len(self._waiting) <= self.limits.pipelined_requests_max // 2:
             rest, self._rest = self._rest, b""
             self._parse(rest)
         self.adjust_reading()
 
     def _look_at_idler(self) -> None:
-        """Close after a rest; one timer for many requests, so that none has to be cancelled."""
+        """Close an idle connection; one timer serves many requests, so none needs to be cancelled."""
         self._idle_timer = None
         if not self.is_idle:
             return
@@ -435,7 +435,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is read, worked on or unread."""
+        """Whether no request is arriving or running and no reply is unread."""
         return (
             self._answering is None
             and self._reading is None
@@ -444,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _displace_idle(self) -> bool:
-        """Close the connection that rested longest, of the address that holds most."""
+        """Close the longest idle connection of the address with the most connections."""
         address = max(self.open_count, key=self.open_count.__getitem__)
         idle = [
             each
@@ -460,7 +460,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def adjust_reading(self) -> None:
-        """Read as long as what arrives has somewhere to go."""
+        """Read while arriving data can be consumed; pause otherwise."""
         is_full = bool(self._rest) or (
             self._reading is not None
             and len(self._reading.body) > self.limits.body_free_bytes
@@ -475,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- ending ---------------------------------------------------------------------------------
     def shutdown(self) -> None:
-        """The server stops: answer what is worked on, then close (uvicorn calls this)."""
+        """The server stops: finish the running request, then close (uvicorn calls this)."""
         self._waiting.clear()
         self._rest = b""
         if self._answering is None:
@@ -483,12 +483,12 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
             return
         self._answering.keep_alive = False
-        # Only the rest of its body is still of use.
+        # Only the rest of its body is still needed.
         self._is_deaf = self._reading is not self._answering
         self.adjust_reading()
 
     def _await_headers(self) -> None:
-        # Most headers come whole: no timer is ever needed for them.
+        # Most headers arrive in one piece and need no timer.
         if self._headers_timer is None:
             self._headers_timer = self.loop.call_later(
                 self.limits.headers_timeout_s, self._refuse, _HEADERS_LATE
@@ -501,7 +501,7 @@ class Connection(asyncio.BufferedProtocol):
             self._headers_timer = None
 
     def _refuse(self, problem: Problem) -> None:
-        """Take no more; answer so once everything before it is answered."""
+        """Read no more; send the refusal once all earlier requests are answered."""
         self._headers_arrived()
         self._is_deaf = True
         self._rest = b""
@@ -514,7 +514,7 @@ class Connection(asyncio.BufferedProtocol):
         elif exchange is not None and exchange in self._waiting:
             self._waiting.remove(exchange)
         elif exchange is not None:
-            # It has been answered, at least in part: there is nothing more to say.
+            # Its answer has begun, so it is too late for a refusal.
             exchange.client_left()
             self.transport.abort()
             return
@@ -530,7 +530,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish(is_read=False)
 
     def _finish(self, *, is_read: bool) -> None:
-        """Close when everything is written; where input is unread, not before it can have arrived."""
+        """Close once everything is written; with unread input, linger until it can have arrived."""
         self._is_finishing = self._is_deaf = True
         self._waiting.clear()
         self._rest = b""
@@ -538,11 +538,11 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if is_read:
-            # What the client does not read would keep even a closed connection for ever: the timer
-            # of unread replies goes on.
+            # Unread bytes would keep even a closed connection for ever, so the timer of unread
+            # replies stays active.
             self.transport.close()
             return
-        # To close with unread input resets the connection, and the client might lose the answer.
+        # Closing with unread input resets the connection, and the client might lose the answer.
         self._closing_timer = self.loop.call_later(
             self.limits.unread_body_linger_s, self.transport.close
         )
@@ -557,7 +557,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Exchange:
-    """One request and its answer: an ASGI call, with ways to answer at once or in pieces."""
+    """One request and its answer: an ASGI call that can be answered at once or in parts."""
 
     __slots__ = (
         "_connection",
@@ -595,14 +595,14 @@ class Exchange:
         self._news: asyncio.Future[None] | None = None
         self._is_complete = False
         self._streaming: asyncio.Task[Any] | None = None
-        # Of an answer that comes as ASGI messages: its head leaves with the first of its body.
+        # For an answer in ASGI messages: the head is sent with the first piece of the body.
         self._head = b""
         self._is_chunked = False
         self._left_bytes = 0
 
     @property
     def caller(self) -> str:
-        """Whose turn it takes."""
+        """The client's address, which identifies it in shares and turns."""
         return self._connection.address
 
     async def run(self) -> None:
@@ -616,7 +616,7 @@ class Exchange:
                 await self.give(problem_reply(internal_error()))
         finally:
             if not self._is_complete:
-                # An answer that was begun can only be cut short.
+                # An answer that has begun can only be cut short.
                 connection.transport.abort()
 
     # --- the request ----------------------------------------------------------------------------
@@ -633,12 +633,12 @@ class Exchange:
         self._tell()
 
     def body_ended(self) -> None:
-        """The body is whole."""
+        """The body is complete."""
         self._more_body = False
         self._tell()
 
     def client_left(self) -> None:
-        """Nobody is left to answer."""
+        """The client has disconnected."""
         self._is_complete = True
         self._tell()
         if self._streaming is not None:
@@ -649,7 +649,7 @@ class Exchange:
             self._news.set_result(None)
 
     async def receive(self) -> dict[str, Any]:
-        """ASGI: what has arrived of the body since the last call; then that the client has gone."""
+        """ASGI: the bytes of the body since the last call; after its end, the disconnection."""
         if self._expects_continue and self._more_body and not self.body:
             self._expects_continue = False
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -668,7 +668,7 @@ class Exchange:
 
     # --- the answer -----------------------------------------------------------------------------
     async def give(self, reply: Reply) -> None:
-        """Answer with a whole reply, in one write."""
+        """Answer with a complete reply, in one write."""
         if self._is_complete:
             return
         is_last = self._is_last(reply.headers)
@@ -678,13 +678,13 @@ class Exchange:
         self._complete(is_last=is_last)
 
     async def stream(self, status: int, headers: Headers, parts: Parts, *, is_live: bool) -> None:
-        """Answer in parts; the next one is asked for when the client has read the one before."""
+        """Answer in parts; the next one is requested when the client has read the one before."""
         connection = self._connection
         connection.is_live = is_live
         transport = connection.transport
         self._streaming = asyncio.current_task()
         if is_live and (own := transport.get_extra_info("socket")) is not None:
-            # A thousand readers that never read would have the system copy megabytes for each.
+            # For a thousand readers that never read, the system would copy megabytes for each.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LIVE_SEND_BUFFER_BYTES)
         try:
             if not self._is_complete:
@@ -695,18 +695,18 @@ class Exchange:
                 transport.write(_head(status, headers, framing, is_last=is_last))
                 async for part in parts:
                     if length := sum(map(len, part)):
-                        # Many readers are shown the same bytes: nothing is copied together.
+                        # Readers share these bytes, so do not join them into a copy.
                         chunk = (b"%x\r\n" % length, *part, b"\r\n") if is_chunked else part
                         transport.writelines(chunk)
-                        # What the system takes at once would otherwise be written without a pause,
-                        # reader by reader, while everybody else waits.
+                        # Yield: writes that the system accepts at once would otherwise keep all other
+                        # tasks waiting.
                         await asyncio.sleep(0)
                         await connection.drained()
                 if is_chunked:
                     transport.write(b"0\r\n\r\n")
                 self._complete(is_last=is_last)
         except asyncio.CancelledError:
-            # Cancelled because the client has left, or because the server stops.
+            # Cancelled because the client disconnected, or because the server stops.
             if not self._is_complete:
                 raise
         finally:
@@ -754,7 +754,7 @@ class Exchange:
         self._expects_continue = False
         return (
             not self.keep_alive
-            # What is left of the body would have to be read before the next request.
+            # The rest of the body would have to be read before the next request.
             or self._more_body
             or self._connection.sharing.is_draining
             or _CLOSE in headers
@@ -775,12 +775,12 @@ def _head(status: int, headers: Headers, framing: Headers, *, is_last: bool) -> 
         lines.append(b"connection: close\r\n")
     head = b"".join(lines)
     if head.count(b"\n") != len(lines):
-        raise ValueError("a header holds a line break")
+        raise ValueError("a header contains a line break")
     return head + b"\r\n"
 
 
 def _address(host: str) -> str:
-    """Whose connection it is: of IPv6 the first 64 bits, which one subscriber has to himself."""
+    """The key of a client: its address, or the first 64 bits of IPv6, which one subscriber owns."""
     if ":" not in host:
         return host
     try:
@@ -790,12 +790,12 @@ def _address(host: str) -> str:
 
 
 def bounded_protocol(limits: Limits, sharing: Sharing | None = None) -> type[Any]:
-    """The protocol class of one server; what it shares with the rest of the node, if anything."""
+    """The protocol class of one server; `sharing`: the node's shares, if it has any."""
     attributes: dict[str, Any] = {
         "limits": limits,
         "sharing": sharing or Sharing(limits),
         "open_count": Counter(),
-        # Filled and parsed within one callback of the loop: all connections use the same bytes.
+        # One buffer for all connections: it is filled and parsed within one callback of the loop.
         "buffer": memoryview(bytearray(BODY_STEP_BYTES)),
     }
     return type("ServerConnection", (Connection,), attributes)

@@ -61,7 +61,7 @@ async def _parts(
     async with aclosing(events) as open_events:
         async for some in open_events:
             part = [_chunk(each, cursors) for each in some]
-            # What the reader does not read is kept as bytes, which readers share, and not twice.
+            # Keep only the rendered bytes, which readers share, while the reader is not reading.
             del some
             yield part
 

@@ -132,7 +132,7 @@ def _one_publication(call: Call, retrieval_hint: str | None) -> Publication:
 
 async def _protobuf_items(call: Call) -> list[Publication | Problem]:
     batch = await read_protobuf(wire.PublishBatch, call.body, call.node.limits.batch_fields_max)
-    # What was parsed is a copy of it, and each frame taken from that is another one.
+    # Free the body: the parsed batch is a copy of it, and each frame taken from that is another.
     call.body = b""
     _check_count(call, len(batch.items))
     return await _in_steps(partial(_attempt, _from_item, call.caller), batch.items)

@@ -120,7 +120,7 @@ class Channel:
     candidate: tuple[int, int, bytes, StoredFrame] | None = None
 
     def nearest(self, lamport: int) -> Known | None:
-        """The reference whose clock is closest: filters grow with time, in whatever order they come."""
+        """The reference whose clock is closest: filters grow with time, in any order of arrival."""
         return min(self.known, key=lambda known: abs(known.lamport - lamport), default=None)
 
     def add(self, known: Known) -> None:

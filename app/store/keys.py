@@ -1,6 +1,6 @@
 """64-bit keys of strings and hints, which the store's indexes hold instead of long text.
 
-The hash is keyed with a secret of the database, so nobody can make values collide on purpose. Every
+The hash is keyed with a secret of the database, so no one can make values collide on purpose. Every
 look-up compares the full value as well, so a collision costs time but never gives a wrong answer.
 """
 

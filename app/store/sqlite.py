@@ -420,7 +420,7 @@ def replace_file(path: Path, draft: Path, kept: Path | None = None) -> None:
     `Problem` STORE_UNAVAILABLE while another process reads the old file.
     """
     with closing(sqlite3.connect(path)) as connection:
-        # A log that somebody still reads would be taken for the new file's.
+        # SQLite would take a log that a reader keeps for the new file's log.
         if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise Problem(Code.STORE_UNAVAILABLE, "the store is being read: try again")
     _sync(draft)

@@ -169,7 +169,7 @@ refused_digests = Table(
 
 
 def upgrade() -> None:
-    """Make every table, and what names this database: its ID and the secret of its keys."""
+    """Make every table, and the database's ID and secret of its keys."""
     metadata.create_all(op.get_bind(), checkfirst=False)
     op.get_bind().execute(
         insert(store_meta),

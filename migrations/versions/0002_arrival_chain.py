@@ -1,6 +1,6 @@
 """The arrival chain: a counter for each kind of row, and a running sum in every row.
 
-Fills in the sums of the rows that are here, in batches inside of the one transaction of a migration.
+Computes the sums of existing rows, in batches inside the migration's single transaction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def upgrade() -> None:
 def _fill(
     connection: Connection, chain: ArrivalChain, table: str, number: str, element: str
 ) -> int:
-    """Set the sums of a table; its highest number."""
+    """Set the sums of a table; returns its highest number."""
     last_number = last_sum = 0
     batch = text(
         f"SELECT {number}, {element} FROM {table} WHERE {number} > :after ORDER BY {number} LIMIT :most"  # noqa: S608
@@ -66,7 +66,7 @@ def _fill(
 
 
 def _element(stored: bytes) -> bytes:
-    """32 bytes, also of a row that is damaged: the migration must not stop at it."""
+    """32 bytes, even for a damaged row: the migration must not stop at it."""
     return bytes(stored).ljust(32, b"\0")[:32]
 
 

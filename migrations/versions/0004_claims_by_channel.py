@@ -1,8 +1,8 @@
-"""Claims by hint and channel; gaps that were dropped because a sync message bore their ID.
+"""Claims by hint and channel; gaps that were dropped because a sync message had their ID.
 
-Earlier versions deleted a missing reference, or never wrote it, when a sync message with the ID had been
-met. Histories are the only place that still names those, so the frames of the channels concerned are read
-again. Frames that cannot be read are passed over.
+Earlier versions deleted a missing reference, or did not write it, if a sync message had its ID. Only
+histories still name those IDs, so the migration reads the frames of these channels again. It skips
+unreadable frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ depends_on = None
 
 FRAMES_PER_BATCH = 500
 NAMES_REMEMBERED_MAX = 65_536
-"""Of one channel: histories repeat themselves."""
+"""References remembered for one channel, because histories repeat."""
 
 NAMES_PER_QUERY = 500
 
@@ -59,7 +59,7 @@ def upgrade() -> None:
 
 
 def _channels_with_met_ids(connection: Connection) -> list[int]:
-    """The channels of sync messages that were met; all, where the oldest of those are forgotten."""
+    """The channels of known sync messages; all channels if the oldest of these were forgotten."""
     oldest = connection.execute(text("SELECT min(met_no) FROM met_ids")).scalar_one()
     if oldest is None:
         return []

@@ -47,7 +47,7 @@ ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
 # Claims that wait for their entries: 10^5 entries of one order whose claims come first need fewer. They
 # are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
 ORPHANS_MAX = 1 << 17
-ORPHANS_BYTES_MAX = 64 << 20  # with the longest hints that a node accepts (256 bytes) they take 45 MB
+ORPHANS_BYTES_MAX = 64 << 20  # the longest hints that a node accepts (256 bytes) take 45 MB
 PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
 PATIENCE_STEP_S = 0.1
 
