@@ -191,7 +191,7 @@ def test_a_reindex_that_would_lose_messages_is_refused_and_changes_nothing(damag
     assert "table messages: " in check(damaged).err
     result = cli("reindex", "--database", f"sqlite:///{damaged}")
     assert (result.code, result.err.count("\n")) == (6, 1)
-    assert "table messages cannot be built anew" in result.err
+    assert "table messages cannot be rebuilt" in result.err
     assert damaged.read_bytes() == before
     assert [each.name for each in damaged.parent.glob("*rebuilding*")] == []
 
