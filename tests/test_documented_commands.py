@@ -133,7 +133,7 @@ def checkout(folder: Path) -> Iterator[Path]:
 
 
 def pasted(text: str, folder: Path) -> str:
-    """What a terminal shows when `text` is pasted into an interactive bash in `folder`."""
+    """The terminal's output when `text` is pasted into an interactive bash in `folder`."""
     controller, terminal = pty.openpty()
     with subprocess.Popen(
         ["bash", "--norc", "--noprofile", "-i"],

@@ -50,7 +50,7 @@ def test_a_way_through_the_code_names_its_functions(way: str) -> None:
 
 
 def _function(file: str, name: str) -> object:
-    """What `path/file.py:name` means; None for a file without a name."""
+    """The object of `path/file.py:name`; None for a file without a name."""
     module = file.removesuffix(".py").replace("/", ".")
     return pkgutil.resolve_name(f"{module}:{name}") if name else None
 

@@ -1,4 +1,4 @@
-"""What runs beside requests goes on after any fault, and ends with the node."""
+"""Background tasks continue after any fault, and end with the node."""
 
 from __future__ import annotations
 

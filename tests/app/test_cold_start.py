@@ -50,7 +50,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected() -> Roots:
-    """What the channels hold, computed from the frames alone."""
+    """The contents of the channels, computed from the frames alone."""
     digests: dict[str, list[bytes]] = {name: [] for name in NAMES}
     for number in range(1, CHANNELS_COUNT * ENTRIES_COUNT + 1):
         entry = prepare(Publication(frame_of(number)), DEFAULT_LIMITS)
@@ -67,7 +67,7 @@ def frame_of(number: int) -> bytes:
 
 
 async def roots_of(node: Node) -> Roots:
-    """What a node answers to all roots at once, over HTTP."""
+    """A node's answers to concurrent requests for all roots, over HTTP."""
     transport = httpx.ASGITransport(create_app(node), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         answers = await asyncio.gather(*(http.get(f"/v1/channels/{name}") for name in NAMES))
@@ -130,7 +130,7 @@ def test_a_thousand_rounds_of_forty_concurrent_roots_after_a_cold_start_are_righ
     async def rounds() -> None:
         async with Node.open(Settings(data_dir=data_dir)) as node:
             for _ in range(1_000):
-                # What a start does; the rest of the node may stay open.
+                # Repeat the start; the rest of the node can stay open.
                 node.index = NodeIndex(node.store, node.limits)
                 await node.index.start(data_dir / "no such file")
                 assert_right(await roots_of(node), expected)

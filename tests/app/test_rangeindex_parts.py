@@ -1,4 +1,4 @@
-"""What the node's range index is made of: groups of interests, sums of groups, known interests."""
+"""Parts of the node's range index: groups of interests, sums of groups, known interests."""
 
 from __future__ import annotations
 

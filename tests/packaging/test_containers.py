@@ -80,7 +80,7 @@ def test_the_two_nodes_of_the_compose_file_are_each_other_s_peers_on_databases_o
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What a store's container has in its environment: of the image, and of the compose file."""
+    """The environment of a store's container, from the image and the compose file."""
     last_stage = (ROOT / "Dockerfile").read_text().rsplit("FROM ", 1)[1].replace("\\\n", " ")
     (line,) = (line for line in last_stage.splitlines() if line.startswith("ENV "))
     image = dict(word.split("=", 1) for word in line.split()[1:])

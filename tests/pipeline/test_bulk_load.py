@@ -91,7 +91,7 @@ def many_after(seq: int) -> Iterator[Item]:
 
 
 def load_many(path: Path, *, workers: int = CPUS) -> tuple[Loaded, list[int]]:
-    """What a load of `many_after` says, and after which numbers it asked for items."""
+    """The result of a load of `many_after`, and the numbers after which it requested items."""
     asked: list[int] = []
 
     def items_after(seq: int) -> Iterator[Item]:
@@ -107,7 +107,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def answers(store: Store) -> list[object]:
-    """What a store says, but for sequence numbers and the order of claims."""
+    """A store's answers, without sequence numbers and the order of claims."""
     told: list[object] = []
     for channel in await store.channels.after(None, 100):
         name = channel.channel_id
@@ -303,7 +303,7 @@ def kill_while_it_loads(path: Path, is_time: Callable[[], object], how: str = ""
 
 
 def progress(path: Path, column: str) -> int:
-    """What a draft says of itself from outside; 0 while there is none."""
+    """The progress in a draft, read from outside; 0 while there is none."""
     try:
         spool = path.with_name(f"{path.name}.loading-spool")
         with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as connection:
@@ -325,7 +325,7 @@ def assert_whole(path: Path, loaded: Loaded) -> None:
 
 
 def dump(path: Path) -> list[object]:
-    """What two loads of the same items have in common, whatever their secrets and times."""
+    """The data that all loads of the same items have in common, with any secrets and times."""
     with closing(sqlite3.connect(path)) as connection:
         return [
             connection.execute(query).fetchall()

@@ -1,4 +1,4 @@
-"""What a look at one file finds, also where file and manifest were forged together; without Spark."""
+"""The check of one file finds its faults, even if file and manifest were forged together; no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs print, in the session that all tests share."""
+"""The output of the verbs, in the session that all tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an export shares with its parent and what it writes again, without Spark."""
+"""The files that an export shares with its parent or writes again, without Spark."""
 
 from __future__ import annotations
 

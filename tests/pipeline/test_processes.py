@@ -60,7 +60,7 @@ def run(folder: Path, *arguments: str, master: str | None = None) -> dict[str, A
 
 
 def wait_until(look: Callable[[], _Found], process: subprocess.Popen[bytes]) -> _Found:
-    """What `look` finds in the end, while the process runs."""
+    """The first true result of `look`; fails if the process ends before."""
     deadline = time.monotonic() + SECONDS_MAX
     while not (found := look()):
         assert process.poll() is None, process.communicate()[1].decode()

@@ -1,4 +1,4 @@
-"""What a check of a snapshot notices, and what a restore of a bad one does."""
+"""Checks of snapshots find every fault; restores of damaged snapshots."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Oracle:
 
 
 def differences(ours: Oracle, theirs: Oracle) -> tuple[set[Element], set[Element], list[Span]]:
-    """What we have and need, and the ranges found in sync, by the seed's table."""
+    """The elements that we have and need, and the ranges in sync, by the reconciliation table."""
     have: set[Element] = set()
     need: set[Element] = set()
     in_sync: list[Span] = []

@@ -79,7 +79,7 @@ class Ask(NamedTuple):
 
 
 def read_asks(message: Ranges) -> list[Ask]:
-    """What a request asks."""
+    """The contents of a request."""
     spans = read_ranges(message.runs, message.bounds)
     listed = [bool(message.asks and message.asks[n // 8] >> n % 8 & 1) for n in range(len(spans))]
     compared = listed.count(False)

@@ -32,7 +32,7 @@ def aside(elements: list[Element]) -> Columns:
 
 
 def told(view: View, theirs: list[Element]) -> tuple[set[Element], set[Element]]:
-    """What is to be sent, and what was set aside and is not there."""
+    """The elements to send, and the set-aside elements that the peer does not name."""
     out = converse(Initiator(view, HEADER), honest(view_of(theirs)))
     assert out.done
     have, gone = (

@@ -174,7 +174,7 @@ def test_rows_and_views_of_groups_are_right_in_every_thread_while_the_set_grows(
             found = view.elements(WHOLE)[0]
             expected = np.arange(group, snapshot.size, groups_count)
             are_all = np.array_equal(np.sort(rows), expected)
-            # What came since is in the view, each element once, and the batch as a whole.
+            # The view contains later elements, each once, and batches only as a whole.
             return (
                 are_all
                 and len(found) * groups_count % batch == 0

@@ -1,4 +1,4 @@
-"""What one answer costs the initiator, whatever it claims."""
+"""The cost of one answer for the initiator is bounded for any claims in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = np.uint64(1 << 32)  # of a part
 
 
 def needs_after_splits(view: View, count_each: int) -> list[Need]:
-    """What is needed after neighbouring ranges were split into parts of so many elements each."""
+    """The needs after neighbouring ranges were split into parts of so many elements each."""
     edges = np.arange(SPLITS + 1, dtype=np.uint64) * (WIDTH * np.uint64(PARTS))
     ranges = RangeColumns.tiling(edges, np.zeros_like(edges))
     zeros, parts = np.zeros(SPLITS, np.int64), SPLITS * PARTS

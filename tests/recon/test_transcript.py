@@ -57,7 +57,7 @@ def told(event: Event, theirs: object) -> str:
 
 
 def conversation(cat: str, dog: str) -> str:
-    """What is said, line by line."""
+    """The conversation, line by line."""
     mine, yours = view_of(letters(cat)), view_of(letters(dog))
     initiator = Initiator(mine, HEADER, options=OPTIONS, limits=DEFAULT_LIMITS)
     # Cuts in the middle, so that the words are the same whatever the seed.

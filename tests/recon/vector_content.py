@@ -87,7 +87,7 @@ LATER_HINT = b"\x07"
 
 
 def content() -> dict[str, Any]:
-    """What the node holds, and its answers in sequence: each request builds on those before."""
+    """The node's elements, and its answers in sequence: each request builds on those before."""
     return {
         "policy": POLICY,
         "entries": [_row(each) for each in (*HELD, LOST)],
@@ -127,7 +127,7 @@ def strangers() -> dict[str, Any]:
 
 
 def refused_items() -> dict[str, Any]:
-    """What an initiator must refuse of the answer to a fetch, and what it sets aside."""
+    """Items that an initiator must refuse in the answer to a fetch, and items that it sets aside."""
     one, two, three, four = HELD
     resume = min(_bound(element) for element in three.elements)
     first = RangeColumns.of(Range(START, resume))

@@ -31,7 +31,7 @@ _FETCH = Fetch(runs=b"\x07", counts=b"\x02", short_ids=bytes(6))
 
 
 def refused_interests() -> list[Row]:
-    """What is no interest in its canonical form."""
+    """Bytes that are not a canonical interest."""
     not_canonical = "interest_not_canonical"
     cases = (
         ("not sorted", Interest(channels=["b", "a"]).SerializeToString(), not_canonical),
@@ -51,7 +51,7 @@ def refused_interests() -> list[Row]:
 
 
 def refused_requests() -> list[Row]:
-    """What a responder refuses."""
+    """Requests that a responder refuses."""
     return [
         _row(_request(), field, value, why, code) for field, value, why, code in _wrong_requests()
     ]
@@ -96,7 +96,7 @@ def _wrong_requests() -> Iterator[tuple[str, Any, str, str]]:
 
 
 def refused_responses(talk: Talk) -> list[Row]:
-    """What an initiator refuses as the answer to the first request of a session."""
+    """Answers to the first request of a session that an initiator refuses."""
     first = talk["exchanges"][0]
     request = ReconRequest.FromString(bytes.fromhex(first["request"]))
     rows = []

@@ -175,7 +175,7 @@ def _found(theirs: View, fetch: Fetch) -> list[Element]:
 
 
 def fetches() -> list[Talk]:
-    """What fetches bring, by number, in the sequence in which it is sent."""
+    """The elements that fetches bring, by number, in the order in which they are sent."""
     theirs = side("many", 100)
     numbers = {each: n for n, each in enumerate(universe_of("many"))}
     rows = []

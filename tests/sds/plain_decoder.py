@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass
 class Decoded:
-    """What a frame says. Strings are text."""
+    """The contents of a frame. Strings are text."""
 
     dialect: str
     message_id: str = ""
@@ -216,7 +216,7 @@ def read_elements(elements: list[bytes], *, may_be_plain: bool) -> tuple[list[En
 
 @dataclass
 class Found:
-    """What the fields of a frame hold, before any value is looked at."""
+    """The raw fields of a frame, before any value is interpreted."""
 
     dialect: str
     message_id: bytes

@@ -1,6 +1,6 @@
 """A node as a process of its own with 10^5 entries, and an honest client beside its attackers.
 
-The client is a process, too: what it waits for must not depend on the attackers' interpreter.
+The client is a process, too, so that its waits do not depend on the attackers' interpreter.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def attacked_node(data_dir: Path) -> Iterator[Attacked]:
 
 @dataclass(frozen=True)
 class Waits:
-    """What an honest client waited for, window by window."""
+    """The waits of an honest client, window by window."""
 
     get_p99_s: list[float]
     publish_p99_s: list[float]

@@ -32,7 +32,7 @@ Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
 
 @dataclass(slots=True)
 class Remembered:
-    """What a store remembers of a peer from one session to the next."""
+    """A store's memory of a peer between sessions."""
 
     value: PeerMemory = field(default_factory=PeerMemory)
 
@@ -66,9 +66,9 @@ async def sync_with_peer(
 
 
 class InProcessPeer:
-    """A transport straight into another node; `mangle` may change what it answers.
+    """A transport straight into another node; `mangle` can change its answers.
 
-    A stranger is answered as far as its requests are long.
+    For a stranger the length of the request bounds the answer.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InProcessPeer:
         self._is_stranger = is_stranger
 
     async def interest(self) -> bytes:
-        """What the node wants."""
+        """The node's interest."""
         return self._node.interest.encode()
 
     async def recon(self, request: bytes) -> bytes:

@@ -15,7 +15,7 @@ from app.store.store import Store
 
 @dataclass
 class Ingest:
-    """What a test drives and looks at."""
+    """The objects that a test uses and inspects."""
 
     store: Store
     committer: GroupCommitter

@@ -70,7 +70,7 @@ def flipped(raw: bytes, rng: random.Random) -> bytes:
 
 @dataclass(slots=True)
 class World:
-    """What a liar has to work with: it knows everything."""
+    """The knowledge of a liar: everything."""
 
     header: SessionHeader
     ours: frozenset[Element]  # the initiator's
@@ -87,7 +87,7 @@ class World:
         return HonestPeer(view_of(elements, self.header), self.limits)
 
     def forged(self) -> set[Element]:
-        """Elements that nobody has, beside the initiator's own."""
+        """Elements that neither side has, beside the initiator's own."""
         orders = [order for order, _ in self.ours] or [0]
         near = (self.rng.choice(orders) + self.rng.randint(-2, 2) for _ in range(FORGED_SET_COUNT))
         return {(order % 2**64, self.rng.randbytes(32)) for order in near}
@@ -116,11 +116,11 @@ class Liar:
         return self.world.rng
 
     def honestly(self, request: ReconRequest) -> Reply:
-        """What an honest responder would say."""
+        """The answer of an honest responder."""
         return self.world.honest.answer(request)
 
     def from_set(self, elements: set[Element], request: ReconRequest) -> Reply:
-        """What a responder with another set would say."""
+        """The answer of a responder with another set."""
         return self.world.peer(elements).answer(request)
 
 
@@ -284,7 +284,7 @@ def disordered_bounds(liar: Liar, request: ReconRequest) -> Reply:
 
 
 def offers_what_it_never_serves(liar: Liar, request: ReconRequest) -> Reply:
-    """Lists short ids of elements that nobody has, and serves none."""
+    """Lists short ids of elements that do not exist, and serves none."""
     reply = liar.from_set(liar.world.forged() | liar.world.theirs, request)
     reply.response.ClearField("truncated")
     reply.response.ClearField("resume")
@@ -292,7 +292,7 @@ def offers_what_it_never_serves(liar: Liar, request: ReconRequest) -> Reply:
 
 
 def serves_what_was_not_asked(liar: Liar, request: ReconRequest) -> Reply:
-    """Adds elements of its own choice to those that were asked for."""
+    """Adds elements of its own choice to the requested ones."""
     reply = liar.honestly(request)
     return Reply(reply.response, reply.elements + tuple(liar.world.forged()))
 
@@ -337,7 +337,7 @@ def nonce_always_expired(liar: Liar, request: ReconRequest) -> Reply:
 
 
 def nonce_malformed(liar: Liar, request: ReconRequest) -> Reply:
-    """The nonce to use from now on is none, or the one that is said to have expired."""
+    """The new nonce is missing, or equals the expired one."""
     nonces = [b"", b"x", bytes(17), request.session.responder_nonce]
     return Reply(
         ReconResponse(status=recon_pb2.NONCE_EXPIRED, responder_nonce=liar.rng.choice(nonces))

@@ -18,7 +18,7 @@ ROUNDS_MAX = 2000
 
 @dataclass
 class Outcome:
-    """What a client learned, and what it cost."""
+    """A client's results, and their cost."""
 
     have_ids: set[bytes]
     need_ids: set[bytes]
@@ -55,7 +55,7 @@ def two_sets(random: Random, counts: tuple[int, ...]) -> tuple[list[Record], lis
 
 
 class Client(Protocol):
-    """What `Negentropy` offers a client, whoever implements it."""
+    """The client's interface of `Negentropy`, for any implementation."""
 
     def initiate(self) -> bytes: ...
 
@@ -63,7 +63,7 @@ class Client(Protocol):
 
 
 class Server(Protocol):
-    """What `Negentropy` offers a server, whoever implements it."""
+    """The server's interface of `Negentropy`, for any implementation."""
 
     def respond(self, message: bytes) -> bytes: ...
 

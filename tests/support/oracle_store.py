@@ -1,4 +1,4 @@
-"""The store as a few dictionaries and sorts: what every database must answer like."""
+"""The store as a few dictionaries and sorts: every database must give the same answers."""
 
 from __future__ import annotations
 

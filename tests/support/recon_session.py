@@ -29,7 +29,7 @@ from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 EXCHANGES_MAX = 2_000
 FETCH_IDS_MAX = 1000
 STEP_S = 0.001  # the clock of these sessions: one exchange
-CONTENT_BYTES = 100  # what an element's content is said to weigh
+CONTENT_BYTES = 100  # assumed content of an element
 
 Element = tuple[int, bytes]
 Orders = NDArray[np.uint64]
@@ -70,7 +70,7 @@ class Reply(NamedTuple):
 
 
 class Peer(Protocol):
-    """Whoever answers."""
+    """A responder, honest or not."""
 
     def answer(self, request: ReconRequest) -> Reply:
         """The reply to one request."""
@@ -102,7 +102,7 @@ class HonestPeer:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a session brought, and what it cost."""
+    """The results of a session, and their cost."""
 
     have: set[Element] = field(default_factory=set)
     accepted: set[Element] = field(default_factory=set)

@@ -60,7 +60,7 @@ def set_of(orders, ids) -> set[Element]:
 
 @dataclass
 class Outcome:
-    """What the initiator learned, and what it cost."""
+    """The initiator's results, and their cost."""
 
     have: set[Element] = field(default_factory=set)
     need: set[Element] = field(default_factory=set)

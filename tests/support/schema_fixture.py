@@ -1,8 +1,8 @@
 """Small databases of released schemas: `python -m tests.support.schema_fixture` makes the current one.
 
 A folder in tests/fixtures/schemas for each revision, with the same messages in a SQLite file and in a
-PostgreSQL dump, and what a store answered when they were made. Folders of released revisions are never
-made again: every later version must open them and give the same answers.
+PostgreSQL dump, and the store's answers at that time. Folders of released revisions are never made
+again: every later version must open them and give the same answers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fill(store: Store) -> None:
 
 
 async def answers(store: Store) -> dict[str, Any]:
-    """What the store says about all of it, as JSON."""
+    """The store's answers about all messages, as JSON."""
     feed = await store.channels.feed(0, 1_000, BYTES_MAX)
     digests = [entry.digest for entry in feed.entries]
     claims = await store.claims.of(digests)

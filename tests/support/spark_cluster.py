@@ -23,7 +23,7 @@ _DEPLOY = "org.apache.spark.deploy"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`url` is what `--master` takes; `workers` are process IDs."""
+    """`url` is the value for `--master`; `workers` are process IDs."""
 
     url: str
     workers: tuple[int, ...]
@@ -68,7 +68,7 @@ def spark_cluster(folder: Path, workers_count: int) -> Iterator[Cluster]:
 
 
 def cluster_environment(folder: Path) -> dict[str, str]:
-    """What Spark processes on this machine alone need to find Java, Python, us and each other."""
+    """The environment in which local Spark processes find Java, Python, this code and each other."""
     home = java_home(os.environ, folder)
     return {
         **os.environ,

@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that every test of one is a test of the other."""
+"""Both clients behind one interface, so that every test runs on both."""
 
 import asyncio
 import inspect

@@ -151,7 +151,7 @@ def _empty(url: str) -> None:
 def prepared(
     publications: Sequence[Publication], limits: Limits = DEFAULT_LIMITS
 ) -> tuple[list[NewEntry], list[MetId]]:
-    """What the door would write of these."""
+    """The entries that ingest would write for these."""
     entries: list[NewEntry] = []
     met: list[MetId] = []
     for publication in publications:
@@ -174,7 +174,7 @@ def entry_of(frame: bytes, *hints: bytes) -> NewEntry:
 
 @contextmanager
 def taken_back(url: str) -> Iterator[None]:
-    """What is committed inside is lost at the end, as by a fail-over to a standby that is behind."""
+    """Lose the commits of the block at its end, as a fail-over to a lagging standby does."""
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     tables = [*_FILLED_TABLES, "watermark"]
     with engine.begin() as connection:

@@ -29,7 +29,7 @@ def stream_available(spark: SparkSession, url: str, folder: Path, **options: Any
 
 
 def streamed(spark: SparkSession, folder: Path) -> DataFrame:
-    """What is written by the batches that ended."""
+    """The rows written by the finished batches."""
     return spark.read.schema(_SCHEMA).parquet(str(folder / "out"))
 
 

@@ -21,7 +21,7 @@ from tests.support.stores import SqliteStores, Stores
 
 
 def sqlite_fault() -> sqlite3.Error:
-    """What SQLite says where a reader never sees a whole header of the log."""
+    """SQLite's error if a reader never sees a complete header of the log."""
     fault = sqlite3.OperationalError("locking protocol")
     fault.sqlite_errorcode = sqlite3.SQLITE_PROTOCOL
     return fault

@@ -319,5 +319,5 @@ def test_interrupting_a_node_is_130_and_terminating_it_0(tmp_path: Path) -> None
             finally:
                 serving.kill()
         assert (serving.returncode, err) == (code, b"")
-        # What was left behind is a store in order.
+        # The store that is left is intact.
         assert cli("check", "--data-dir", tmp_path).code == 0

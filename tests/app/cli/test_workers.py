@@ -124,7 +124,7 @@ def publish(url: str, number: int) -> int:
 
 
 def readiness(url: str) -> set[int]:
-    """What `/readyz` says on connections of their own; 0 where nobody answers in time."""
+    """The statuses of `/readyz`, each on its own connection; 0 if no answer comes in time."""
 
     def ask() -> int:
         try:
@@ -199,7 +199,7 @@ def test_ready_means_that_the_database_answered_a_moment_ago_whichever_worker_is
         reason = httpx.get(f"{url}/readyz", trust_env=False).json()
         assert reason["code"] == "not_ready"
         assert "database" in reason["detail"]
-        # What is counted is told all the same, and at once.
+        # The counters are still reported, and at once.
         assert httpx.get(f"{url}/metrics", trust_env=False, timeout=4).status_code == 200
         server.start()
         wait_until(lambda: readiness(url) == {200})

@@ -116,7 +116,7 @@ steps = st.lists(
 
 
 class Backup(NamedTuple):
-    """What was copied: the database and, as of a running node, an index file of that time."""
+    """A copy of a running node: its database and the index file of that time."""
 
     database: bytes
     index: bytes | None
@@ -168,7 +168,7 @@ class World:
         indexes = [each.index for each in self.backups if each.index is not None]
         if indexes and number % 3:
             (self.data(node) / INDEX_FILE).write_bytes(indexes[number % len(indexes)])
-        # What the process knew of its peers died with it; what they know of it did not.
+        # The process's knowledge of its peers died with it; the peers' knowledge of it did not.
         self.memories = {pair: each for pair, each in self.memories.items() if pair[0] != node}
         await self.start(node)
 

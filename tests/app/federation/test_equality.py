@@ -40,7 +40,7 @@ async def sync(one: Node, peer: InProcessPeer, memory: Remembered, **options: An
 
 
 def kinds(peer: InProcessPeer) -> list[str]:
-    """What a session asked, call by call; forgets it."""
+    """Return and clear the requests of a session, call by call."""
     asked = ["root" if each.idle_root else "session" for each in peer.requests]
     peer.requests.clear()
     return asked

@@ -1,4 +1,4 @@
-"""Whatever a peer does, the session ends with a report and nothing wrong is stored."""
+"""Against any peer, the session ends with a report and stores nothing wrong."""
 
 from __future__ import annotations
 

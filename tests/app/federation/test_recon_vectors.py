@@ -73,7 +73,7 @@ def test_a_stranger_is_told_what_the_vectors_say(
 
 
 async def taken(folder: Path, response: bytes) -> list[bytes]:
-    """What an initiator that holds nothing sets aside of an answer; raises for a fault."""
+    """The elements of an answer that an empty initiator sets aside; raises for a fault."""
     view = RangeIndex().view(HEADER.key(), None, ALL_ORDERS)
     fetch = wire.Fetch.FromString(bytes.fromhex(VECTORS["refused_items"]["fetch"]))
     wanted = read_fetch(fetch)

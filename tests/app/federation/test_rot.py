@@ -49,7 +49,7 @@ class RottingNode:
         self._open.close()
 
     def restart(self) -> None:
-        """What the process had in memory is gone."""
+        """Restart the node, which clears the memory of the process."""
         self.stop()
         self.start()
 
@@ -67,7 +67,7 @@ class RottingNode:
                     harm_rows(connection, world, BOTH, seq)
 
     def whole(self) -> dict[bytes, bytes]:
-        """What the stopped node holds on its disk: frames by digest."""
+        """The frames on the stopped node's disk, by digest."""
         return asyncio.run(_read_all(self.path))
 
 

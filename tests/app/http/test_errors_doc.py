@@ -26,7 +26,7 @@ LINES = {
     for code, section in SECTIONS.items()
     if (line := LINE.search(section["text"])) is not None
 }
-# What no single request produces: the caller's address, several requests, or this node's state.
+# Codes that no single request produces: they depend on the address, other requests, or the node's state.
 NOT_BY_ONE_REQUEST = {
     Code.UNAUTHENTICATED,
     Code.CURSOR_ROLLED_BACK,

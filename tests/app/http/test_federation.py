@@ -132,7 +132,7 @@ def test_wrong_requests_have_their_codes(
 
 
 def state_of(node: RunningNode, url: str) -> dict[str, Any]:
-    """What a node says of a peer, once it has tried it."""
+    """The node's document of a peer, once it has tried to sync with it."""
     deadline = time.monotonic() + SYNC_SECONDS_MAX
     while True:
         (peer,) = (p for p in node.http.get("/v1/peers").json()["peers"] if p["url"] == url)

@@ -1,4 +1,4 @@
-"""What a caller's grants do not cover, no route shows, changes or names.
+"""No route shows, changes or names anything that the caller's grants do not cover.
 
 Each route of the table has attempts: ways in which a caller limited to one channel could reach
 another. A route without any fails the test, so that a new one cannot be forgotten.

@@ -25,7 +25,7 @@ REQUEST_LINE = (
     b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-protobuf\r\n"
 )
 LIMIT = DEFAULT_LIMITS.small_body_bytes_max
-# What the kernel's socket buffers take in although nobody reads any more.
+# Bytes that the kernel's socket buffers accept after the last read.
 BUFFERED_BYTES_MAX = 8 << 20
 
 
@@ -141,7 +141,7 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path_factory: pytest.TempPat
         with connect(node) as connection:
             connection.sendall(request * 4)
             time.sleep(2.5)
-            # What the kernel has buffered arrives, the rest does not.
+            # Only the bytes in the kernel's buffers arrive.
             assert len(everything(connection)) < 20_000_000
 
 

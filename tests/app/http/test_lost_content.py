@@ -377,7 +377,7 @@ def test_a_deep_check_names_and_marks_lost_content(stores: Stores, tmp_path: Pat
     assert deep.code == 1
     assert deep.json["lost"] == 1
     assert any(entries[BAD].digest.hex() in damage for damage in deep.json["damages"])
-    # What the deep one marked, the quick one counts.
+    # The quick check counts the entries that the deep check marked.
     assert cli("check", "--database", url, "--json").json["lost"] == 1
     with node_over(tmp_path, url) as node:
         assert gauge(node, "content_lost") == 1

@@ -1,4 +1,4 @@
-"""What a body holds is counted before it is parsed, whatever the body is."""
+"""The fields of any body are counted before it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters by one way reads the same as what enters by another: frames, JSON, batches, NDJSON."""
+"""A message reads the same whether it was published as a frame, JSON, a batch or NDJSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ITEMS = st.one_of(
 
 @dataclass
 class Oracle:
-    """What a store should hold: dictionaries, nothing clever."""
+    """The expected contents of a store, as plain dictionaries."""
 
     entries: dict[bytes, Message] = field(default_factory=dict)
     hints: dict[bytes, set[bytes]] = field(default_factory=dict)

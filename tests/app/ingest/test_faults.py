@@ -1,4 +1,4 @@
-"""What is acknowledged stays: killed processes, full disks."""
+"""Acknowledged messages survive killed processes and full disks."""
 
 from __future__ import annotations
 

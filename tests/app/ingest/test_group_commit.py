@@ -127,7 +127,7 @@ async def test_one_bad_row_costs_only_itself(stores: Stores) -> None:
         assert outcomes[5].code is Code.INTERNAL_ERROR  # type: ignore[union-attr]
         assert len((await ingest.store.channels.feed(0, 100, 10**6)).entries) == 9
         assert ingest.committer.counters.failed_groups >= 1
-        # What a failed group learned must not be remembered.
+        # The writer must not cache anything from a failed group.
         again = await ingest.door.publish(Publication(content_frame(50)))
         assert again.kind is OutcomeKind.STORED
 

@@ -1,4 +1,4 @@
-"""What a reader may cost, and what happens at the ends of what is allowed."""
+"""Bounds on the cost of readers, and behaviour at the limits."""
 
 from __future__ import annotations
 

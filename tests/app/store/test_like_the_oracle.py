@@ -1,4 +1,4 @@
-"""Whatever is written, in whatever groups: the store answers as a few dictionaries would."""
+"""After any writes in any groups, the store gives the same answers as an oracle of dictionaries."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_aga
         assert reference in gone
         other = refiltered(entries[reference - 1])
         assert store.writer.write([other])[0].is_mended
-        # What could be read through the damaged copy can be read still, and nothing else changed.
+        # Frames that were readable through the damaged copy are still readable; nothing else changed.
         assert marked(url) == [seq for seq in gone if seq != reference]
         found = await store.entries.entry(other.digest)
         assert found is not None

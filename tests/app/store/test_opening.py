@@ -151,7 +151,7 @@ def test_the_migrations_make_the_tables_that_the_code_describes(tmp_path: Path) 
 
 
 def _tables(engine: Engine) -> dict[str, list[object]]:
-    """What SQLite makes of each table and its indexes, however their statements were written."""
+    """SQLite's description of each table and its indexes, which does not depend on their statements."""
     with engine.connect() as connection:
 
         def rows(pragma: str, name: str) -> list[tuple[object, ...]]:

@@ -1,4 +1,4 @@
-"""What only a database server brings: several writers, lost connections, restarts, servers that
+"""Faults of a database server: several writers, lost connections, restarts, servers that
 this node cannot use."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_groups(store: Store, writer: int, begin: threading.Barrier) -> None:
 
 
 async def follow_feed(store: Store, is_over: Callable[[], bool]) -> list[bytes]:
-    """What a reader of the feed sees while others write."""
+    """The messages that a reader of the feed sees while others write."""
     seen: list[bytes] = []
     seq = 0
     while True:
@@ -137,7 +137,7 @@ async def test_followers_of_two_writing_processes_miss_nothing_and_see_nothing_t
     channels = await reader.channels.after(None, 100)
     assert sum(channel.count for channel in channels) == len(expected)
     for channel in channels:
-        # What either wrote before the other told of it is no gap.
+        # A message that one writer stored before the other's history named it is not a gap.
         gaps = await reader.gaps.page(channel.channel_id, None, 1000)
         assert {gap.message_id.split("/")[0] for gap in gaps.gaps} <= {"nobody", "0", "1", "both"}
         for gap in gaps.gaps:

@@ -63,7 +63,7 @@ async def test_gaps_that_a_sync_message_hid_in_an_earlier_version_are_found_agai
     engine = _engine(url)
     channel_id, message_id = "é", "gone"
     with engine.begin() as connection:
-        # What earlier versions did when a sync message with this ID came.
+        # Earlier versions did this when a sync message with this ID came.
         secret = connection.execute(
             text("SELECT value FROM store_meta WHERE name = 'key_secret'")
         ).scalar_one()

@@ -1,4 +1,4 @@
-"""What an attacker publishes: real SDS messages, numbered, all at one Lamport timestamp.
+"""An attacker's publications: real SDS messages, numbered, all at one Lamport timestamp.
 
 One timestamp keeps the poison between two neighbouring cuts of the key space.
 """

@@ -36,7 +36,7 @@ def elements(messages: list[Message]) -> set[Element]:
 
 
 def honest_traffic() -> set[Element]:
-    """What both stores hold: 2,000 messages of other people, before and after the poison."""
+    """The common messages of both stores: 2,000 of other authors, before and after the poison."""
     source = np.random.default_rng(1)
     lamports = POISON_LAMPORT + source.integers(-5_000, 5_000, 2_000)
     return {(order_of_lamport(lamport), source.bytes(32)) for lamport in lamports.tolist()}

@@ -47,7 +47,7 @@ def keyed_digests(digests: Digests, key: bytes) -> Digests:
 
 
 def reconcile(ours: set[Element], theirs: set[Element], combine: Combine) -> set[Element]:
-    """What two honest stores find different: halve whatever has unequal summaries."""
+    """The differences that two honest stores find by halving ranges with unequal summaries."""
     found: set[Element] = set()
     waiting = [(0, _ORDERS)]
     while waiting:
