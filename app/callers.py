@@ -129,7 +129,7 @@ class Readable:
         else:
             found = await self.store.entries.find(message_id, channel_id)
         if found is None:
-            raise _not_found()
+            raise no_such_message()
         return found
 
     async def entry(self, digest: bytes) -> Entry:
@@ -140,10 +140,10 @@ class Readable:
             if problem.code is Code.CONTENT_LOST and self.caller.channels is not None:
                 known = await self.store.frames.left_out([digest])
                 if not self.caller.visible(known):
-                    raise _not_found() from None
+                    raise no_such_message() from None
             raise
         if entry is None or not self.caller.covers(entry.channel_id):
-            raise _not_found()
+            raise no_such_message()
         return entry
 
     async def contents(self, digests: Sequence[bytes]) -> Mapping[bytes, Entry | ContentState]:
@@ -166,7 +166,8 @@ class Readable:
         return await self.store.channels.among(self.caller.channels, after, limit, prefix)
 
 
-def _not_found() -> Problem:
+def no_such_message() -> Problem:
+    """The same for a message that is not here and for one that the caller may not see."""
     return Problem(Code.NOT_FOUND, "no such message is here")
 
 

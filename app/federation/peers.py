@@ -335,8 +335,10 @@ class Peers:
 
     def _start_asked(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         """Start a requested sync without waiting for a retry: the peer may work again."""
+        sync = self._start(peer, channels, dry_run)
+        # The session is a task that has not begun. A sync that is refused changes nothing.
         peer.memory = peer.memory.unserved_due()
-        return self._start(peer, channels, dry_run)
+        return sync
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         interest = self._interest

@@ -17,7 +17,7 @@ from app.http.call import Reply
 from app.http.forms import Form
 from app.http.openapi import TEXT, Document, reply
 from app.http.relay import SIBLING, all_metrics, own_metrics
-from app.http.replies import json_reply
+from app.http.replies import json_only
 from app.http.routing import CurrentCall, Routes
 from app.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
@@ -37,7 +37,7 @@ dd { margin: 0; } section { border-top: 1px solid #8886; } :root { color-scheme:
 @health.add("GET /livez", Scope.OPEN)
 async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
     """The process answers."""
-    return json_reply({"status": "alive"})
+    return json_only({"status": "alive"})
 
 
 @health.add("GET /readyz", Scope.OPEN)
@@ -47,10 +47,10 @@ async def readyz(call: CurrentCall) -> Reply:
     if reason is not None:
         raise Problem(Code.NOT_READY, reason)
     if call.node.siblings is None:
-        return json_reply({"status": "ready"})
+        return json_only({"status": "ready"})
     states = enumerate(call.node.siblings.board.states())
     workers = {str(number): state.name.lower() for number, state in states}
-    return json_reply({"status": "ready", "workers": workers})
+    return json_only({"status": "ready", "workers": workers})
 
 
 @health.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
@@ -67,7 +67,7 @@ async def metrics(call: CurrentCall) -> Reply:
 @routes.add("GET /v1/info", Scope.READ)
 async def info(call: CurrentCall) -> Reply:
     """Version, node ID, limits, protocols, digest and session parameters."""
-    return json_reply(await _document(call.node))
+    return json_only(await _document(call.node))
 
 
 async def _document(node: Node) -> dict[str, Any]:
@@ -89,7 +89,7 @@ async def _document(node: Node) -> dict[str, Any]:
 @routes.add("GET /openapi.json", Scope.OPEN)
 async def openapi(call: CurrentCall, request: Request) -> Reply:  # noqa: ARG001
     """This interface as an OpenAPI document."""
-    return json_reply(request.app.openapi())
+    return json_only(request.app.openapi())
 
 
 @routes.add("GET /docs", Scope.OPEN, replies={200: reply("A page", others={Form.HTML: TEXT})})

@@ -11,7 +11,7 @@ from app.callers import Scope
 from app.federation.syncs import Sync, SyncEvent
 from app.http.call import Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
-from app.http.replies import event, event_stream, json_reply
+from app.http.replies import event, event_stream, json_only
 from app.http.routing import CurrentCall, Routes
 
 routes = Routes("federation")
@@ -52,7 +52,7 @@ class SyncUrlBody(SyncBody):
 @routes.add("GET /v1/peers", Scope.ADMIN)
 async def list_peers(call: CurrentCall) -> Reply:
     """All peers."""
-    return json_reply({"peers": [peer.document() for peer in call.node.peers.all()]})
+    return json_only({"peers": [peer.document() for peer in call.node.peers.all()]})
 
 
 @routes.add(
@@ -66,13 +66,13 @@ async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     peer = await call.node.peers.add(body.url)
     status = 200 if peer.peer_id in known else 201
     location = f"/v1/peers/{peer.peer_id}".encode()
-    return json_reply(peer.document(), status, [(b"location", location)])
+    return json_only(peer.document(), status, [(b"location", location)])
 
 
 @routes.add("GET /v1/peers/{peer_id}", Scope.ADMIN)
 async def get_peer(call: CurrentCall, peer_id: str) -> Reply:
     """One peer."""
-    return json_reply(call.node.peers.get(peer_id).document())
+    return json_only(call.node.peers.get(peer_id).document())
 
 
 @routes.add("DELETE /v1/peers/{peer_id}", Scope.ADMIN, replies={204: reply("Removed")})
@@ -85,7 +85,7 @@ async def remove_peer(call: CurrentCall, peer_id: str) -> Reply:
 @routes.add("GET /v1/peers/{peer_id}/status", Scope.ADMIN)
 async def peer_status(call: CurrentCall, peer_id: str) -> Reply:
     """Health of a peer and the record of divergence from it."""
-    return json_reply(call.node.peers.get(peer_id).status())
+    return json_only(call.node.peers.get(peer_id).status())
 
 
 @routes.add("POST /v1/peers/{peer_id}/sync", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
@@ -101,7 +101,7 @@ async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = Non
 @routes.add("GET /v1/syncs", Scope.ADMIN)
 async def list_syncs(call: CurrentCall) -> Reply:
     """Sessions, newest first."""
-    return json_reply({"syncs": [sync.document() for sync in call.node.syncs.recent()]})
+    return json_only({"syncs": [sync.document() for sync in call.node.syncs.recent()]})
 
 
 @routes.add("POST /v1/syncs", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
@@ -116,7 +116,7 @@ async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
 @routes.add("GET /v1/syncs/{sync_id}", Scope.ADMIN)
 async def get_sync(call: CurrentCall, sync_id: str) -> Reply:
     """One session: percent in sync, segments of the range bar, report."""
-    return json_reply(call.node.syncs.get(sync_id).document())
+    return json_only(call.node.syncs.get(sync_id).document())
 
 
 @routes.add("GET /v1/syncs/{sync_id}/events", Scope.ADMIN, replies=EVENTS)
@@ -133,4 +133,4 @@ async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Seque
 
 def _started(sync: Sync) -> Reply:
     location = f"/v1/syncs/{sync.sync_id}".encode()
-    return json_reply(sync.document(), 202, [(b"location", location)])
+    return json_only(sync.document(), 202, [(b"location", location)])

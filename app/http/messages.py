@@ -13,7 +13,7 @@ from fastapi import Query
 from google.protobuf.proto import serialize_length_prefixed
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.callers import Scope
+from app.callers import Scope, no_such_message
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.hexadecimal import hex_bytes, hint_bytes
@@ -85,6 +85,7 @@ ENTRIES_BODY = TwoFormBody(EntriesBody, wire.EntriesRequest, lambda limits: limi
     "GET /v1/messages/{message_id}",
     Scope.READ,
     is_hot=True,
+    operation_id="GET /v1/messages/{message_id}",
     replies={
         200: reply("The variant served, or the one asked for", MESSAGE, "the frame"),
         304: reply("If-None-Match names it"),
@@ -124,7 +125,7 @@ async def _get_variant(
     """The variant with a digest; `variants` is None if the content of the first one is lost."""
     entry = await call.readable.entry(hex_bytes(digest, "the digest"))
     if entry.message_id != message_id or channel_id not in (None, entry.channel_id):
-        raise _not_found()
+        raise no_such_message()
     if variants is None:
         found = await call.node.store.entries.lookup(
             [entry.message_id],
@@ -144,6 +145,7 @@ async def _get_variant(
     "GET /v1/entries/{digest}",
     Scope.READ,
     is_hot=True,
+    operation_id="GET /v1/entries/{digest}",
     replies={200: reply("The entry", MESSAGE, "the frame"), 304: reply("If-None-Match names it")},
 )
 async def get_entry(call: CurrentCall, digest: str) -> Reply:
@@ -228,6 +230,7 @@ async def get_hint(
     "POST /v1/messages/lookup",
     Scope.READ,
     is_hot=True,
+    operation_id="POST /v1/messages/lookup",
     takes_turns=Turns.READS,
     body=two_form_body(LOOKUP_BODY),
     replies={200: reply("Found and missing", OBJECT, wire.LookupReply)},
@@ -389,7 +392,3 @@ def _delimited(digest: bytes, found: Entry | ContentState | None) -> bytes:
     output = BytesIO()
     serialize_length_prefixed(item, output)
     return output.getvalue()
-
-
-def _not_found() -> Problem:
-    return Problem(Code.NOT_FOUND, "no such message is here")

@@ -110,6 +110,7 @@ def describe(app: FastAPI, routes: Sequence[BaseRoute]) -> Document:
     for template in list(paths):
         for method, operation in list(paths[template].items()):
             _refuse_with_problems(operation)
+            _drop_null(operation)
             _add_query_form(paths, template, method, operation)
     document["paths"] = dict(sorted(paths.items()))
     schemas: Document = document.setdefault("components", {}).setdefault("schemas", {})
@@ -128,6 +129,16 @@ def _refuse_with_problems(operation: Document) -> None:
             "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
         },
     }
+
+
+def _drop_null(operation: Document) -> None:
+    """FastAPI describes an optional parameter as its type or null, which no query can hold."""
+    for parameter in operation.get("parameters", ()):
+        schema = parameter["schema"]
+        match schema.get("anyOf"):
+            case [value, {"type": "null"}]:
+                del schema["anyOf"]
+                schema |= value
 
 
 def _add_query_form(paths: Document, template: str, method: str, operation: Document) -> None:

@@ -18,6 +18,8 @@ from urllib.parse import quote, urlencode
 
 import orjson
 from fastapi import Query
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from app.entries import START, Entry, Token
 from app.errors import Code, Problem
@@ -45,13 +47,24 @@ RENDERED_PER_TURN = 100
 # RFC 3986: names, addresses, ports. No other characters get into a header of ours.
 _AUTHORITY = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _PATH_CHARACTERS = "/%:@!$&'()*+,;="  # and unreserved ones: all that a path contains stays as it is
+_IS_NUMBER = re.compile("-?[0-9]{1,19}").fullmatch
 _Page = TypeVar("_Page", Page, HintPage)
 
 PageLimit = Annotated[
     int, Query(ge=1, le=DEFAULT_LIMITS.page_items_max, description="items of one page at most")
 ]
 After = Annotated[str | None, Query(description="the `next` of the page before this one")]
-Lamport = Annotated[int | None, Query(ge=INT64_MIN, le=INT64_MAX)]
+
+
+def _check_digits(value: object) -> object:
+    # A number is also read from "+5", "5.0", "1_0" and " 5".
+    if isinstance(value, str) and not _IS_NUMBER(value):
+        raise PydanticCustomError("int_parsing", "Input should be up to 19 decimal digits")
+    return value
+
+
+_Number = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX), BeforeValidator(_check_digits)]
+Lamport = Annotated[_Number | None, Query()]
 
 
 class CursorKind(StrEnum):

@@ -41,6 +41,7 @@ _STATUS = {OutcomeKind.STORED: 201, OutcomeKind.DUPLICATE: 200, OutcomeKind.RELA
     "POST /v1/messages",
     Scope.PUBLISH,
     is_hot=True,
+    operation_id="POST /v1/messages",
     body=body(content(MESSAGE, "the frame")),
     replies={
         201: reply("Stored", OUTCOME, wire.PublishOutcome),
@@ -77,6 +78,7 @@ async def publish_one(
     "POST /v1/messages/batch",
     Scope.PUBLISH,
     is_hot=True,
+    operation_id="POST /v1/messages/batch",
     takes_turns=Turns.BATCHES,
     body_bytes_max=lambda limits: limits.body_bytes_max,
     body=body(

@@ -33,6 +33,7 @@ _READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
     "POST /v1/recon",
     Scope.SYNC,
     is_hot=True,
+    operation_id="POST /v1/recon",
     takes_turns=Turns.SYNCS,
     body_bytes_max=lambda limits: limits.recon_body_bytes_max,
     body=body(content(None, recon_wire.ReconRequest)),
@@ -74,6 +75,7 @@ async def interests(call: CurrentCall) -> Reply:
     "POST /v1/negentropy",
     Scope.SYNC,
     is_hot=True,
+    operation_id="POST /v1/negentropy",
     takes_turns=Turns.SYNCS,
     body_bytes_max=lambda limits: limits.negentropy_body_bytes_max,
     body=body(content(others={Form.OCTETS: BINARY})),
@@ -106,12 +108,11 @@ def _allowance(call: Call) -> Allowance:
 
 
 def _packed(call: Call, body: bytes) -> Reply:
-    headers: Headers = [_READS_ZSTD]
+    headers: Headers = [(b"content-type", Form.PROTOBUF.value), _READS_ZSTD]
     if len(body) >= COMPRESS_BYTES_MIN and b"zstd" in call.headers.get(b"accept-encoding", b""):
-        return protobuf_reply(
-            zstandard.compress(body), 200, [*headers, (b"content-encoding", b"zstd")]
-        )
-    return protobuf_reply(body, 200, headers)
+        headers.append((b"content-encoding", b"zstd"))
+        body = zstandard.compress(body)
+    return Reply(200, headers, body)
 
 
 def _text(lamport: int | None) -> str | None:

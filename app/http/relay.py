@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from app.callers import Caller
 from app.errors import Code, Problem
-from app.http.call import App, AsgiScope, Receive, Send
+from app.http.call import App, AsgiScope, Receive, Send, raw_path
 from app.node import Node
 from app.siblings import Siblings, WorkerState
 
@@ -73,7 +73,7 @@ async def _hand_on(siblings: Siblings, scope: AsgiScope, receive: Receive, send:
 
 
 async def _pass_back(siblings: Siblings, scope: AsgiScope, body: bytes, send: Send) -> None:
-    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    target = raw_path(scope) + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
     has_begun = False
     try:

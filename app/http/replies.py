@@ -31,8 +31,13 @@ _EVENT_HEADERS: Headers = [
 ]
 
 
+def json_only(document: object, status: int = 200, headers: Headers = []) -> Reply:  # noqa: B006
+    """A reply of a route that has no form but JSON."""
+    return Reply(status, [(b"content-type", Form.JSON.value), *headers], orjson.dumps(document))
+
+
 def json_reply(document: object, status: int = 200, headers: Headers = []) -> Reply:  # noqa: B006
-    """A JSON reply; `headers` are added to the usual ones."""
+    """The JSON form of a reply that has two; `headers` are added to the usual ones."""
     return Reply(status, [*JSON_HEADERS, *headers], orjson.dumps(document))
 
 
@@ -41,7 +46,7 @@ def protobuf_reply(
     status: int = 200,
     headers: Headers = [],  # noqa: B006
 ) -> Reply:
-    """A protobuf reply; `headers` are added to the usual ones."""
+    """The protobuf form of a reply that has two; `headers` are added to the usual ones."""
     encoded = body if isinstance(body, bytes) else body.SerializeToString()
     return Reply(status, [*PROTOBUF_HEADERS, *headers], encoded)
 

@@ -169,11 +169,13 @@ class Routes:
         body_bytes_max: Callable[[Limits], int] | None = None,
         takes_turns: Turns | None = None,
         is_hot: bool = False,
+        operation_id: str | None = None,
     ) -> Callable[[_Handler], _Handler]:
         """Declare the decorated handler as the route `name`, such as "GET /v1/channels".
 
         `replies` and `body` are in OpenAPI's words (`app.http.openapi`); the first reply is the usual
         one. A `body` is read by the handler; FastAPI reads and describes one that is a parameter.
+        Generated clients name their methods by `operation_id`; by default FastAPI forms it.
         """
         method, _, template = name.partition(" ")
 
@@ -193,6 +195,7 @@ class Routes:
                 response_model=None,
                 response_class=Response,
                 openapi_extra=extra,
+                operation_id=operation_id,
             )
             needed = [each.call for each in in_framework.dependant.dependencies]
             if needed != [_current_call]:

@@ -7,8 +7,8 @@ way to call the peer). The peer keeps nothing between calls, so all state of a s
    nonce from the peer; the `PeerMemory` of the last session saves both calls.
 2. Idle pairs. If both sides were proved equal recently and nothing changed here, `_is_idle` sends the
    32-byte root of that set. If the peer has the same root, the session ends after one small round trip.
-3. A pass (`_Pass`). Two streams of requests run side by side. `recon.Initiator` has a work list of
-   ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
+3. A pass (`_Pass`). Two streams of requests run side by side. `recon.initiator.Initiator` has a work
+   list of ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
    `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
    as enough of it is known. A received item is decoded once, checked against the request, and
    committed to the replica.

@@ -92,3 +92,21 @@ def test_the_verbs_of_a_running_node_start_without_the_packages_of_a_server(modu
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert started.stdout.split() == []
+
+
+def test_help_imports_no_numpy() -> None:
+    code = """
+import sys
+from app.cli.main import main
+sys.argv = ["sdstore", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+sys.stderr.write(" ".join({"numpy", "typer"} & set(sys.modules)))
+"""
+    started = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "backfill" in started.stdout
+    assert started.stderr == "typer"

@@ -26,6 +26,7 @@ from app.recon.endpoint import take_items
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry
+from sdstore.sync.memory import Asked, PeerMemory
 from sdstore.sync.report import Progress, SegmentState, SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import NO_ENTRY, PUSH_REFUSED, STORED, Item, ReconRequest, ReconResponse
 from tests.support.federation import (
@@ -481,5 +482,27 @@ def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
                 *(("entries", size) for size in groups),
                 *(("claims", size) for size in groups),
             ]
+
+    run(scenario())
+
+
+def test_a_sync_that_is_refused_as_busy_leaves_what_is_remembered_of_its_peer(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}) as (one,):
+            peer = Peer("id", httpx.URL("http://127.0.0.1:1/"))
+            known = peer.memory = PeerMemory(lost_asked=(Asked(bytes(32), 1, 0.0),))
+            one.peers._peers["id"] = peer
+            first = await one.peers.sync_peer("id")
+            due = peer.memory
+            peer.memory = known
+            with pytest.raises(Problem) as caught:
+                await one.peers.sync_peer("id")
+            assert caught.value.code is Code.SYNC_BUSY
+            assert peer.memory is known
+            assert due is not known
+            assert first.task is not None
+            await first.task
 
     run(scenario())

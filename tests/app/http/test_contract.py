@@ -67,3 +67,33 @@ def test_operations_have_names_of_their_own() -> None:
     paths = openapi_document()["paths"]
     names = [operation["operationId"] for item in paths.values() for operation in item.values()]
     assert len(names) == len(set(names))
+
+
+def test_generated_clients_keep_their_method_names() -> None:
+    paths = openapi_document()["paths"]
+    assert paths["/v1/channels"]["get"]["operationId"] == "list_channels_v1_channels_get"
+    for template, method in (
+        ("/v1/messages/{message_id}", "get"),
+        ("/v1/entries/{digest}", "get"),
+        ("/v1/messages", "post"),
+        ("/v1/messages/batch", "post"),
+        ("/v1/messages/lookup", "post"),
+        ("/v1/recon", "post"),
+        ("/v1/negentropy", "post"),
+    ):
+        operation_id = paths[template][method]["operationId"]
+        assert operation_id == f"{method.upper()} {template}"
+    query_form = paths["/v1/messages"]["get"]["operationId"]
+    assert query_form == "GET /v1/messages/{message_id} (query form)"
+
+
+def test_an_optional_parameter_has_the_schema_of_its_value() -> None:
+    count = 0
+    from_lamport = openapi_document()["paths"]["/v1/negentropy"]["post"]["parameters"][-1]["schema"]
+    assert (from_lamport["type"], from_lamport["maximum"]) == ("integer", 2**63 - 1)
+    for item in openapi_document()["paths"].values():
+        for operation in item.values():
+            for parameter in operation.get("parameters", ()):
+                count += 1
+                assert "anyOf" not in parameter["schema"], parameter
+    assert count > 20

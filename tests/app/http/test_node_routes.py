@@ -150,7 +150,7 @@ def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr("app.http.about._document", broken)
-    monkeypatch.setattr("app.callers._not_found", broken)
+    monkeypatch.setattr("app.callers.no_such_message", broken)
     for path in ("/v1/info", "/v1/messages/absent"):
         answer = node.http.get(path)
         assert answer.status_code == 500
@@ -158,3 +158,31 @@ def test_a_fault_of_the_node_is_a_problem_document_that_tells_nothing(
         assert answer.json()["code"] == "internal_error"
         assert "secret" not in answer.text
     assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("lamport", ["+5", "5.0", "1_0", " 5", "5 ", "", "-", "٥", "0" * 20])
+def test_a_lamport_timestamp_in_a_query_is_decimal_digits(node: RunningNode, lamport: str) -> None:
+    query = {"channel_id": "c", "from_lamport": lamport}
+    octets = {"content-type": "application/octet-stream"}
+    for answer in (
+        node.http.get("/v1/channels/messages", params=query),
+        node.http.get("/v1/channels/messages", params={"channel_id": "c", "to_lamport": lamport}),
+        node.http.post("/v1/negentropy", params=query, content=b"\x61", headers=octets),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
+        assert "decimal digits" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("lamport", ["5", "-5", "-0", "007", str(2**63 - 1), str(-(2**63))])
+def test_every_lamport_timestamp_in_decimal_digits_is_taken(
+    node: RunningNode, lamport: str
+) -> None:
+    query = {"channel_id": "c", "from_lamport": lamport}
+    assert node.http.get("/v1/channels/messages", params=query).status_code in (200, 404)
+
+
+def test_only_replies_with_two_forms_vary_with_accept(node: RunningNode) -> None:
+    varying = ["/v1/channels", "/v1/feed", "/v1/recon/interests"]
+    fixed = ["/livez", "/readyz", "/v1/info", "/v1/peers", "/v1/syncs", "/openapi.json"]
+    found = {path: node.http.get(path).headers.get("vary") for path in varying + fixed}
+    assert found == dict.fromkeys(varying, "accept") | dict.fromkeys(fixed)
