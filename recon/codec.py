@@ -291,7 +291,7 @@ def _check_ranges_ascend(orders: U64, heads: U64, last: I64) -> None:
     above = orders[1:] > orders[:-1]
     same = orders[1:] == orders[:-1]
     fine = above | (same & (heads[1:] > heads[:-1]))
-    between_runs = last[:-1]  # one run may begin where the one before ended
+    between_runs = last[:-1]  # a run can begin where the one before ended
     fine[between_runs] |= (same & (heads[1:] == heads[:-1]))[between_runs]
     if not fine.all():
         raise RemoteProtocolError("ranges_disordered", "ranges must ascend and not overlap")
@@ -472,7 +472,7 @@ def _unpack_parts(
 ) -> tuple[Parts, Tiles]:
     raw = column(message.part_counts)
     sizes, taken = _unpack_sizes(raw, counts, parts_max)
-    # So many hashes are there: from here on anything may be as long as the parts are said to be.
+    # The message contains this many hashes, so later columns can be as long as the stated parts.
     hashes = table(message.hashes, SUMMARY_HASH_BYTES, int(sizes.sum()))
     if len(raw):
         part_counts, more = unpack_counts(raw[taken:], len(hashes))

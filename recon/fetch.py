@@ -40,7 +40,7 @@ from sdstore.wire.recon_pb2 import Fetch
 Batch = list[Need]
 _RESUME_BYTES = 16
 _NOWHERE = -1
-_CLOSE = 16  # a cut within 1/16 of what may be looked at is close enough
+_CLOSE = 16  # a cut within 1/16 of the scan limit is close enough
 
 
 class FetchQueue:
@@ -104,7 +104,7 @@ class FetchQueue:
         return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
 
     def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
-        """Strike off what an answer to `batch` brought, in any order; queue what it did not reach."""
+        """Remove the elements that an answer to `batch` brought, in any order; queue the rest again."""
         left, is_barren = self._left(batch, orders, ids)
         bound = END
         if resume is not None:
@@ -128,7 +128,7 @@ class FetchQueue:
         self._waiting.extendleft(reversed(batch))
 
     def _count_barren(self, *, is_barren: bool) -> None:
-        """An answer that only moves its bound could do so for ever: few of a session bring nothing."""
+        """Bound the cut answers of a session that bring nothing: they could move their bound for ever."""
         self._barren_left -= is_barren
         if self._barren_left < 0:
             raise RemoteProtocolError("no_progress", "too many cut answers brought nothing")

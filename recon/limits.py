@@ -31,7 +31,7 @@ FRAME_RESERVE_BYTES = 128  # of a response: fields beside the answers
 ORDER_END = 2**64 - 1
 ASIDE_ROW_FIRST = 2**32 - 2**20  # row numbers of elements that a view names and the index lacks
 VIEW_ELEMENT_BYTES = 28  # of memory: order, row number, two prefix sums
-VIEW_BYTES = 140_000  # of memory, whatever it holds: buffers of the hasher, the unsorted tail
+VIEW_BYTES = 140_000  # of memory, even if empty: buffers of the hasher, the unsorted tail
 VIEW_GROUP_BYTES = 64  # of memory: a number in a set
 
 
@@ -50,7 +50,7 @@ class Limits:
     depth_max: int = 64  # splits above a range; 10^6 honest elements need 7
     requests_max: int = 1 << 16  # per session
     in_flight_max: int = 8  # requests without an answer
-    bytes_base: int = 4 << 20  # what a session may cost before anything was transferred
+    bytes_base: int = 4 << 20  # the cost of a session before anything was transferred
     bytes_per_element: int = 64  # and per own element: ids twice, summaries, bounds
     bytes_per_credit: int = 4  # and per byte of content that really arrived
     seconds_base: float = 60.0  # a session's patience before anything was transferred

@@ -185,7 +185,7 @@ def _recent(view: View, recent: int) -> I64:
 _ASK_BYTES = 8.5  # a summary in a request: hash, bound, count
 _PART_BYTES = 7.5  # a part in an answer: hash, bound
 _LIST_BYTES = 4.0  # asking for a list, and its count
-_PATIENCE = 1.25  # a list may cost this much more than splitting: it saves a round trip
+_PATIENCE = 1.25  # a list can cost this many times as much as splitting: it saves a round trip
 _OWN_PARTS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, PARTS_MAX], dtype=np.float64)
 _PEER_PARTS = np.array([4, 6, 8, 12, 16, 24, 32], dtype=np.float64)
 _SPARSE_PARTS = 2  # so few differing parts of a split may be a cluster: assume one difference each

@@ -120,9 +120,9 @@ async def _wanted(call: Call) -> _Wanted:
     if len(request.known) > limits.lookup_keys_max:
         raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} known IDs")
     if any("\0" in text for text in (*request.heads, *request.known, request.channel_id)):
-        raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
+        raise Problem(Code.NUL_CHARACTER, "an ID contains U+0000")
     if request.limit > limits.ancestors_max:
-        raise Problem(Code.INVALID_BODY, f"limit: at most {limits.ancestors_max}")
+        raise Problem(Code.INVALID_BODY, f"limit must be at most {limits.ancestors_max}")
     limit = request.limit or _LIMIT_DEFAULT
     return _Wanted(request.channel_id, request.heads, request.known, limit, request.after or None)
 

@@ -101,7 +101,7 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
         if channel_id in _BELOW_A_CHANNEL:
             detail += f"; to read the {channel_id} of a channel, add ?channel_id="
         raise Problem(Code.NOT_FOUND, detail)
-    # More may have come since: count and root belong together.
+    # More messages may have come since, and count and root must match.
     count, root = await call.node.index.root(channel_id, channel.count)
     channel = replace(channel, count=count)
     if call.form is Form.PROTOBUF:

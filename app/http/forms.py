@@ -75,7 +75,9 @@ def body_form(content_type: bytes | None, *accepted: Form) -> Form:
             return form
     names = ", ".join(form.value.decode() for form in accepted)
     raise Problem(
-        Code.UNSUPPORTED_MEDIA_TYPE, f"Content-Type is one of {names}", headers={"Accept": names}
+        Code.UNSUPPORTED_MEDIA_TYPE,
+        f"Content-Type must be one of {names}",
+        headers={"Accept": names},
     )
 
 

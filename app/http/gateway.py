@@ -169,7 +169,7 @@ class Answer:
             return
         is_large = len(reply.body) > self._free_bytes
         if is_large and self._replies.free_units <= 0 and not self.has_room:
-            # The reply exists already, but is not kept for a client that may never read it.
+            # Do not keep the finished reply for a client that might never read it.
             reply = problem_reply(self._replies.refuse())
         self.status = reply.status
         if self._exchange is not None:

@@ -241,9 +241,11 @@ async def lookup(call: CurrentCall) -> Reply:
     wanted = await _wanted_keys(call)
     limits = call.node.limits
     if len(wanted.message_ids) + len(wanted.retrieval_hints) > limits.lookup_keys_max:
-        raise Problem(Code.TOO_MANY_ITEMS, f"up to {limits.lookup_keys_max} IDs and hints")
+        raise Problem(
+            Code.TOO_MANY_ITEMS, f"a look-up has at most {limits.lookup_keys_max} IDs and hints"
+        )
     if any("\0" in text for text in (*wanted.message_ids, wanted.channel_id)):
-        raise Problem(Code.NUL_CHARACTER, "no ID holds U+0000")
+        raise Problem(Code.NUL_CHARACTER, "an ID contains U+0000")
     channel_id = wanted.channel_id if wanted.HasField("channel_id") else None
     call.caller.require_channel_of_body(channel_id)
 

@@ -172,7 +172,7 @@ class Cursors:
             fields = orjson.loads(raw)
         except (ValueError, Base64Error):
             fields = None
-        # Only flat lists are written again: JSON that can be read may be too deep to be written.
+        # Re-encode only flat lists: JSON that can be parsed can be too deep to encode.
         if (
             not isinstance(fields, list)
             or len(fields) < 2
@@ -197,8 +197,8 @@ async def _require_history(store: Store, entries: Token, claims: Token = START) 
     if not await store.arrivals.holds(entries, claims):
         raise Problem(
             Code.CURSOR_ROLLED_BACK,
-            "this database went back to an older copy, or is another copy, and its history up to "
-            "this cursor is not the one that was read: start again without a cursor, or with one "
+            "this database was rolled back to an older copy, or is another copy, and its history up to "
+            "this cursor differs from the one that was read: start again without a cursor, or with one "
             "from before that copy was made",
         )
 
@@ -284,7 +284,7 @@ async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
 def next_link(call: Call, next_token: str | None) -> Headers:
     """`Link: rel="next"`: this request again, behind its last item, as an absolute URL.
 
-    It keeps the form of the request (a proxy may rewrite IDs in paths, hence the query form) and the
+    It keeps the form of the request (a proxy might rewrite IDs in paths, hence the query form) and the
     authority by which the caller reaches this node.
     """
     if next_token is None:

@@ -141,7 +141,7 @@ async def _protobuf_items(call: Call) -> list[Publication | Problem]:
 
 
 async def _ndjson_items(call: Call) -> list[Publication | Problem]:
-    # Counted first: a body of line ends alone would be a list of millions.
+    # Count first: a body of line ends alone would become a list of millions.
     if call.body.count(b"\n") > BLANK_LINES_FACTOR * call.node.limits.batch_items_max:
         raise _too_many(call)
     _check_count(call, sum(1 for _ in _lines(call.body)))
@@ -150,14 +150,16 @@ async def _ndjson_items(call: Call) -> list[Publication | Problem]:
 
 
 def _lines(body: bytes) -> Iterator[bytes]:
-    """Those that hold anything, one at a time: a list of them would be a second copy of the body."""
+    """The lines that are not empty, one at a time: a list of them would be a second copy of the body."""
     return (line.rstrip(b"\n") for line in BytesIO(body) if not line.isspace())
 
 
 def _line_publication(bytes_max: int, line: bytes) -> Publication:
     # A line is bounded like the body of a request of its own.
     if len(line) > bytes_max:
-        raise Problem(Code.BODY_TOO_LARGE, f"a line of {len(line)} bytes; up to {bytes_max}")
+        raise Problem(
+            Code.BODY_TOO_LARGE, f"a line has {len(line)} bytes; the maximum is {bytes_max}"
+        )
     return read_json_item(line)
 
 
@@ -175,14 +177,16 @@ async def _in_steps(make: Callable[[_Item], _Made], items: Iterable[_Item]) -> l
 
 def _check_count(call: Call, items_count: int) -> None:
     if not items_count:
-        raise Problem(Code.EMPTY_BODY, "the batch holds no item")
+        raise Problem(Code.EMPTY_BODY, "the batch has no items")
     if items_count > call.node.limits.batch_items_max:
         raise _too_many(call)
 
 
 def _too_many(call: Call) -> Problem:
     items_max = call.node.limits.batch_items_max
-    return Problem(Code.TOO_MANY_ITEMS, f"a batch holds up to {items_max} items")
+    return Problem(
+        Code.TOO_MANY_ITEMS, f"a batch has at most {items_max} items; send several batches"
+    )
 
 
 def _attempt(

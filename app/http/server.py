@@ -134,7 +134,7 @@ def waiting_server(reason: str, limits: Limits) -> SideServer:
 
     async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
         reply = _waiting_reply(scope["path"], reason)
-        # The connection ends with the answer: the next one may find the node open.
+        # Close the connection, because the client's next one may reach the open node.
         headers = [*reply.headers, *length_of(reply), (b"connection", b"close")]
         start = {"type": "http.response.start", "status": reply.status, "headers": headers}
         await send(start)

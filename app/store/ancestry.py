@@ -2,7 +2,7 @@
 
 The walk goes from the heads back in time: of all known causes, it takes the last one in log order
 next. Clocks grow from cause to effect, so the next page needs only the place where this page ends and
-the causes that still wait. Where clocks contradict the order of causes, a page may repeat a message of an
+the causes that still wait. If clocks contradict the order of causes, a page can repeat a message of an
 earlier one, once.
 
 On a server each look-up costs a round trip, and a chain is a thousand look-ups deep. So the walk
@@ -189,7 +189,7 @@ class Ancestors:
     ) -> AncestorPage:
         """Everything before `heads`, not passing through `known`, the latest first.
 
-        Within a page every message comes after its causes. Pages may be empty and go on.
+        Within a page every message comes after its causes. An empty page is not always the last.
         """
         starts = frozenset(heads) - frozenset(known)
         channel = await self._channels.named(channel_id)

@@ -1,8 +1,8 @@
-"""Hint claims: which entries a retrieval hint may mean, and which hints an entry has.
+"""Hint claims: the entries that a retrieval hint can lead to, and the hints of an entry.
 
-Anybody can claim anything, so each look-up examines a bounded number of claims and says how to go on; a
-look-up within a channel counts only claims of that channel. Candidates are ranked by where the claim was
-learned. Ranks 0 and 1 are claims published with an entry. Rank 2 are claims of histories about a channel
+Anyone can make any claim, so each look-up examines a bounded number of claims and returns the place to
+resume; a look-up within a channel counts only claims of that channel. Candidates are ranked by the source
+of the claim. Ranks 0 and 1 are claims published with an entry. Rank 2 are claims of histories about a channel
 and message ID, which lead to every entry with that ID.
 """
 
@@ -62,7 +62,7 @@ _LAST_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class HintPage:
-    """Ranked candidates. Under claim spam a page may be short, even empty, and go on."""
+    """Ranked candidates. Under claim spam a page can be short or empty without being the last."""
 
     entries: list[Entry]
     next: Position | None
@@ -88,7 +88,7 @@ class _HistoryClaim(NamedTuple):
 
 @dataclass(slots=True)
 class _Candidates:
-    """Positions and rows of the entries that a hint may mean; `resume` is set if not all were examined."""
+    """Positions and rows of a hint's candidate entries; `resume` is set if not all were examined."""
 
     found: list[tuple[Position, EntryRow]] = field(default_factory=list)
     resume: Position | None = None
@@ -117,7 +117,7 @@ class HintClaims:
     async def page(
         self, hint: bytes, channel_id: str | None, limit: int, after: Position | None = None
     ) -> HintPage:
-        """The entries that a hint may mean: by rank, then first seen first."""
+        """The entries that a hint can lead to: by rank, then first seen first."""
         (candidates,) = await self._gather([hint], channel_id, after, with_frames=True)
         found = candidates.found
         rows = [row for _, row in found]

@@ -49,7 +49,7 @@ _SMALL_LEVEL = 1  # 0.3 % larger than level 3 for frames of 300 bytes, in 60 % o
 _REFERENCE_LEVEL = 1  # the same size as higher levels where nearly all is one long match
 _DECOMPRESSOR_BYTES = 160 * 1024  # zstd's own state
 _DEPTH_MAX = 2  # a frame, its reference, the base of that
-_RECOVERY_DEPTH_MAX = 4  # a mended frame that had dependents may itself need two others
+_RECOVERY_DEPTH_MAX = 4  # a mended frame that had dependents can itself need two others
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class FrameUnpacker:
         return self._proved(packed, self._references)
 
     def forget_references(self) -> None:
-        """Read every reference from the database again: those in memory prove nothing about it."""
+        """Drop the cached references, so that reads verify those in the database."""
         self._references.clear()
         self._references_bytes = 0
 
@@ -330,7 +330,7 @@ def _smaller(frame: bytes, data: bytes) -> StoredFrame:
 
 
 def is_referable(frame: bytes) -> bool:
-    """Whether a frame is compressed against references and may be one."""
+    """Whether a frame is compressed against references and can be one."""
     return REFERENCE_BYTES_MIN <= len(frame) <= REFERENCE_BYTES_MAX
 
 

@@ -172,7 +172,7 @@ class FrameWriter:
         self._channels.clear()
 
     def remembered(self, lost: Mapping[int, PackedFrame]) -> list[Lost]:
-        """The lost frames that are references in memory, still whole there."""
+        """The lost frames that are still intact as references in memory."""
         found = {}
         for channel_no, channel in self._channels.items():
             for known in channel.known:
@@ -183,7 +183,7 @@ class FrameWriter:
                             found[packed.seq] = Lost(packed.seq, channel_no, frame, True, True)
         return list(found.values())
 
-    # ---- lost frames that came again
+    # ---- lost frames that arrive again
 
     def mend(self, transaction: Transaction, lost: Sequence[Lost]) -> set[int]:
         """Remove the rows of lost frames and restore those that others are compressed against.
@@ -302,7 +302,7 @@ class FrameWriter:
         channel.add(Known.of(candidate_lamport, reference, None, len(copy.data)))
         return stored, [(candidate_seq, copy)]
 
-    # ---- what the database knows of channels
+    # ---- the channels' references in the database
 
     def _make_ready(self, transaction: Transaction, channel_numbers: set[int]) -> None:
         """Forget references that are gone, and read those of channels that are not in memory."""

@@ -343,7 +343,7 @@ class GroupWriter:
         """Unmark lost frames that were compressed against a mended one."""
         near = self._frames.lost_near(transaction, min(mended))
         whole = mended
-        # A frame may need a reference, and that one a base.
+        # A frame can need a reference, and that one a base.
         for _ in range(2):
             seqs = [seq for seq, reference_no in near if reference_no in whole]
             whole = set(seqs) - self._unreadable(transaction, seqs).keys()

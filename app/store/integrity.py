@@ -53,7 +53,7 @@ DAMAGED_SUFFIX = ".damaged"
 _WORD = 1 << 64
 _FRAMES = ("frames", "frame_references")
 _DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# The text of an error may quote a damaged schema, and then be no text.
+# An error's message can quote a damaged schema that is not valid UTF-8.
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
 _INDEX_NAMED = re.compile(r"\bindex (\w+)$")
 _COLUMN_NAMED = re.compile(r"\bvalue in (\w+)\.\w+$")
@@ -93,7 +93,7 @@ class Structure:
 
 
 async def check_structure(database_url: str) -> Structure:
-    """Run the own check of the database at this URL; the node may be running.
+    """Run the database's own check; the node can be running.
 
     Raises UnusableFileError for a SQLite file that cannot be read at all, DatabaseUnreachableError.
     """

@@ -221,7 +221,7 @@ class PostgresDatabase(Database):
             max_size=limits.database_connections_max,
             max_waiting=limits.lookups_waiting_max,
             timeout=limits.database_wait_s,
-            # Then the next reader makes the pool try again, instead of ever rarer attempts.
+            # On failure the next reader makes the pool reconnect, instead of the pool's own back-off.
             reconnect_timeout=limits.database_wait_s,
             configure=self._configure,
             open=False,
@@ -318,7 +318,7 @@ class PostgresDatabase(Database):
         try:
             writer.execute(_BEGIN)
         except psycopg.OperationalError:
-            # The connection may have ended with a restart of the server; nothing is written yet.
+            # A restart of the server may have ended the connection; nothing is written yet.
             if not writer.closed:
                 raise
             writer = self._connected_writer()

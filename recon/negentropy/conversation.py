@@ -1,11 +1,11 @@
 """Negentropy v1: reconciliation with clients that speak the published protocol.
 
 Sans-I/O. The client sends `initiate()`, then the message that `reconcile` makes of each answer, until
-there is none. The server answers each message with `respond` and keeps nothing in between. `wire` has
+it returns no message. The server answers each message with `respond` and keeps no state. `wire` has
 the format, `records` the sums and fingerprints.
 
-The fingerprints have no key: anybody who can publish can, with about an hour of computing, make two
-different sets look equal (docs/negentropy.md). Stores speak recon; this is for existing clients.
+The fingerprints have no key: anyone who can publish can make two different sets look equal, with about
+an hour of computing (docs/negentropy.md). Stores speak recon; this is for existing clients.
 """
 
 import sys
@@ -79,7 +79,7 @@ class Step(NamedTuple):
 class Negentropy:
     """One side of the conversation, over an immutable set of records.
 
-    As a server it keeps no state, so one object may answer many clients; as a client it counts
+    As a server it keeps no state, so one object can answer many clients; as a client it counts
     rounds, so each session has its own.
     """
 

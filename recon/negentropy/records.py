@@ -23,7 +23,7 @@ LIMBS: Final = 8
 
 
 class Records:
-    """An immutable set of (timestamp, ID), in the protocol's order. May be shared by threads."""
+    """An immutable set of (timestamp, ID), in the protocol's order. Threads can share it."""
 
     def __init__(self, timestamps: NDArray[np.uint64], ids: NDArray[np.uint8]) -> None:
         """Take (n,) timestamps and (n, 32) IDs in any order; sorted columns are not copied.

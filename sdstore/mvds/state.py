@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class RecordType(IntEnum):
-    """The numbers may be stored; they never change."""
+    """The kinds of records. The numbers can be stored; they never change."""
 
     OFFER = 1
     REQUEST = 2
@@ -23,7 +23,7 @@ class RecordType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. `send_count`: how often it was sent; `send_epoch`: when it may be sent next."""
+    """One record. `send_count`: its transmissions; `send_epoch`: the earliest epoch of the next one."""
 
     type: RecordType
     message_id: bytes

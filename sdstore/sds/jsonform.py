@@ -49,7 +49,7 @@ def to_json(message: Message) -> dict[str, Any]:
 def from_json(obj: object) -> Message:
     """The message in a parsed JSON value.
 
-    Integers may be numbers or strings, bytes standard or URL-safe base64, `null` is unset.
+    Integers can be numbers or strings, bytes standard or URL-safe base64; `null` is unset.
     Raises `MessageError`: `invalid_json_message` for another shape or an unknown key, and the codes of
     `decode` for a message that breaks a rule.
     """
