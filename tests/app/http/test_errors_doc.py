@@ -17,7 +17,8 @@ from tests.support.server import RunningNode, running_node
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTION = re.compile(
-    r"^### (?P<code>\w+)\n(?P<status>\d{3})?(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL
+    r"^### (?P<code>\w+)\n(?:Status (?P<status>\d{3}))?(?P<text>.*?)(?=^##|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 LINE = re.compile(r"^```sh\n(?P<line>.+?)\n```$", re.MULTILINE | re.DOTALL)
 SECTIONS = {section["code"]: section for section in SECTION.finditer(DOCUMENT)}
