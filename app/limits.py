@@ -60,6 +60,11 @@ class Limits:
     batch_fields_max: int = _bound(
         200_000, "protobuf fields", "10,000 items with sixteen hints each; counted before parsing"
     )
+    json_brackets_max: int = _bound(
+        32_768,
+        "[ and { characters",
+        "of a message in JSON, counted before parsing (5 ms); 256 history entries have 60 in each ID",
+    )
     lookup_keys_max: int = _bound(
         10_000, "IDs and hints", "a page of missed messages: less than one second of look-ups"
     )

@@ -21,6 +21,7 @@ from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, TEXT, body, content,
 from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
+from app.limits import Limits
 from app.sharing import Turns
 from sdstore.wire import store_pb2 as wire
 
@@ -128,7 +129,7 @@ def _one_publication(call: Call, retrieval_hint: str | None) -> Publication:
     hints = tuple(hint_bytes(hint.strip(), "Retrieval-Hint") for hint in given)
     if body_form(call.headers.get(b"content-type"), Form.PROTOBUF, Form.JSON) is Form.PROTOBUF:
         return _covered(call.caller, Publication(call.body, hints))
-    item = read_json_item(call.body)
+    item = _json_publication(call.node.limits, call.body)
     return _covered(call.caller, item._replace(hints=hints + item.hints))
 
 
@@ -145,7 +146,7 @@ async def _ndjson_items(call: Call) -> list[Publication | Problem]:
     if call.body.count(b"\n") > BLANK_LINES_FACTOR * call.node.limits.batch_items_max:
         raise _too_many(call)
     _check_count(call, sum(1 for _ in _lines(call.body)))
-    read = partial(_line_publication, call.node.limits.small_body_bytes_max)
+    read = partial(_line_publication, call.node.limits)
     return await _in_steps(partial(_attempt, read, call.caller), _lines(call.body))
 
 
@@ -154,13 +155,23 @@ def _lines(body: bytes) -> Iterator[bytes]:
     return (line.rstrip(b"\n") for line in BytesIO(body) if not line.isspace())
 
 
-def _line_publication(bytes_max: int, line: bytes) -> Publication:
+def _line_publication(limits: Limits, line: bytes) -> Publication:
     # A line is bounded like the body of a request of its own.
-    if len(line) > bytes_max:
+    if len(line) > (bytes_max := limits.small_body_bytes_max):
         raise Problem(
             Code.BODY_TOO_LARGE, f"a line has {len(line)} bytes; the maximum is {bytes_max}"
         )
-    return read_json_item(line)
+    return _json_publication(limits, line)
+
+
+def _json_publication(limits: Limits, document: bytes) -> Publication:
+    # A parser makes an object of every two bytes "[]": 0.2 s for the 2 MiB of a line.
+    if len(document) > (most := limits.json_brackets_max):
+        count = document.count(b"[") + document.count(b"{")
+        if count > most:
+            why = f"the message in JSON has {count} characters [ and {{; the maximum is {most}"
+            raise Problem(Code.TOO_MANY_ITEMS, why)
+    return read_json_item(document)
 
 
 async def _in_steps(make: Callable[[_Item], _Made], items: Iterable[_Item]) -> list[_Made]:

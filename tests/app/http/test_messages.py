@@ -412,3 +412,30 @@ def test_a_sync_message_with_the_id_of_a_missing_one_hides_no_gap(node: RunningN
     assert (list(walk.missing), list(walk.met_as_sync)) == (["m0"], ["m0"])
     assert node.publish(content("m0", "blinded")).status_code == 201
     assert node.http.get(url).json()["gaps"] == []
+
+
+def test_a_message_in_json_with_too_many_brackets_is_refused_before_it_is_parsed(
+    node: RunningNode,
+) -> None:
+    most = DEFAULT_LIMITS.json_brackets_max
+    # Three brackets around the ID.
+    good, bad = (
+        b'{"message":{"message_id":"x","channel_id":"c","lamport_timestamp":"1","content":"aGk=",'
+        b'"causal_history":[{"message_id":"%s"}]}}' % (b"[{" * (count // 2))
+        for count in (1_000, most)
+    )
+    answers = [
+        node.http.post("/v1/messages", content=each, headers={"content-type": "application/json"})
+        for each in (good, bad)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 413]
+    assert answers[1].json()["code"] == "too_many_items"
+    # A document that is not JSON shows that it was not parsed.
+    lines = b"\n".join((good, bad, b"[" * (most + 1), b"[" * most))
+    headers = {"content-type": "application/x-ndjson"}
+    outcomes = node.http.post("/v1/messages/batch", content=lines, headers=headers).json()[
+        "outcomes"
+    ]
+    assert outcomes[0]["outcome"] == "duplicate"
+    codes = [outcome["problem"]["code"] for outcome in outcomes[1:]]
+    assert codes == ["too_many_items", "too_many_items", "invalid_body"]
