@@ -381,7 +381,7 @@ def test_a_bar_says_how_much_of_how_much() -> None:
 def test_a_page_says_which_table_is_cut() -> None:
     table = pa.table({"channel_id": ["a", "b"]})
     assert "2 of 2 rows; all:" in page("monday", MANIFEST, {"gaps": table}, (), rows_max=3)
-    assert "2 of the first 2 rows; what" in page(
+    assert "2 of the first 2 rows; the rest" in page(
         "monday", MANIFEST, {"gaps": table}, (), rows_max=2
     )
 
