@@ -307,6 +307,29 @@ class Limits:
     negentropy_channels_max: int = _bound(
         16, "channels", "sorted columns kept for the next message: 44 bytes per entry"
     )
+    mvds_payload_bytes_max: int = _bound(
+        4 * MIB,
+        "bytes",
+        "of one MVDS payload, either way: half of it holds one of the largest frames",
+    )
+    mvds_fields_max: int = _bound(
+        50_000, "protobuf fields", "10,000 messages and as many IDs; counted before parsing"
+    )
+    mvds_channels_max: int = _bound(
+        100, "channels", "of one MVDS peer: each costs three queries of an exchange"
+    )
+    mvds_peer_id_bytes_max: int = _bound(
+        256, "bytes of UTF-8", "peer IDs are names or keys; one is a part of the path"
+    )
+    mvds_records_per_peer_max: int = _bound(
+        1_000, "records", "messages on their way to one MVDS peer; read and written in 20 ms"
+    )
+    mvds_peers_max: int = _bound(
+        1_000, "peers", "100 MB of records at most; the peer silent for longest is forgotten"
+    )
+    mvds_known_ids_max: int = _bound(
+        65_536, "IDs", "10 MiB; an offer of a message whose ID is not among them costs its transfer"
+    )
     session_nonce_lifetime_s: int = _bound(
         SYNC.nonce_lifetime_s,
         "seconds",

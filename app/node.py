@@ -22,6 +22,7 @@ from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
+from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
@@ -58,6 +59,7 @@ class Node:
     interest: Interest
     recon: ReconEndpoint
     negentropy: NegentropyEndpoint
+    mvds: MvdsEndpoint
     live: LiveHub
     syncs: Syncs
     peers: Peers
@@ -194,6 +196,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         interest=interest,
         recon=ReconEndpoint(replica, index, interest, secret, budgets),
         negentropy=NegentropyEndpoint(index, limits, budgets),
+        mvds=MvdsEndpoint(store, door, committer, limits),
         live=live,
         syncs=syncs,
         peers=Peers(replica, syncs, book, interest, settings, instance_id),
@@ -202,6 +205,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         instance_id=instance_id,
         sharing=sharing,
     )
+    node.metrics.register(node.mvds)
     register_node_metrics(node.metrics, committer, index, live, node.verification, node.peers)
     return node
 

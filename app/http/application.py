@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from app.callers import Authorizer, LoopbackAuthorizer, OpenAuthorizer
-from app.http import about, ancestors, channels, federation, live, messages, publish, recon
+from app.http import about, ancestors, channels, federation, live, messages, mvds, publish, recon
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
 from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe
@@ -29,6 +29,7 @@ ROUTES = tuple(
         channels.routes,
         live.routes,
         recon.routes,
+        mvds.routes,
         federation.routes,
         about.health,
         about.routes,

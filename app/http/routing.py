@@ -18,6 +18,7 @@ clients and proxies would rewrite in a path ("", ".", "..").
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -296,6 +297,7 @@ class _Candidate(NamedTuple):
     params: tuple[tuple[int, str], ...]
     query_parameter: str | None
     query_names: frozenset[str]
+    repeatable: frozenset[str]
 
 
 class RouteTable:
@@ -320,10 +322,12 @@ class RouteTable:
         if b"%00" in raw_path or b"%00" in query_string:
             raise Problem(Code.INVALID_PARAMETER, "no parameter holds U+0000")
         segments = raw_path.split(b"/")
-        query = parse_query(query_string)
+        query, repeated = parse_query(query_string)
         found = self._find("GET" if method == "HEAD" else method, segments, query)
         if found is None:
             raise self._no_match(method, segments, query)
+        if twice := repeated - found.repeatable:
+            raise Problem(Code.INVALID_PARAMETER, f"{min(twice)[:100]} is given twice")
         params = {name: _text(segments[position]) for position, name in found.params}
         if found.query_parameter is not None:
             params[found.query_parameter] = query[found.query_parameter]
@@ -361,18 +365,24 @@ def _candidate(route: Route, template: str, query_parameter: str | None) -> _Can
     params = [(at, each[1:-1]) for at, each in enumerate(segments) if each.startswith("{")]
     pick = itemgetter(*sorted(set(range(len(segments))) - {at for at, _ in params}))
     literals = pick([each.encode() for each in segments])
-    queried = {each.alias for each in route.in_framework.dependant.query_params}
+    fields = route.in_framework.dependant.query_params
+    queried = {each.alias for each in fields}
     names = frozenset(queried if query_parameter is None else queried | {query_parameter})
-    return _Candidate(route, len(segments), pick, literals, tuple(params), query_parameter, names)
+    lists = frozenset(each.alias for each in fields if each.field_info.annotation == list[str])
+    return _Candidate(
+        route, len(segments), pick, literals, tuple(params), query_parameter, names, lists
+    )
 
 
-def parse_query(query_string: bytes) -> Mapping[str, str]:
-    """The fields of a query string, percent-decoded as UTF-8; `invalid_parameter`.
+def parse_query(query_string: bytes) -> tuple[Mapping[str, str], frozenset[str]]:
+    """The fields of a query string, percent-decoded as UTF-8, and the repeated names.
 
-    Repeated parameters are rejected: a proxy and this node might pick different values.
+    Raises `invalid_parameter`. The last value of a repeated name counts, unless the route takes a list:
+    then FastAPI reads all of them. Elsewhere repeated parameters are rejected: a proxy and this node might
+    pick different values.
     """
     if not query_string:
-        return _NO_QUERY
+        return _NO_QUERY, _NO_NAMES
     try:
         pairs = parse_qsl(
             query_string.decode("ascii"),
@@ -384,13 +394,13 @@ def parse_query(query_string: bytes) -> Mapping[str, str]:
         raise Problem(Code.INVALID_PARAMETER, "the query string is not UTF-8") from None
     query = dict(pairs)
     if len(query) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in query if names.count(name) > 1)
-        raise Problem(Code.INVALID_PARAMETER, f"{twice[:100]} is given twice")
-    return query
+        counts = Counter(name for name, _ in pairs)
+        return query, frozenset(name for name, count in counts.items() if count > 1)
+    return query, _NO_NAMES
 
 
 _NO_QUERY: Mapping[str, str] = {}
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 def _text(segment: bytes) -> str:

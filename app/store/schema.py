@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.faults import SchemaTooNewError
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -210,6 +210,42 @@ refused_digests = Table(
     Column("refused_no", Number, primary_key=True, autoincrement=False),
     Column("digest", LargeBinary, nullable=False),
     Index("refused_digests_by_digest", "digest", unique=True),
+)
+
+# MVDS (`app.store.mvdspeers`): the peers, their places in arrival order, and what is on its way to them.
+mvds_peers = Table(
+    "mvds_peers",
+    metadata,
+    Column("peer_no", Number, primary_key=True, autoincrement=False),
+    Column("epoch", Number, nullable=False),
+    # Grows with every exchange of any peer: the lowest number belongs to the peer silent for longest.
+    Column("exchange_no", Number, nullable=False),
+    Column("caller", ByteText, nullable=False),
+    Column("peer_id", ByteText, nullable=False),
+    Index("mvds_peers_by_name", "caller", "peer_id", unique=True),
+)
+
+mvds_positions = Table(
+    "mvds_positions",
+    metadata,
+    Column("peer_no", Number, primary_key=True, autoincrement=False),
+    Column("channel_no", Integer, primary_key=True, autoincrement=False),
+    Column("seq", Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# `channel_no` and `seq` name the entry of an OFFER or a MESSAGE; both are 0 for a REQUEST.
+mvds_records = Table(
+    "mvds_records",
+    metadata,
+    Column("peer_no", Number, primary_key=True, autoincrement=False),
+    Column("message_id", LargeBinary, primary_key=True),
+    Column("type", SmallInteger, nullable=False),
+    Column("send_count", Number, nullable=False),
+    Column("send_epoch", Number, nullable=False),
+    Column("channel_no", Integer, nullable=False),
+    Column("seq", Number, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 

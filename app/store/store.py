@@ -27,6 +27,7 @@ from app.store.groupwriter import GroupWriter
 from app.store.integrity import RowCheck
 from app.store.keys import Keys
 from app.store.lookups import Lookups
+from app.store.mvdspeers import MvdsPeers
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 
@@ -62,8 +63,8 @@ class Store:
 
     Each attribute is a subject: `entries` looks entries up, `frames` reads their frames and knows which
     are lost, `channels` lists channels and pages of their entries, `claims` finds what hints mean, `gaps`
-    and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `writer`
-    writes, and `row_check` compares rows with themselves.
+    and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `mvds`
+    keeps the peers of MVDS, `writer` writes, and `row_check` compares rows with themselves.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Store:
         self.gaps = Gaps(database, keys, self.channels, limits)
         self.ancestors = Ancestors(database, self.frames, keys, self.channels, self.gaps, limits)
         self.arrivals = Arrivals(database)
+        self.mvds = MvdsPeers(database, self.frames, limits)
         self.writer = GroupWriter(database, keys, limits, now_ms)
         self.row_check = RowCheck(database, keys)
 

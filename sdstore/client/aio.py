@@ -10,7 +10,7 @@ import httpx
 
 from sdstore.client import calls
 from sdstore.client.batching import Batcher, Publishable, batches
-from sdstore.client.calls import Call, Direction, Items, MessagesQuery, Order
+from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     BoundedBody,
@@ -205,6 +205,17 @@ class AsyncStoreClient:
     async def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
         return await self._send(calls.recon(request))
+
+    async def mvds(
+        self,
+        peer_id: str,
+        channel_ids: Sequence[str],
+        payload: bytes,
+        *,
+        mode: MvdsMode = "interactive",
+    ) -> bytes:
+        """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
+        return await self._send(calls.mvds(peer_id, channel_ids, payload, mode))
 
     async def peers(self) -> list[Peer]:
         """The node's peers."""

@@ -9,7 +9,7 @@ import httpx
 
 from sdstore.client import calls
 from sdstore.client.batching import Batcher, Publishable, batches
-from sdstore.client.calls import Call, Direction, Items, MessagesQuery, Order
+from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     BoundedBody,
@@ -201,6 +201,17 @@ class StoreClient:
     def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
         return self._send(calls.recon(request))
+
+    def mvds(
+        self,
+        peer_id: str,
+        channel_ids: Sequence[str],
+        payload: bytes,
+        *,
+        mode: MvdsMode = "interactive",
+    ) -> bytes:
+        """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
+        return self._send(calls.mvds(peer_id, channel_ids, payload, mode))
 
     def peers(self) -> list[Peer]:
         """The node's peers."""

@@ -38,6 +38,7 @@ EVENT_STREAM = "text/event-stream"
 
 Order = Literal["log", "arrival"]
 Direction = Literal["asc", "desc"]
+MvdsMode = Literal["interactive", "batch"]
 Parameters = Mapping[str, str | int | None]
 ItemT = TypeVar("ItemT")
 Items = tuple[tuple[ItemT, ...], str | None]
@@ -192,6 +193,13 @@ def ancestors(
 def recon(request: bytes) -> Call[bytes]:
     """One step of a reconciliation; the node keeps no state between steps."""
     return _post("v1/recon", replies.body_bytes, request)
+
+
+def mvds(peer_id: str, channel_ids: Sequence[str], payload: bytes, mode: MvdsMode) -> Call[bytes]:
+    """One epoch with the node as an MVDS peer. A payload that comes twice does no harm."""
+    fields = [("mode", mode), *(("channel_id", each) for each in channel_ids)]
+    target = f"v1/mvds/{quote(peer_id, safe='')}?{urlencode(fields)}"
+    return _post(target, replies.body_bytes, payload)
 
 
 def peers() -> Call[list[Peer]]:
