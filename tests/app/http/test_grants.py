@@ -22,6 +22,7 @@ from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch
 from recon.session import Interest, SessionHeader, interest_hash
+from sdstore import mvds
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message
@@ -98,6 +99,13 @@ ADMIN_ONLY = {
     "GET /v1/syncs/{sync_id}": [Attempt("/v1/syncs/1", 403)],
     "GET /v1/syncs/{sync_id}/events": [Attempt("/v1/syncs/1/events", 403)],
 }
+
+
+def mvds_into_theirs() -> bytes:
+    frame = encode(Message("n", THEIRS, lamport_timestamp=9, content=b"x"))
+    return mvds.encode(mvds.Payload(messages=(mvds.Message(MINE.encode(), 9, frame),)))
+
+
 ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     "GET /v1/messages/{message_id}": [
         Attempt("/v1/messages/shared", shows=b'"variants":[]'),
@@ -190,6 +198,13 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
             b"\x61\x00\x00\x00",
             {"content-type": "application/octet-stream"},
         )
+    ],
+    "POST /v1/mvds/{peer_id}": [
+        Attempt(f"/v1/mvds/ada?channel_id=mine&channel_id={quote(THEIRS)}", 403, headers=PROTOBUF),
+        Attempt(f"/v1/mvds/ada?channel_id={quote(THEIRS)}&channel_id=mine", 403, headers=PROTOBUF),
+        Attempt("/v1/mvds/ada?channel_id=mine&mode=batch", headers=PROTOBUF, shows=b"open"),
+        # A frame of another channel in a group that the caller may use is refused.
+        Attempt("/v1/mvds/ada?channel_id=mine", body=mvds_into_theirs(), headers=PROTOBUF),
     ],
     "GET /v1/info": [Attempt("/v1/info")],
     "GET /livez": [Attempt("/livez")],
@@ -346,3 +361,25 @@ def test_an_interest_that_another_caller_sent_is_not_remembered_for_a_limited_on
     headers = {**PROTOBUF, "x-caller": "limited"}
     answer = node.http.post("/v1/recon", content=by_hash.SerializeToString(), headers=headers)
     assert_no_secret(answer.content)
+
+
+def test_mvds_peers_of_two_callers_with_one_name_are_two_peers(node: RunningNode) -> None:
+    def exchange(caller: str, **fields: tuple[bytes, ...]) -> mvds.Payload:
+        answer = node.http.post(
+            "/v1/mvds/same?channel_id=mine",
+            content=mvds.encode(mvds.Payload(**fields)),
+            headers={**PROTOBUF, "x-caller": caller},
+        )
+        return mvds.decode(answer.content)
+
+    offers = exchange("all").offers
+    assert offers
+    assert exchange("limited", acks=offers).offers == offers
+    assert exchange("all", requests=offers).messages
+
+
+def test_mvds_needs_the_scopes_to_read_and_to_publish(node: RunningNode) -> None:
+    for scope in ("read", "publish", "sync"):
+        headers = {**PROTOBUF, "x-caller": f"all without {scope}"}
+        answer = node.http.post("/v1/mvds/ada?channel_id=mine", headers=headers)
+        assert answer.status_code == 403

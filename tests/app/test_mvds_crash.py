@@ -1,0 +1,164 @@
+"""MVDS between a participant and two real nodes over HTTP, with a kill -9 in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from sdstore.client import MvdsSession, Options, StoreClient, StoreError
+from sdstore.client.calls import MvdsMode
+from sdstore.client.mvds import STORE, message_of
+from sdstore.client.retry import Retry
+from sdstore.mvds import Deliver, MemoryState, Message
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message as SdsMessage
+from tests.support.cli import command
+
+CHANNEL = "channel"
+COUNT = 60
+SECONDS_MAX = 60
+EPOCHS_MAX = 300
+ONCE = Options(retry=Retry(attempts_max=1))
+
+
+def frames(name: str) -> list[bytes]:
+    return [
+        encode(SdsMessage(f"{name}{n}", CHANNEL, lamport_timestamp=n, content=bytes(100)))
+        for n in range(COUNT)
+    ]
+
+
+class StoreProcess:
+    """`sdstore serve` on a port of its own, which can be killed and started again."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        arguments = ("serve", "--port", self.port, "--data-dir", self.data_dir, "--json")
+        self.process = subprocess.Popen(
+            command(*arguments, "--log-level", "error"),
+            stdout=subprocess.PIPE,
+            env=os.environ | {"SDSTORE_DRAIN_S": "0"},
+        )
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline())["url"] == self.url
+
+    def end(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.process = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def records_count(self) -> int:
+        with closing(sqlite3.connect(self.data_dir / "sdstore.db")) as connection:
+            [[count]] = connection.execute("SELECT count(*) FROM mvds_records")
+        return int(count)
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[list[StoreProcess]]:
+    nodes = [StoreProcess(folder / name) for name in ("a", "b")]
+    try:
+        for node in nodes:
+            node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            if node.process is not None:
+                node.end(signal.SIGTERM)
+
+
+class Participant:
+    """Keeps messages and carries them between the nodes: a session with each."""
+
+    def __init__(self, clients: list[StoreClient], mode: MvdsMode) -> None:
+        self.kept: dict[bytes, Message] = {}
+        self.states = [MemoryState() for _ in clients]
+        self.sessions = [
+            MvdsSession(client, "ada", [CHANNEL], self, state=state, mode=mode)
+            for client, state in zip(clients, self.states, strict=True)
+        ]
+        self.errors_count = 0
+
+    def find(self, message_id: bytes) -> Message | None:
+        return self.kept.get(message_id)
+
+    def is_known(self, message_id: bytes) -> bool:
+        return message_id in self.kept
+
+    def keep(self, message: Message, source: MvdsSession | None = None) -> None:
+        """Keep a message and send it to every node but its source."""
+        self.kept[message.message_id] = message
+        for session in self.sessions:
+            if session is not source:
+                session.node.send(message)
+
+    def exchange(self) -> None:
+        for session in self.sessions:
+            try:
+                effects = session.exchange()
+            except StoreError:
+                self.errors_count += 1
+                continue
+            for effect in effects:
+                if isinstance(effect, Deliver):
+                    self.keep(effect.message, session)
+                    session.node.processed(effect.message.message_id)
+
+    @property
+    def records_count(self) -> int:
+        return sum(state.count(STORE) for state in self.states)
+
+
+@pytest.mark.parametrize("mode", ["interactive", "batch"])
+def test_everything_arrives_and_state_drains_over_a_kill_9(tmp_path: Path, mode: MvdsMode) -> None:
+    everything = {f"{name}{n}" for name in ("a", "b", "own") for n in range(COUNT)}
+    began_s = time.monotonic()
+    with (
+        two_nodes(tmp_path) as nodes,
+        StoreClient(nodes[0].url, options=ONCE) as first,
+        StoreClient(nodes[1].url, options=ONCE) as second,
+    ):
+        assert len(list(first.publish_batch(frames("a")))) == COUNT
+        assert len(list(second.publish_batch(frames("b")))) == COUNT
+        participant = Participant([first, second], mode)
+        for frame in frames("own"):
+            participant.keep(message_of(frame))
+        for _ in range(2):
+            participant.exchange()
+        assert nodes[0].records_count() or participant.records_count, "killed in the middle"
+        nodes[0].end(signal.SIGKILL)
+        participant.exchange()
+        assert participant.errors_count == 1
+        nodes[0].start()
+        for _ in range(EPOCHS_MAX):
+            participant.exchange()
+            if not participant.records_count and not any(each.records_count() for each in nodes):
+                break
+        assert [each.records_count() for each in nodes] == [0, 0]
+        assert participant.records_count == 0
+        assert participant.errors_count == 1
+        for client in (first, second):
+            assert {each.message_id for each in client.messages(CHANNEL)} == everything
+        assert len(participant.kept) == len(everything)
+    assert time.monotonic() - began_s < SECONDS_MAX
