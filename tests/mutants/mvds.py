@@ -12,6 +12,7 @@ from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, r
 _FLOWS = ("tests/mvds/test_flows.py",)
 _WORLDS = ("tests/mvds/test_simulation.py",)
 _BOTH = (*_FLOWS, *_WORLDS)
+_NODES = ("tests/app/http/test_mvds.py",)
 _ENDLESS = 1 << 40
 
 
@@ -103,6 +104,14 @@ def _forget_the_epoch(node: Any, peer: str, epoch: int) -> tuple[Any, str, int]:
     return node, peer, epoch
 
 
+def _leave_out_known(take: Any) -> Any:
+    async def wrong(endpoint: Any, messages: Any, node: Any) -> Any:
+        new = [each for each in messages if each.message_id not in endpoint._known]
+        return await take(endpoint, new, node)
+
+    return wrong
+
+
 FAULTS = [
     _fault("an ack is kept in state", "_acknowledge", instead(_put_message), _BOTH),
     Fault(
@@ -173,4 +182,22 @@ FAULTS = [
     ),
     _fault("nothing is given up", "_is_spent", returns(False)),
     _fault("an ack ends nothing", "_take_acknowledged", _keep_the_record),
+    Fault(
+        "mvds: the store node acknowledges what it could not commit",
+        "app.mvds:FAULT_OF_NODE_MIN",
+        instead(600),
+        _NODES,
+    ),
+    Fault(
+        "mvds: the store node moves positions without writing the records",
+        "app.store.mvdspeers:MvdsPeers.write",
+        before(lambda peers, state, positions, _changed: (peers, state, positions, {})),
+        _NODES,
+    ),
+    Fault(
+        "mvds: the store node does not acknowledge duplicates",
+        "app.mvds:MvdsEndpoint._take",
+        _leave_out_known,
+        _NODES,
+    ),
 ]

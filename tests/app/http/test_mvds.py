@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
+from app.mvds import Exchange
+from app.node import Node
+from app.settings import Settings
 from sdstore.client.mvds import message_of
 from sdstore.mvds import Message as MvdsMessage
 from sdstore.mvds import Payload
@@ -196,6 +200,44 @@ def test_state_survives_a_restart(tmp_path: Path, stores: Stores, offered_at: st
         assert told(ada.sends(acks=[message.message_id])) == "nothing"
     with running_node(tmp_path, database_url=url) as node:
         assert [told(Peer(node).sends()) for _ in range(4)] == ["nothing"] * 4
+
+
+@pytest.mark.anyio
+async def test_nothing_is_acknowledged_if_the_node_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = mvds(1)
+    asked = Exchange(
+        caller="local",
+        peer_id="ada",
+        channel_ids=[CHANNEL],
+        payload=encode_payload(Payload(messages=(message,))),
+        interactive=True,
+    )
+
+    async def fail(*_: object) -> None:
+        raise Problem(Code.DISK_FULL, "full")
+
+    async with Node.open(Settings(data_dir=tmp_path)) as node:
+        with monkeypatch.context() as patched, pytest.raises(Problem) as failed:
+            patched.setattr(node.committer, "submit", fail)
+            await node.mvds.exchange(asked)
+        assert failed.value.code is Code.DISK_FULL
+        assert await node.mvds.exchange(replace(asked, payload=b"")) == b""
+        assert decode_payload(await node.mvds.exchange(asked)).acks == (message.message_id,)
+
+
+@pytest.mark.anyio
+async def test_of_two_exchanges_at_once_one_is_written(tmp_path: Path) -> None:
+    asked = Exchange(
+        caller="local", peer_id="ada", channel_ids=[CHANNEL], payload=b"", interactive=True
+    )
+    async with Node.open(Settings(data_dir=tmp_path)) as node:
+        state = await node.store.mvds.read("local", "ada")
+        await node.mvds.exchange(asked)
+        with pytest.raises(Problem) as failed:
+            await node.committer.call(lambda: node.store.mvds.write(state, {}, {}))
+        assert failed.value.code is Code.SYNC_BUSY
 
 
 # ---- bounds
