@@ -219,9 +219,10 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
         raise Problem(Code.DISK_FULL, "full")
 
     async with Node.open(Settings(data_dir=tmp_path)) as node:
-        with monkeypatch.context() as patched, pytest.raises(Problem) as failed:
+        with monkeypatch.context() as patched:
             patched.setattr(node.committer, "submit", fail)
-            await node.mvds.exchange(asked)
+            with pytest.raises(Problem) as failed:
+                await node.mvds.exchange(asked)
         assert failed.value.code is Code.DISK_FULL
         assert await node.mvds.exchange(replace(asked, payload=b"")) == b""
         assert decode_payload(await node.mvds.exchange(asked)).acks == (message.message_id,)
