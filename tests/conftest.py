@@ -9,6 +9,7 @@ from pathlib import Path
 
 import certifi
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Nodes that tests stop need not wait until a load balancer has noticed.
 os.environ.setdefault("SDSTORE_DRAIN_S", "0")
@@ -17,6 +18,10 @@ os.environ.setdefault("SDSTORE_DRAIN_S", "0")
 # that tests start, and interrupt, shall hear it however the tests themselves were started.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The first draw of text in a fresh checkout builds a table of Unicode, which takes seconds.
+settings.register_profile("sdstore", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sdstore")
 
 
 @pytest.fixture(scope="session", autouse=True)

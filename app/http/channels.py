@@ -83,7 +83,7 @@ async def list_channels(
     return json_reply(document, 200, headers)
 
 
-_BELOW_A_CHANNEL = ("messages", "gaps", "live")
+BELOW_A_CHANNEL = ("messages", "gaps", "live")
 """Last segments of routes below a channel: without `channel_id` their paths look like channels."""
 
 
@@ -98,7 +98,7 @@ async def get_channel(call: CurrentCall, channel_id: str) -> Reply:
     channel = await call.node.store.channels.named(channel_id)
     if channel is None:
         detail = f"no message of channel {channel_id!r} is here"
-        if channel_id in _BELOW_A_CHANNEL:
+        if channel_id in BELOW_A_CHANNEL:
             detail += f"; to read the {channel_id} of a channel, add ?channel_id="
         raise Problem(Code.NOT_FOUND, detail)
     # More messages may have come since, and count and root must match.

@@ -77,7 +77,9 @@ class _Parameter(NamedTuple):
 class Route:
     """One operation: `template` as in "/v1/messages/{message_id}".
 
+    `is_hot`: a route of participants, called without FastAPI; its handler reads the body itself.
     `takes_turns`: a reply costs milliseconds or many bytes, so clients wait for each other.
+    A handler that does not read `call.form` answers JSON, whatever the request accepts.
     `body_bytes_max` is 0 if no body is read. `in_framework` is the route as FastAPI knows it;
     `parameters` are those of path, query and headers.
     """

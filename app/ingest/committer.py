@@ -37,8 +37,8 @@ class Committed(NamedTuple):
 
 Listener = Callable[[list[Committed]], None]
 Written = WriteResult | Problem
-Answer = list[Written] | Problem
 T = TypeVar("T")
+Answer = list[Written] | Problem
 """The answer to a job: a result for each entry, the result of a recheck, or the fault that its whole
 group shares."""
 

@@ -127,7 +127,11 @@ class Channels:
         limit: int,
         bytes_max: int,
     ) -> Page:
-        """A page of a channel; `after` and `before` (exclusive) count in the reading direction."""
+        """A page of a channel; `after` and `before` (exclusive) count in the reading direction.
+
+        It ends early at `bytes_max`, and `next` says where to go on. Entries with lost content are in
+        `left_out`.
+        """
         is_descending = direction == "desc"
         low, high = (before, after) if is_descending else (after, before)
         lamports = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.callers import Scope
 from app.http.application import ROUTES, openapi_document
+from app.http.channels import BELOW_A_CHANNEL
 
 FIXED = {
     "POST /v1/messages",
@@ -61,6 +62,12 @@ def test_every_route_is_documented_with_its_scope_and_its_query_form() -> None:
             query_form = paths[route.query_template][route.method.lower()]
             names = [p["name"] for p in query_form["parameters"] if p["in"] == "query"]
             assert route.query_parameter in names
+
+
+def test_a_route_below_a_channel_is_known_where_its_channel_is_missing() -> None:
+    below = "/v1/channels/{channel_id}/"
+    templates = {r.template for r in ROUTES if r.method == "GET" and r.template.startswith(below)}
+    assert {template.removeprefix(below) for template in templates} == set(BELOW_A_CHANNEL)
 
 
 def test_operations_have_names_of_their_own() -> None:
