@@ -95,11 +95,11 @@ def _followed(shown: Progress, title: str, unit: str, count: Count) -> Iterator[
     watcher.start()
     try:
         yield
-        done, total = count()
-        shown.update(task, completed=max(done, total), total=max(done, total))
     finally:
         ended.set()
         watcher.join()
+    done, total = count()
+    shown.update(task, completed=max(done, total), total=max(done, total))
 
 
 def tasks(spark: SparkSession, group: str) -> tuple[int, int]:
