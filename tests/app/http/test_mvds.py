@@ -14,9 +14,11 @@ from app.limits import DEFAULT_LIMITS
 from app.mvds import Exchange
 from app.node import Node
 from app.settings import Settings
-from sdstore.client.mvds import message_of
+from sdstore.client import AsyncMvdsSession, AsyncStoreClient
+from sdstore.client.calls import MvdsMode
+from sdstore.client.mvds import STORE, message_of
+from sdstore.mvds import Acknowledged, Deliver, Payload
 from sdstore.mvds import Message as MvdsMessage
-from sdstore.mvds import Payload
 from sdstore.mvds import decode as decode_payload
 from sdstore.mvds import encode as encode_payload
 from sdstore.sds.codec import encode
@@ -321,3 +323,37 @@ def test_only_a_list_of_channels_may_be_repeated(shared: RunningNode) -> None:
         answer = shared.http.post(f"/v1/mvds/ada?{query}", headers=PROTOBUF)
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
     assert shared.http.get(f"/v1/live?{repeated}").status_code == 400
+
+
+# ---- the participant
+
+
+class Kept(dict[bytes, MvdsMessage]):
+    """What a participant keeps."""
+
+    def find(self, message_id: bytes) -> MvdsMessage | None:
+        return self.get(message_id)
+
+    def is_known(self, message_id: bytes) -> bool:
+        return message_id in self
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["interactive", "batch"])
+async def test_an_asyncio_session_carries_messages_to_the_node_and_back(
+    node: RunningNode, mode: MvdsMode
+) -> None:
+    async with AsyncStoreClient(node.url) as client:
+        ours, theirs = Kept(), Kept()
+        ada = AsyncMvdsSession(client, "ada", [CHANNEL], ours, mode=mode)
+        bob = AsyncMvdsSession(client, "bob", [CHANNEL], theirs, mode=mode)
+        message = mvds(1)
+        ours[message.message_id] = message
+        ada.node.send(message)
+        effects = [each for _ in range(3) for each in await ada.exchange()]
+        assert Acknowledged(STORE, message.message_id) in effects
+        for effect in [each for _ in range(3) for each in await bob.exchange()]:
+            if isinstance(effect, Deliver):
+                theirs[effect.message.message_id] = effect.message
+                bob.node.processed(effect.message.message_id)
+        assert theirs == ours
