@@ -33,6 +33,7 @@ from app.cli.output import (
     CliError,
     Exit,
     counts_text,
+    exit_of,
     human_bytes,
     print_counts,
     print_json,
@@ -48,6 +49,7 @@ from app.hexadecimal import not_a_hex_hint
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
+from sdstore.client.batching import Batcher, batches
 from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.live import EventReader, ServerEvent
 from sdstore.client.records import Channel, PublishItem, PublishOutcome, StoredMessage, WakuEnvelope
@@ -74,6 +76,12 @@ HISTORY_SHOWN = 4
 # --- publish -------------------------------------------------------------------------------------
 
 Numbered = tuple[int, PublishOutcome | BadItem]
+
+AGAIN = "Publishing the same again is safe: messages that the node has already count as duplicates."
+
+
+class _NodeFaultError(StoreError):
+    """A message of a batch was not stored, for a reason that is not the message's."""
 
 
 @verbs.command()
@@ -106,26 +114,25 @@ def publish(
             file_format = format_of_input(stream, file, file_format)
             items = MessageFile(stream, file_format, DEFAULT_LIMITS.frame_bytes_max)
             _report(_outcomes(client, items, hints), items, size_of(stream), counts, as_json)
+    except _NodeFaultError as fault:
+        detail = f"{fault.detail}; published {counts_text(counts)}. {AGAIN}"
+        raise CliError(exit_of(fault), fault.code, detail) from None
     except (KeyboardInterrupt, CliError, StoreError) as error:
         if counts or isinstance(error, KeyboardInterrupt):
-            _print_interrupted(counts)
+            print_note(f"published {counts_text(counts)}; the node may have stored more. {AGAIN}")
         raise
     if not as_json:
         print_counts("published", counts)
     return Exit.REFUSED if counts["refused"] else Exit.DONE
 
 
-def _print_interrupted(counts: Counter[str]) -> None:
-    print_note(
-        f"published {counts_text(counts)}; the node may have stored more. Publishing the same again is "
-        "safe: messages that the node has already count as duplicates."
-    )
-
-
 def _outcomes(
     client: StoreClient, items: Iterable[Publication | BadItem], hints: tuple[bytes, ...]
 ) -> Iterator[Numbered]:
-    """One outcome per item, with its number counted from 1. Unreadable items are not sent."""
+    """One outcome per item, with its number counted from 1. Unreadable items are not sent.
+
+    Raises `_NodeFaultError` behind the outcomes of the first batch that the node could not store.
+    """
     numbers: deque[int] = deque()
     unreadable: deque[Numbered] = deque()
 
@@ -137,12 +144,23 @@ def _outcomes(
                 numbers.append(number)
                 yield _to_send(item, hints)
 
-    for outcome in client.publish_batch(readable()):
-        number = numbers.popleft()
-        while unreadable and unreadable[0][0] < number:
-            yield unreadable.popleft()
-        yield number, outcome
+    for batch in batches(readable(), Batcher()):
+        fault: StoreError | None = None
+        for outcome in client.publish_batch(batch):
+            number = numbers.popleft()
+            while unreadable and unreadable[0][0] < number:
+                yield unreadable.popleft()
+            yield number, outcome
+            fault = fault or _node_fault(outcome)
+        if fault is not None:
+            raise _NodeFaultError(fault.code, fault.status, fault.detail)
     yield from unreadable
+
+
+def _node_fault(outcome: PublishOutcome | BadItem) -> StoreError | None:
+    """The fault of the node for which a message was not stored: the next messages would fail too."""
+    error = outcome.error if isinstance(outcome, PublishOutcome) else None
+    return error if error is not None and error.status >= 500 else None
 
 
 def _to_send(item: Publication, hints: tuple[bytes, ...]) -> PublishItem:
@@ -161,10 +179,12 @@ def _report(
         task = bar.add_task("publishing", total=size, figures="")
         for number, outcome in outcomes:
             document = outcome_document(number, outcome)
-            counts[document["outcome"]] += 1
+            is_node_fault = _node_fault(outcome) is not None
+            if not is_node_fault:
+                counts[document["outcome"]] += 1
             if as_json:
                 print_json(document)
-            elif document["outcome"] == "refused":
+            elif document["outcome"] == "refused" and not is_node_fault:
                 print_refusal(document, bar.console)
             bar.update(task, completed=items.position, figures=f"{counts.total():,} messages")
 

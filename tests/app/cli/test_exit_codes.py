@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from app.cli.files import delimited
+from sdstore.client.batching import BATCH_ITEMS_MAX
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from sdstore.wire import store_pb2 as wire
 from tests.support.cli import Result, cli, command, free_port, http_server, process
 from tests.support.federation import message
 from tests.support.server import running_node
@@ -156,6 +158,55 @@ def test_refused_messages_are_4_and_spoil_no_other(node: str) -> None:
     assert "message 1: malformed_frame" in result.err
     assert "1 refused" in result.out
     assert cli("get", "m19", "--node", node).code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("disk_full", 507, 6),
+        ("store_unavailable", 503, 6),
+        ("not_ready", 503, 6),
+        ("overloaded", 503, 3),
+    ],
+)
+@pytest.mark.parametrize("stored_count", [0, 600])
+def test_publishing_stops_at_the_first_batch_that_the_node_cannot_store(
+    code: str, status: int, exit_code: int, stored_count: int
+) -> None:
+    frames = delimited(encode(message(1))) * (BATCH_ITEMS_MAX + 1)
+    fault = wire.Problem(code=code, status=status, detail="out of order")
+    outcomes = [wire.PublishOutcome(outcome="stored", digest=bytes(32))] * stored_count
+    outcomes += [wire.PublishOutcome(outcome="refused", problem=fault)] * (
+        BATCH_ITEMS_MAX - stored_count
+    )
+    body = wire.PublishOutcomes(outcomes=outcomes).SerializeToString()
+    # To a second batch, of one message, this would be a malformed reply.
+    with http_server(200, body, {"content-type": "application/x-protobuf"}) as full:
+        shown = cli("publish", "-", "--node", full, stdin=frames)
+        as_json = cli("publish", "-", "--node", full, "--json", stdin=frames)
+    published = f"600 messages: {stored_count} stored" if stored_count else "0 messages"
+    assert (shown.code, shown.out) == (exit_code, "")
+    assert shown.err == (
+        f"sdstore: {code}: out of order; published {published}. Publishing the same again is safe: "
+        "messages that the node has already count as duplicates.\n"
+    )
+    assert (as_json.code, as_json.err) == (shown.code, shown.err)
+    assert [line["outcome"] for line in as_json.lines].count("stored") == stored_count
+    assert len(as_json.lines) == BATCH_ITEMS_MAX
+
+
+def test_a_message_that_is_refused_beside_a_fault_of_the_node_is_named(tmp_path: Path) -> None:
+    malformed = wire.Problem(code="malformed_frame", status=422, detail="not a message")
+    full = wire.Problem(code="disk_full", status=507, detail="no room")
+    outcomes = [wire.PublishOutcome(outcome="refused", problem=each) for each in (malformed, full)]
+    body = wire.PublishOutcomes(outcomes=outcomes).SerializeToString()
+    file = tmp_path / "two.ldp"
+    file.write_bytes(delimited(encode(message(1))) * 2)
+    with http_server(200, body, {"content-type": "application/x-protobuf"}) as node:
+        result = cli("publish", file, "--node", node)
+    refused, fault = result.err.splitlines()
+    assert (result.code, refused) == (6, "sdstore: message 1: malformed_frame: not a message")
+    assert fault.startswith("sdstore: disk_full: no room; published 0 of 1 message: 1 refused.")
 
 
 def test_a_peer_url_that_is_not_allowed_is_4(node: str) -> None:
