@@ -170,7 +170,7 @@ def backup(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a SQLite store while its node runs; `serve --database` can use the copy as it is."""
+    """Copy a SQLite store while its node runs. Serve the copy with a `--data-dir` of its own."""
     if file.exists() and not force:
         raise CliError(Exit.REFUSED, "file_exists", f"{file} exists already; --force replaces it")
     settings = database_settings(database, data_dir, config)

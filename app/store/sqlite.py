@@ -146,6 +146,7 @@ class SqliteDatabase(Database):
         self.sql = SQLITE
         self.path = _path_of(url)
         self._reader = _connect(self.path)
+        self._file = _identity(self.path)
         self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         self._reader.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
         self._commits = 0
@@ -198,6 +199,7 @@ class SqliteDatabase(Database):
             frozen.close_now()
 
     async def ping(self) -> None:
+        self._check_place()
         self._read(_fetch, "SELECT 1 FROM store_meta LIMIT 1", ())
 
     def begin_writing(self) -> None:
@@ -216,6 +218,7 @@ class SqliteDatabase(Database):
         try:
             writer.execute("BEGIN IMMEDIATE")
             yield SqliteTransaction(writer)
+            self._check_place()
             writer.execute("COMMIT")
             self._commits += 1
         except BaseException as error:
@@ -225,6 +228,18 @@ class SqliteDatabase(Database):
                     writer.execute("ROLLBACK")
             _refuse(error)
             raise
+
+    def _check_place(self) -> None:
+        """Raise STORE_UNAVAILABLE unless the open file is the one at `path`.
+
+        SQLite goes on writing to a file that was deleted, and its content ends with the process.
+        """
+        if _identity(self.path) != self._file:
+            raise Problem(
+                Code.STORE_UNAVAILABLE,
+                f"{self.path} was deleted or replaced while the node runs; stop the node, put the "
+                "file back, then start the node",
+            )
 
     async def close(self) -> None:
         self.close_now()
@@ -386,6 +401,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None without one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager
