@@ -69,7 +69,7 @@ def sync(
         unknown = _unknown_channels(client, channels, report)
     if as_json:
         print_json(document)
-    else:
+    elif not unknown or set(unknown) != set(channels) or report["set_aside_count"]:
         print_report(report, peer_url)
     for each in unknown:
         print_error(f"not_found: neither {node} nor {peer_url} has messages of channel {each!r}")
@@ -134,6 +134,8 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
     if _shares_nothing(report):
         console.print(f"not synced with {peer_url}: {report['detail']}", style="bold", markup=False)
         return
+    if outcome is SyncOutcome.IN_SYNC and not (report["elements"] or report["set_aside_count"]):
+        headline = _NOTHING_TO_COMPARE
     if report["set_aside_count"] and outcome is SyncOutcome.IN_SYNC:
         headline += f", except for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
@@ -146,6 +148,9 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
         console.print(f"    {each['kind']} {each['id']} {side}: {each['code']}", markup=False)
 
 
+_NOTHING_TO_COMPARE = (
+    "nothing to compare: neither node has messages of the channels that they share"
+)
 # By code where it says more than the outcome.
 _HEADLINES: dict[str, str] = {
     SyncOutcome.IN_SYNC: "in sync with {peer}",

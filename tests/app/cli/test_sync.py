@@ -45,6 +45,31 @@ def test_a_sync_names_each_channel_that_neither_side_knows(node: str, other_node
     assert cli("sync", other_node, "--node", node, "--channel", "sync/known").code == 0
 
 
+def test_a_sync_of_unknown_channels_alone_is_not_called_in_sync(node: str, other_node: str) -> None:
+    flags = ("--node", node, "--channel", "sync/typo", "--channel", "sync/other")
+    result = cli("sync", other_node, *flags)
+    error = f"sdstore: not_found: neither {node} nor {other_node} has messages of channel"
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"{error} 'sync/typo'\n{error} 'sync/other'\n"
+    as_json = cli("sync", other_node, *flags, "--json")
+    assert (as_json.code, as_json.err) == (1, result.err)
+    assert as_json.json["report"]["outcome"] == "in_sync"
+
+
+def test_two_empty_nodes_are_told_that_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    nothing = "nothing to compare: neither node has messages of the channels that they share"
+    with running_node(tmp_path / "one") as one, running_node(tmp_path / "two") as two:
+        sync = ("sync", two.url, "--node", one.url)
+        for flags in ((), (), ("--dry-run",)):
+            shown = cli(*sync, *flags)
+            assert (shown.code, shown.out.splitlines()[0], shown.err) == (0, nothing, "")
+        assert cli(*sync, "--json").json["report"]["outcome"] == "in_sync"
+        one.publish(message(1, "c"))
+        for _ in range(2):
+            shown = cli(*sync)
+            assert (shown.code, shown.out.splitlines()[0]) == (0, f"in sync with {two.url}")
+
+
 def test_two_nodes_that_want_no_channel_in_common_are_not_called_in_sync(tmp_path: Path) -> None:
     with (
         running_node(tmp_path / "one", channels=["a"]) as one,
