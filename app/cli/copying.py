@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,11 +243,18 @@ async def export_to(
     """Write what the file lacks; counts of messages before and now, and bytes written.
 
     `damaged`: digests of the messages, of any channel, that are left out because their frames cannot be
-    read. `lacking`: how many older messages the file lacks. `tell` is called with the sequence number
-    that has been read and the last one.
+    read. `lacking`: how many older messages the file lacks. `unknown`: which of `channels` the store has
+    no messages of; raises CliError if it has none of any, before the file is opened. `tell` is called
+    with the sequence number that has been read and the last one.
     """
     async with existing_store(settings) as store:
-        wanted_count = await _count(store, channels)
+        wanted_count, unknown = 0, set(channels)
+        async for channel in channels_of(store):
+            if _is_wanted(channel.channel_id, channels):
+                wanted_count += channel.count
+                unknown.discard(channel.channel_id)
+        if unknown and unknown == channels:
+            raise CliError(Exit.NO, Code.NOT_FOUND, no_messages_of(settings, unknown))
         existing = ExistingMessages(file, file_format)
         before = held = seq = 0
         last: Message | None = None
@@ -272,19 +279,17 @@ async def export_to(
                 tell(seq, total)
         lacking = max(0, wanted_count - held - messages - len(damaged)) if before else 0
         counts = {"messages": messages, "bytes": written, "before": before, "lacking": lacking}
-        return {**counts, "damaged": damaged}
+        return {**counts, "damaged": damaged, "unknown": unknown}
+
+
+def no_messages_of(settings: Settings, channels: Iterable[str]) -> str:
+    """What an export says of channels that the store does not know."""
+    names = " or ".join(map(repr, sorted(channels)))
+    return f"{settings.shown_database_url} has no messages of channel {names}"
 
 
 def _is_wanted(channel_id: str, channels: frozenset[str]) -> bool:
     return not channels or channel_id in channels
-
-
-async def _count(store: Store, channels: frozenset[str]) -> int:
-    """How many messages these channels have; all channels if none is named."""
-    counts = [
-        each.count async for each in channels_of(store) if _is_wanted(each.channel_id, channels)
-    ]
-    return sum(counts)
 
 
 async def _seq_of(store: Store, message: Message, file: Path) -> int:

@@ -41,7 +41,7 @@ from app.cli.output import (
     progress_bar,
     stdout,
 )
-from app.errors import Problem
+from app.errors import Code, Problem
 from app.settings import Settings
 from app.store.faults import StoreError as DatabaseError
 
@@ -122,11 +122,12 @@ def export(
 
     The node may be running. A file that an earlier export wrote, whole or interrupted, is continued
     with the messages it lacks. If it was written with other channels or from another store, and older
-    messages are missing, the exit code is 1. NDJSON alone keeps retrieval hints, protobuf alone keeps
+    messages are missing, the exit code is 1. It is 1 too if the store has no messages of a channel that
+    --channel names; the others are exported. NDJSON alone keeps retrieval hints, protobuf alone keeps
     frames byte for byte. Messages with damaged frames are named and left out; the exit code is then 6.
     """
     with loading():
-        from app.cli.copying import export_to  # noqa: PLC0415 - half a second of imports
+        from app.cli.copying import export_to, no_messages_of  # noqa: PLC0415 - half a second of imports
 
     require_one_output(file, as_json=as_json)
     if file_format in (FileFormat.AUTO, FileFormat.FRAME):
@@ -140,6 +141,7 @@ def export(
             bar.update(task, completed=messages_count, total=total, figures=figures)
 
         done = asyncio.run(export_to(settings, file, file_format, frozenset(channel or ()), tell))
+    unknown = done.pop("unknown")
     if as_json:
         print_json({"file": str(file), **done})
     elif not is_stdout(file):
@@ -153,9 +155,11 @@ def export(
         lacking = counted(done["lacking"], "message", "messages")
         detail = f"{file} lacks {lacking} older than its last one; export to a new file"
         print_error(f"foreign_file: {detail}")
+    if unknown:
+        print_error(f"{Code.NOT_FOUND}: {no_messages_of(settings, unknown)}")
     if done["damaged"]:
         return Exit.LOCAL_FAULT
-    return Exit.NO if done["lacking"] else Exit.DONE
+    return Exit.NO if done["lacking"] or unknown else Exit.DONE
 
 
 # --- the database ----------------------------------------------------------------------------------

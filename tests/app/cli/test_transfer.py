@@ -143,6 +143,46 @@ def test_only_the_channels_asked_for_are_exported(tmp_path: Path, file: Path) ->
     assert len(out.lines) == 2
 
 
+def test_an_export_of_channels_that_the_store_does_not_have_is_1_and_leaves_no_file(
+    tmp_path: Path, file: Path
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", file, "--data-dir", data)
+    typos = ("export", copy, "--channel", "typo", "--channel", "other", "--data-dir", data)
+    for flags in ((), ("--json",)):
+        result = cli(*typos, *flags)
+        error = f"sdstore: not_found: sqlite:///{data / 'sdstore.db'} has no messages of channel"
+        assert (result.code, result.out, result.err) == (1, "", f"{error} 'other' or 'typo'\n")
+        assert not copy.exists()
+    copy.write_bytes(FILE)
+    assert cli(*typos).code == 1
+    assert copy.read_bytes() == FILE
+
+
+def test_an_export_names_the_channel_that_is_unknown_and_writes_the_others(
+    tmp_path: Path, file: Path
+) -> None:
+    data, copy, expected = tmp_path / "data", tmp_path / "copy.ldp", tmp_path / "expected.ldp"
+    cli("import", file, "--data-dir", data)
+    assert cli("export", expected, "--channel", "chan", "--data-dir", data).code == 0
+    both = ("--channel", "chan", "--channel", "typo", "--data-dir", data)
+    result = cli("export", copy, *both)
+    assert (result.code, result.out.startswith("exported 2 messages")) == (1, True)
+    assert result.err.startswith("sdstore: not_found: ")
+    assert result.err.endswith(" has no messages of channel 'typo'\n")
+    assert copy.read_bytes() == expected.read_bytes()
+    as_json = cli("export", copy, *both, "--json")
+    assert (as_json.code, as_json.err) == (1, result.err)
+    assert as_json.json.keys() == {"file", "messages", "bytes", "before", "lacking", "damaged"}
+
+
+def test_an_empty_store_is_exported_to_an_empty_file(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.ldp"
+    cli("import", "-", "--data-dir", data)
+    assert cli("export", copy, "--data-dir", data).code == 0
+    assert copy.read_bytes() == b""
+
+
 def test_each_of_many_bad_frames_is_told_and_the_rest_is_stored(tmp_path: Path) -> None:
     """100,000 frames, one in a hundred damaged."""
     chance = random.Random(5)
