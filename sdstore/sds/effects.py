@@ -1,0 +1,142 @@
+"""The effects of a participant: instructions and news, in the order in which to carry them out.
+
+Carry out `Save` before the effects that follow it. If the program stops between the two, the restored
+participant delivers and broadcasts again; nothing that was broadcast or delivered is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdstore.sds.model import HistoryEntry, Kind, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write these changes of the state, and what was appended to the log since the last `Save`.
+
+    Both belong in one transaction. A value of `None` deletes its key. Several `Save` effects can be
+    written together, the later one last.
+    """
+
+    changes: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send this frame to all participants of the channel and to the stores."""
+
+    frame: bytes
+    message_id: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A content message for the application, which then calls `Participant.confirm(number)`.
+
+    Numbers start at 1 and grow by 1 in a channel. `after_gap`: the IDs of causes of this message that
+    are lost. `is_late`: the message was lost, and messages that depend on it were delivered before.
+    """
+
+    number: int
+    message: Message
+    after_gap: tuple[str, ...] = ()
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Another participant has our message."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PossiblyAcknowledged:
+    """Another participant's bloom filter contains our message, which is not yet sufficient proof."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRemotely:
+    """A store has our message."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """Our message is no longer rebroadcast: nobody acknowledged it within the allowed attempts."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Fetch these messages: others depend on them. Repeated with growing pauses until they arrive."""
+
+    entries: tuple[HistoryEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The participant stopped waiting for this message. If it arrives later it is delivered late."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ephemeral:
+    """A message that no log keeps."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a channel for people, whenever it changes.
+
+    `missing`: messages known by reference only; `waiting`: messages received whose causes are
+    missing; `lost`: messages given up; `unacknowledged`: our messages that nobody acknowledged yet.
+    """
+
+    missing: int = 0
+    waiting: int = 0
+    lost: int = 0
+    unacknowledged: int = 0
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every message that this participant knows of was delivered or is lost."""
+        return not (self.missing or self.waiting)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.missing, "missing"),
+                (self.waiting, "waiting for their causes"),
+                (self.lost, "lost"),
+            )
+            if count
+        ]
+        if self.is_synced:
+            parts.insert(0, "all synced")
+        return ", ".join(parts)
+
+
+Effect = (
+    Save
+    | Broadcast
+    | Deliver
+    | Acknowledged
+    | PossiblyAcknowledged
+    | StoredRemotely
+    | GaveUp
+    | Missing
+    | Lost
+    | Ephemeral
+    | Status
+)
