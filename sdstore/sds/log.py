@@ -6,15 +6,19 @@ and the participant takes them out in log order (`Participant.take_staged`).
 
 `append` and `unstage` take effect at once for the reading methods. They are written when the next
 `Save` effect is carried out, in its transaction.
+
+A backfill compares the log with a store, so a log that can be backfilled also lists its elements
+(`BackfillLog`): the messages that it holds, and those that it knows by name alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message
 
 
@@ -43,11 +47,25 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A message that a backfill fetched and the participant has not taken yet."""
+    """A message that a backfill fetched and the participant has not taken yet; its entry digest."""
 
     message: Message
     frame: bytes
+    digest: bytes
     retrieval_hint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A name that a backfill must not fetch again, without its content.
+
+    It is a hint claim (`element_id` is its claim ID), or a message that the log refuses, such as
+    another message with the ID of a logged one (`element_id` is its digest). `lamport_timestamp`: of
+    the message, or of the message that the claim is about.
+    """
+
+    lamport_timestamp: int
+    element_id: bytes
 
 
 class ParticipantLog(Protocol):
@@ -78,6 +96,38 @@ class ParticipantLog(Protocol):
         """Remove staged messages."""
 
 
+ELEMENTS_PER_PIECE_MAX = 65_536
+"""Elements of one piece of `BackfillLog.elements`: some 50 ms of a SQLite file."""
+
+
+class BackfillLog(Protocol):
+    """What a backfill asks of a log (`sdstore.client.backfill`). No method blocks for long."""
+
+    def elements(self) -> Iterator[tuple[Sequence[int], bytes]]:
+        """All elements, in pieces of at most `ELEMENTS_PER_PIECE_MAX`, in any order: Lamport timestamps, and their IDs.
+
+        The IDs have 32 bytes each, joined. Elements are the digests of logged and of staged messages,
+        the noted names, and the digests of messages that were unstaged and are not logged: the
+        participant refused them, or they wait for their causes. An element can come twice.
+        """
+
+    @property
+    def noted_count(self) -> int:
+        """The number of noted names. It is kept, not counted."""
+
+    def digests(self, message_ids: Sequence[str]) -> Mapping[str, bytes]:
+        """The digests of the logged and the staged messages with these IDs."""
+
+    def frames(self, digests: Sequence[bytes]) -> Mapping[bytes, tuple[bytes, bytes]]:
+        """Frame and retrieval hint (empty if unknown) of logged and staged messages, by digest."""
+
+    def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
+        """Add fetched messages, and names. They are on disk when this returns.
+
+        The log has no message with any of these IDs. It can know some of the names.
+        """
+
+
 class MemoryLog:
     """A log that ends with the process, for tests and for participants that keep nothing."""
 
@@ -86,6 +136,7 @@ class MemoryLog:
         self._order: list[tuple[int, bytes, str]] = []
         self._deliveries: list[str] = []
         self._staged: dict[str, Staged] = {}
+        self._noted: set[Noted] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -139,15 +190,54 @@ class MemoryLog:
         )
         return in_order[:count]
 
-    def stage(self, messages: Sequence[Staged]) -> None:
-        """Add fetched messages; the log already has none of them."""
-        for each in messages:
-            self._staged[each.message.message_id] = each
-
     def unstage(self, message_ids: Sequence[str]) -> None:
         """See `ParticipantLog`."""
         for message_id in message_ids:
-            self._staged.pop(message_id, None)
+            each = self._staged.pop(message_id, None)
+            if each is not None and message_id not in self._entries:
+                self._noted.add(Noted(each.message.lamport_timestamp or 0, each.digest))
+
+    # --- backfill --------------------------------------------------------------------------------
+
+    def elements(self) -> Iterator[tuple[list[int], bytes]]:
+        """See `BackfillLog`."""
+        rows = [
+            Noted(each.message.lamport_timestamp or 0, entry_digest(each.message))
+            for each in self._held()
+        ]
+        rows += self._noted
+        for start in range(0, len(rows), ELEMENTS_PER_PIECE_MAX):
+            piece = rows[start : start + ELEMENTS_PER_PIECE_MAX]
+            ids = b"".join(each.element_id for each in piece)
+            yield [each.lamport_timestamp for each in piece], ids
+
+    @property
+    def noted_count(self) -> int:
+        """See `BackfillLog`."""
+        return len(self._noted)
+
+    def digests(self, message_ids: Sequence[str]) -> dict[str, bytes]:
+        """See `BackfillLog`."""
+        found = {}
+        for message_id in message_ids:
+            if each := self._entries.get(message_id) or self._staged.get(message_id):
+                found[message_id] = entry_digest(each.message)
+        return found
+
+    def frames(self, digests: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+        """See `BackfillLog`."""
+        wanted = set(digests)
+        held = ((entry_digest(each.message), each) for each in self._held())
+        return {digest: (e.frame, e.retrieval_hint) for digest, e in held if digest in wanted}
+
+    def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
+        """See `BackfillLog`."""
+        self._staged |= {each.message.message_id: each for each in messages}
+        self._noted.update(noted)
+
+    def _held(self) -> Iterator[LogEntry | Staged]:
+        yield from self._entries.values()
+        yield from self._staged.values()
 
     def _entry_of(self, message_id: str) -> HistoryEntry:
         entry = self._entries[message_id]
