@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from sdstore.sds.digest import entry_digest
@@ -136,6 +137,7 @@ class MemoryLog:
         self._order: list[tuple[int, bytes, str]] = []
         self._deliveries: list[str] = []
         self._staged: dict[str, Staged] = {}
+        self._staged_order: list[str] = []  # the last message ID first; empty if not sorted yet
         self._noted: set[Noted] = set()
 
     def __len__(self) -> int:
@@ -181,14 +183,10 @@ class MemoryLog:
 
     def staged(self, count: int) -> list[Staged]:
         """See `ParticipantLog`."""
-        in_order = sorted(
-            self._staged.values(),
-            key=lambda each: (
-                each.message.lamport_timestamp or 0,
-                each.message.message_id.encode(),
-            ),
-        )
-        return in_order[:count]
+        if not self._staged_order:
+            self._staged_order = sorted(self._staged, key=self._staged_place, reverse=True)
+        in_order = (self._staged.get(each) for each in reversed(self._staged_order))
+        return list(islice(filter(None, in_order), count))
 
     def unstage(self, message_ids: Sequence[str]) -> None:
         """See `ParticipantLog`."""
@@ -196,6 +194,9 @@ class MemoryLog:
             each = self._staged.pop(message_id, None)
             if each is not None and message_id not in self._entries:
                 self._noted.add(Noted(each.message.lamport_timestamp or 0, each.digest))
+        order = self._staged_order
+        while order and order[-1] not in self._staged:
+            order.pop()
 
     # --- backfill --------------------------------------------------------------------------------
 
@@ -233,7 +234,11 @@ class MemoryLog:
     def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
         """See `BackfillLog`."""
         self._staged |= {each.message.message_id: each for each in messages}
+        self._staged_order = []
         self._noted.update(noted)
+
+    def _staged_place(self, message_id: str) -> tuple[int, bytes]:
+        return self._staged[message_id].message.lamport_timestamp or 0, message_id.encode()
 
     def _held(self) -> Iterator[LogEntry | Staged]:
         yield from self._entries.values()
