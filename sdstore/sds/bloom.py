@@ -1,0 +1,316 @@
+"""Bloom filters of message IDs: our own, which a message carries, and those received.
+
+An ID is hashed to a *pair* (A, B) of unsigned integers, whatever the filter's size. In a filter of m
+bits and k hash functions the ID has the bits (A mod m + i · (B mod m)) mod m, for i from 0 to k - 1.
+Bit b is bit (b mod 64) of word floor(b / 64). Two forms are in use:
+
+| | `Form.JS` | `Form.NIM` |
+|---|---|---|
+| written by | js-waku | nim-sds |
+| A, B | absolute values of the signed hashes of ID and ID + " b" | the same |
+| hash | MurmurHash3 x86-32 over code points (`_murmur3_of_code_points`) | FarmHash Fingerprint64 |
+| bytes | the words, each big-endian | a protobuf message with the words, each little-endian |
+| m and k | those of capacity and error rate that all participants share | in the message |
+
+The protobuf message of nim-sds has the fields 1 words (bytes), 2 capacity, 3 error rate in
+millionths, 4 k, 5 m.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import mmh3
+import numpy as np
+
+from sdstore.sds.farmhash import fingerprint64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CAPACITY = 10_000
+"""IDs in a filter of js-waku and nim-sds. js-waku reads no other capacity."""
+
+ERROR_RATE = 0.001
+"""The false-positive rate that a filter with `CAPACITY` IDs must not exceed."""
+
+KEPT_SHARE = 0.5
+"""The share of the capacity that a filter keeps when it rolls over: the newest IDs.
+
+A smaller share forgets IDs that are still awaited as acknowledgements; a larger one rolls over more
+often. With one half, a filter always names the newest 5,000 IDs, and adding an ID costs at most one
+more insertion on average.
+"""
+
+FILTER_BYTES_MAX = 65_536
+"""Larger received filters are ignored. Ours has 18,752 bytes; counting the bits of this size takes
+less than 0.1 ms."""
+
+HASH_COUNT_MAX = 64
+"""Received filters with more hash functions are ignored. The best number for an error rate of one in
+a billion is 30."""
+
+Pair = tuple[int, int]
+
+
+class Form(enum.Enum):
+    """The hash and the bytes of a filter; see the module."""
+
+    JS = "js"
+    NIM = "nim"
+
+
+def hash_pair(message_id: str, form: Form = Form.JS) -> Pair:
+    """The pair (A, B) of an ID, each below 2^64."""
+    if form is Form.NIM:
+        data = message_id.encode()
+        return _magnitude(fingerprint64(data)), _magnitude(fingerprint64(data + b" b"))
+    if message_id.isascii():
+        return abs(mmh3.hash(message_id)), abs(mmh3.hash(message_id + " b"))
+    return (
+        abs(_murmur3_of_code_points(message_id)),
+        abs(_murmur3_of_code_points(message_id + " b")),
+    )
+
+
+class BloomFilter:
+    """Our own filter: the newest IDs, at most `capacity`, in a constant number of bytes.
+
+    When `is_full` holds, call `rebuild` with the newest `kept_count` IDs.
+    """
+
+    def __init__(
+        self, capacity: int = CAPACITY, error_rate: float = ERROR_RATE, form: Form = Form.JS
+    ) -> None:
+        if capacity < 1 or not 0 < error_rate < 1:
+            raise ValueError(
+                f"a bloom filter needs capacity >= 1 and 0 < error_rate < 1, not {capacity} "
+                f"and {error_rate}"
+            )
+        self.capacity = capacity
+        self.form = form
+        self.bit_count, self.hash_count = filter_size(capacity, error_rate)
+        self.kept_count = max(int(capacity * KEPT_SHARE), 1) if capacity > 1 else 0
+        words_bytes = word_bytes(self.bit_count)
+        self._head, self._tail, self._flip = b"", b"", 7
+        if form is Form.NIM:
+            self._head = b"\x0a" + _varint(words_bytes)
+            self._tail = _nim_parameters(capacity, error_rate, self.hash_count, self.bit_count)
+            self._flip = 0
+        self._words = bytearray(words_bytes)
+        self._count = 0
+
+    def __len__(self) -> int:
+        """The number of IDs that were added since the filter was made or rebuilt."""
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the filter holds `capacity` IDs: rebuild it now."""
+        return self._count >= self.capacity
+
+    def add(self, message_id: str) -> None:
+        """Add an ID, also one that the filter contains; then it counts twice."""
+        words, flip, m = self._words, self._flip, self.bit_count
+        a, b = hash_pair(message_id, self.form)
+        bit, step = a % m, b % m
+        for _ in range(self.hash_count):
+            # Byte b / 8 of little-endian words is byte b / 8 xor 7 of big-endian ones.
+            words[bit >> 3 ^ flip] |= 1 << (bit & 7)
+            bit += step
+            if bit >= m:
+                bit -= m
+        self._count += 1
+
+    def rebuild(self, message_ids: Iterable[str]) -> None:
+        """Forget all IDs and add these, each of them once."""
+        self._words[:] = bytes(len(self._words))
+        self._count = 0
+        for message_id in message_ids:
+            self.add(message_id)
+
+    def to_bytes(self) -> bytes:
+        """The filter as a message carries it."""
+        if self.form is Form.JS:
+            return bytes(self._words)
+        return b"".join((self._head, self._words, self._tail))
+
+
+@dataclass(frozen=True)
+class ReceivedFilter:
+    """A filter of another participant. `words` has at least `bit_count` bits."""
+
+    words: bytes
+    bit_count: int
+    hash_count: int
+    form: Form
+
+    @cached_property
+    def fill(self) -> float:
+        """The share of bits that are set, 0 to 1."""
+        return min(int.from_bytes(self.words).bit_count() / self.bit_count, 1.0)
+
+    @cached_property
+    def false_positive_rate(self) -> float:
+        """The probability that the filter contains an ID that was never added: 1 if all bits are set."""
+        return self.fill**self.hash_count
+
+    def contains(self, pair: Pair) -> bool:
+        """Whether the filter contains the ID with this `hash_pair` of the filter's form."""
+        words, m = self.words, self.bit_count
+        flip = 7 if self.form is Form.JS else 0
+        bit, step = pair[0] % m, pair[1] % m
+        for _ in range(self.hash_count):
+            if not words[bit >> 3 ^ flip] >> (bit & 7) & 1:
+                return False
+            bit += step
+            if bit >= m:
+                bit -= m
+        return True
+
+    def contains_each(self, pairs: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """`contains` for every row of an array of pairs, shape (n, 2)."""
+        m = np.uint64(self.bit_count)
+        first, step = (pairs % m).T
+        flip = np.uint64(7 if self.form is Form.JS else 0)
+        words = np.frombuffer(self.words, np.uint8)
+        found = np.ones(len(pairs), np.bool_)
+        bits = first.copy()
+        for _ in range(self.hash_count):
+            byte = words[bits >> np.uint64(3) ^ flip]
+            found &= (byte >> (bits & np.uint64(7)).astype(np.uint8) & 1).astype(np.bool_)
+            bits += step
+            bits %= m
+        return found
+
+
+def read_filter(
+    data: bytes, capacity: int = CAPACITY, error_rate: float = ERROR_RATE
+) -> ReceivedFilter | None:
+    """The filter in a received message, or `None` if there is no filter that can be relied on.
+
+    js-waku's form holds no parameters; `capacity` and `error_rate` are those of the channel. In nim's
+    form they come from the sender and must agree with each other and with `FILTER_BYTES_MAX` and
+    `HASH_COUNT_MAX`.
+    """
+    if len(data) > FILTER_BYTES_MAX:
+        return None
+    if data.startswith(b"\x0a"):
+        found = _read_nim(data)
+        if found is not None:
+            return found
+    bit_count, hash_count = filter_size(capacity, error_rate)
+    if len(data) != word_bytes(bit_count):
+        return None
+    return ReceivedFilter(data, bit_count, hash_count, Form.JS)
+
+
+def filter_size(capacity: int, error_rate: float) -> tuple[int, int]:
+    """m and k of a filter: 150,000 bits and 10 hash functions for the default parameters."""
+    bits_per_id = math.ceil(-math.log(error_rate) / math.log(2) ** 2)
+    return capacity * bits_per_id, round(bits_per_id * math.log(2))
+
+
+def word_bytes(bit_count: int) -> int:
+    """The size of a filter's words; there is always at least one unused bit."""
+    return (1 + bit_count // 64) * 8
+
+
+# ---- nim's form
+
+
+def _nim_parameters(capacity: int, error_rate: float, hash_count: int, bit_count: int) -> bytes:
+    values = (capacity, round(error_rate * 1_000_000), hash_count, bit_count)
+    return b"".join(
+        bytes((number << 3,)) + _varint(value) for number, value in enumerate(values, start=2)
+    )
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_nim(data: bytes) -> ReceivedFilter | None:
+    """A filter in nim's form; `None` unless `data` is exactly the fields 1 to 5, in order."""
+    at = 1
+    values: list[int] = []
+    words = b""
+    try:
+        size, at = _read_varint(data, at)
+        words = data[at : at + size]
+        at += size
+        for number in range(2, 6):
+            if data[at] != number << 3:
+                return None
+            value, at = _read_varint(data, at + 1)
+            values.append(value)
+    except IndexError:
+        return None
+    _, _, hash_count, bit_count = values
+    is_sound = (
+        at == len(data) and 1 <= hash_count <= HASH_COUNT_MAX and 1 <= bit_count <= 8 * len(words)
+    )
+    return ReceivedFilter(words, bit_count, hash_count, Form.NIM) if is_sound else None
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at `at` and the place after it. Raises `IndexError` if it does not end."""
+    value = shift = 0
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise IndexError("a varint of more than 10 bytes")
+
+
+# ---- hashes
+
+
+def _magnitude(hashed: int) -> int:
+    """The absolute value of an unsigned 64-bit integer read as a signed one."""
+    return hashed if hashed < 2**63 else 2**64 - hashed
+
+
+def _murmur3_of_code_points(text: str) -> int:
+    """MurmurHash3 x86-32 as js-waku computes it, a signed 32-bit integer.
+
+    js-waku hashes one number per code point where the algorithm has a byte: the first UTF-16 unit.
+    Four of them form a block by shifts of 8 bits, so those above 0xFF overlap the next one. For ASCII
+    this is the usual hash.
+    """
+    units = [
+        point if (point := ord(character)) < 0x1_0000 else 0xD800 + (point - 0x1_0000 >> 10)
+        for character in text
+    ]
+    hashed = 0
+    for start in range(0, len(units), 4):
+        units_of_block = units[start : start + 4]
+        block = 0
+        for unit in reversed(units_of_block):
+            block = (block << 8 | unit) & 0xFFFF_FFFF
+        block = _rotate32(block * 0xCC9E2D51 & 0xFFFF_FFFF, 15)
+        hashed ^= block * 0x1B873593 & 0xFFFF_FFFF
+        if len(units_of_block) == 4:
+            hashed = _rotate32(hashed, 13) * 5 + 0xE6546B64 & 0xFFFF_FFFF
+    hashed ^= len(units)
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & 0xFFFF_FFFF
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & 0xFFFF_FFFF
+    hashed ^= hashed >> 16
+    return hashed if hashed < 2**31 else hashed - 2**32
+
+
+def _rotate32(value: int, bits: int) -> int:
+    return (value << bits | value >> (32 - bits)) & 0xFFFF_FFFF

@@ -1,0 +1,45 @@
+"""Writes docs/vectors/message_id.json: `python -m tests.vectors.message_id_vectors`."""
+
+import json
+from pathlib import Path
+
+from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, message_id_layout
+
+DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "vectors" / "message_id.json"
+
+MESSAGES: list[tuple[str, str, str, int | None, bytes]] = [
+    ("all fields", "chan", "alice", 1763000000123, b"hello"),
+    ("another sender", "chan", "bob", 1763000000123, b"hello"),
+    ("a later message", "chan", "alice", 1763000000124, b"hello"),
+    ("another channel", "other", "alice", 1763000000123, b"hello"),
+    ("other content", "chan", "alice", 1763000000123, b"hell"),
+    ("the border between channel and sender moved", "chana", "lice", 1763000000123, b"hello"),
+    ("no channel and no sender", "", "", 0, b"hello"),
+    ("no timestamp", "chan", "alice", None, b"hello"),
+    ("a negative timestamp", "chan", "alice", -899724011, b"hello"),
+    ("the largest timestamp", "chan", "alice", 2**63 - 1, b"hello"),
+    ("strings that are not ASCII", "Kanal ü", "αβγδε 😀", 1, "grüße".encode()),
+    ("content of zeros", "chan", "alice", 1, bytes(300)),
+]
+
+
+def document() -> str:
+    """The whole file."""
+    vectors = [
+        {
+            "name": name,
+            "channel_id": channel,
+            "sender_id": sender,
+            "lamport_timestamp": None if lamport is None else str(lamport),
+            "content_hex": content.hex(),
+            "layout_hex": message_id_layout(channel, sender, lamport, content).hex(),
+            SHA256_MESSAGE.name: SHA256_MESSAGE.make(channel, sender, lamport, content),
+            SHA256_CONTENT.name: SHA256_CONTENT.make(channel, sender, lamport, content),
+        }
+        for name, channel, sender, lamport, content in MESSAGES
+    ]
+    return json.dumps({"vectors": vectors}, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENTED.write_text(document(), encoding="utf-8")
