@@ -20,21 +20,23 @@ _LAMPORT = struct.Struct(">Bq").pack
 class IdScheme:
     """A way to compute a message ID.
 
-    `make(channel_id, sender_id, lamport_timestamp, content)` returns the ID of a new message. The
-    sender is the one that the frame carries: "" in version 1, which has no field for it.
-    `follows(message)` says whether the ID of a message is the one that the scheme gives it.
+    `make(message)` returns the ID for a message, whose present ID it ignores. The sender must be the
+    one that the frame carries: "" in version 1, which has no field for it. `follows(message)` says
+    whether the message has the ID that the scheme gives it.
     """
 
     name: str
-    make: Callable[[str, str, int | None, bytes], str]
+    make: Callable[[Message], str]
     follows: Callable[[Message], bool]
 
 
-def message_id_layout(
-    channel_id: str, sender_id: str, lamport_timestamp: int | None, content: bytes
-) -> bytes:
-    """The bytes that the scheme `sha256-message` hashes; different arguments give different bytes."""
-    channel, sender = channel_id.encode(), sender_id.encode()
+# ---- sha256-message: channel, sender, timestamp and content
+
+
+def message_id_layout(message: Message) -> bytes:
+    """The bytes that `sha256-message` hashes: different for messages that differ in these fields."""
+    channel, sender = message.channel_id.encode(), message.sender_id.encode()
+    lamport, content = message.lamport_timestamp, message.content
     return b"".join(
         (
             _DOMAIN,
@@ -42,43 +44,32 @@ def message_id_layout(
             channel,
             _U32(len(sender)),
             sender,
-            _LAMPORT(0, 0) if lamport_timestamp is None else _LAMPORT(1, lamport_timestamp),
+            _LAMPORT(0, 0) if lamport is None else _LAMPORT(1, lamport),
             _U32(len(content)),
             content,
         )
     )
 
 
-# ---- sha256-message: channel, sender, timestamp and content
-
-
-def _make_of_message(
-    channel_id: str, sender_id: str, lamport_timestamp: int | None, content: bytes
-) -> str:
-    layout = message_id_layout(channel_id, sender_id, lamport_timestamp, content)
-    return hashlib.sha256(layout).hexdigest()
+def _make_of_message(message: Message) -> str:
+    return hashlib.sha256(message_id_layout(message)).hexdigest()
 
 
 def _is_of_message(message: Message) -> bool:
     message_id = message.message_id
-    return len(message_id) == _SHA256_HEX_DIGITS and message_id == _make_of_message(
-        message.channel_id, message.sender_id, message.lamport_timestamp, message.content
-    )
+    return len(message_id) == _SHA256_HEX_DIGITS and message_id == _make_of_message(message)
 
 
 # ---- sha256-content: js-waku's
 
 
-def _make_of_content(_channel: str, _sender: str, _lamport: int | None, content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _make_of_content(message: Message) -> str:
+    return hashlib.sha256(message.content).hexdigest()
 
 
 def _is_of_content(message: Message) -> bool:
     digest_hex = message.message_id.removeprefix("0x")
-    return (
-        len(digest_hex) == _SHA256_HEX_DIGITS
-        and hashlib.sha256(message.content).hexdigest() == digest_hex
-    )
+    return len(digest_hex) == _SHA256_HEX_DIGITS and digest_hex == _make_of_content(message)
 
 
 SHA256_MESSAGE = IdScheme("sha256-message", _make_of_message, _is_of_message)

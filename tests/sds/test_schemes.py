@@ -38,8 +38,8 @@ def test_an_id_verifies_if_it_is_the_hash_of_the_content(message_id: str, expect
 
 
 def our_message() -> Message:
-    message_id = SHA256_MESSAGE.make("chan", "alice", 7, b"ok")
-    return Message(message_id, "chan", "alice", 7, (HistoryEntry("before"),), content=b"ok")
+    message = Message("", "chan", "alice", 7, (HistoryEntry("before"),), content=b"ok")
+    return replace(message, message_id=SHA256_MESSAGE.make(message))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_causal_history_does_not_enter_an_id_of_ours() -> None:
 
 def test_the_same_content_said_twice_has_two_ids_in_our_scheme_and_one_in_js_wakus() -> None:
     ids = {
-        name: {scheme.make("chan", "alice", lamport, b"ok") for lamport in (1, 2)}
+        name: {scheme.make(Message("", "chan", "alice", at, content=b"ok")) for at in (1, 2)}
         for name, scheme in SCHEMES.items()
     }
     assert {name: len(found) for name, found in ids.items()} == {

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+from sdstore.sds.model import Message
 from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, message_id_layout
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "vectors" / "message_id.json"
 
-MESSAGES: list[tuple[str, str, str, int | None, bytes]] = [
+MESSAGES: list[tuple[str, str, str, int | None, bytes]] = [  # channel, sender, timestamp, content
     ("all fields", "chan", "alice", 1763000000123, b"hello"),
     ("another sender", "chan", "bob", 1763000000123, b"hello"),
     ("a later message", "chan", "alice", 1763000000124, b"hello"),
@@ -26,19 +27,24 @@ MESSAGES: list[tuple[str, str, str, int | None, bytes]] = [
 def document() -> str:
     """The whole file."""
     vectors = [
-        {
-            "name": name,
-            "channel_id": channel,
-            "sender_id": sender,
-            "lamport_timestamp": None if lamport is None else str(lamport),
-            "content_hex": content.hex(),
-            "layout_hex": message_id_layout(channel, sender, lamport, content).hex(),
-            SHA256_MESSAGE.name: SHA256_MESSAGE.make(channel, sender, lamport, content),
-            SHA256_CONTENT.name: SHA256_CONTENT.make(channel, sender, lamport, content),
-        }
+        _vector(name, Message("", channel, sender, lamport, content=content))
         for name, channel, sender, lamport, content in MESSAGES
     ]
     return json.dumps({"vectors": vectors}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _vector(name: str, message: Message) -> dict[str, str | None]:
+    lamport = message.lamport_timestamp
+    return {
+        "name": name,
+        "channel_id": message.channel_id,
+        "sender_id": message.sender_id,
+        "lamport_timestamp": None if lamport is None else str(lamport),
+        "content_hex": message.content.hex(),
+        "layout_hex": message_id_layout(message).hex(),
+        SHA256_MESSAGE.name: SHA256_MESSAGE.make(message),
+        SHA256_CONTENT.name: SHA256_CONTENT.make(message),
+    }
 
 
 if __name__ == "__main__":
