@@ -1,0 +1,15 @@
+"""The error of a participant's caller. Bytes from others never raise: they are counted instead."""
+
+from __future__ import annotations
+
+
+class LocalProtocolError(ValueError):
+    """This program misused a participant, or gave it a state that cannot be restored.
+
+    `code` is stable and meant for programs, `detail` for people.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail

@@ -1,0 +1,410 @@
+"""Messages that wait for their causes, and the causes that are missing.
+
+A message waits while a cause of it is not met. A cause is met when it is in the log, or lost (under
+`OnLost.DELIVER`), or a sync message, or the message itself. A message that waits itself is not met.
+
+A missing message is known by reference only: a waiting message or a sync message names it. It is asked
+for at once and then with doubling pauses; after `lost_after_ms` it is lost. Lost IDs are remembered.
+
+At the bounds the sender with most waiting messages loses its oldest (`overflow`), so that a flood of
+messages without causes displaces itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from sdstore.sds.effects import Lost, Missing
+from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.options import OnLost, ParticipantOptions
+from sdstore.sds.references import Hints
+from sdstore.sds.state import LOST, SYNC, WAITING, Turn
+from sdstore.wire import participant_pb2 as pb
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A content message that is not in the log yet."""
+
+    message: Message
+    frame: bytes
+    retrieval_hint: bytes
+    is_late: bool = False
+    gap: tuple[str, ...] = ()  # lost causes
+    unmet: set[str] = field(default_factory=set)
+    since_ms: int = 0
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """Its place in log order."""
+        return self.message.lamport_timestamp or 0, self.message.message_id.encode()
+
+
+@dataclass(slots=True)
+class _Missing:
+    entry: HistoryEntry
+    lost_ms: int  # when it is lost
+    fetch_ms: int  # when to ask for it again
+    attempts: int = 1
+    is_passed: bool = False  # a message that depends on it was delivered
+
+
+class Incoming:
+    """See the module. Times are those of the participant's monotonic clock."""
+
+    def __init__(
+        self,
+        options: ParticipantOptions,
+        turn: Turn,
+        is_logged: Callable[[str], bool],
+        hints: Hints,
+    ) -> None:
+        self._options = options
+        self._turn = turn
+        self._is_logged = is_logged
+        self._hints = hints
+        self._waiting: dict[str, Arrived] = {}
+        self._bytes = 0
+        self._dependents: dict[str, dict[str, None]] = {}
+        self._senders = _Senders()
+        self._missing: dict[str, _Missing] = {}
+        self._noted: OrderedDict[str, None] = OrderedDict()  # missing, named by sync messages only
+        self._due: list[tuple[int, str]] = []
+        self._to_fetch: dict[str, None] = {}
+        self._lost: OrderedDict[str, None] = OrderedDict()
+        self._sync_ids: OrderedDict[str, None] = OrderedDict()
+        self._place = 0
+        self._knots_ms = 0
+
+    # ---- counts
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that wait for their causes."""
+        return len(self._waiting)
+
+    @property
+    def missing_count(self) -> int:
+        """Messages known by reference only."""
+        return len(self._missing)
+
+    @property
+    def lost_count(self) -> int:
+        """Messages given up, at most `lost_max`."""
+        return len(self._lost)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message can wait without displacing another."""
+        return (
+            len(self._waiting) < self._options.waiting_max
+            and self._bytes < self._options.waiting_bytes_max
+            and len(self._missing) < self._options.missing_max
+        )
+
+    def waits(self, message_id: str) -> bool:
+        """Whether this message waits for its causes."""
+        return message_id in self._waiting
+
+    def waiting_ids(self) -> list[str]:
+        """The messages that wait for their causes."""
+        return list(self._waiting)
+
+    def frame(self, message_id: str) -> bytes:
+        """The frame of a waiting message."""
+        return self._waiting[message_id].frame
+
+    # ---- arrival
+
+    def causes(self, arrived: Arrived) -> bool:
+        """Fill in `unmet` and `gap`; whether all causes are met."""
+        message = arrived.message
+        for entry in message.causal_history:
+            cause = entry.message_id
+            if self._is_logged(cause) or cause == message.message_id or cause in self._sync_ids:
+                continue
+            if cause in self._lost and self._options.on_lost is OnLost.DELIVER:
+                if cause not in arrived.gap:
+                    arrived.gap = (*arrived.gap, cause)
+            else:
+                arrived.unmet.add(cause)
+        return not arrived.unmet
+
+    def arrive(self, message_id: str) -> bool:
+        """The message is no longer missing or lost; whether messages that depend on it were
+        delivered before."""
+        is_passed = False
+        if message_id in self._missing:
+            is_passed = self._missing.pop(message_id).is_passed
+            self._noted.pop(message_id, None)
+            self._to_fetch.pop(message_id, None)
+        if message_id in self._lost:
+            del self._lost[message_id]
+            self._turn.delete(LOST + message_id)
+            is_passed = self._options.on_lost is OnLost.DELIVER
+        return is_passed
+
+    def wait(self, arrived: Arrived, elapsed_ms: int, *, is_saved: bool = False) -> None:
+        """Keep a message until its causes are met."""
+        message = arrived.message
+        message_id = message.message_id
+        arrived.since_ms = elapsed_ms
+        self._waiting[message_id] = arrived
+        self._bytes += len(arrived.frame)
+        self._senders.add(message.sender_id, message_id)
+        for entry in message.causal_history:
+            cause = entry.message_id
+            if cause in arrived.unmet:
+                self._dependents.setdefault(cause, {})[message_id] = None
+                if cause not in self._waiting:
+                    self._miss(entry, elapsed_ms)
+        if not is_saved:
+            self._place += 1
+            record = pb.Waiting(
+                place=self._place,
+                frame=arrived.frame,
+                retrieval_hint=arrived.retrieval_hint,
+                is_late=arrived.is_late,
+            )
+            self._turn.put(WAITING + message_id, record)
+
+    def note(self, history: Iterable[HistoryEntry], elapsed_ms: int) -> None:
+        """A sync message names these messages."""
+        for entry in history:
+            message_id = entry.message_id
+            if (
+                message_id in self._missing
+                or message_id in self._waiting
+                or message_id in self._lost
+                or message_id in self._sync_ids
+                or self._is_logged(message_id)
+            ):
+                continue
+            self._miss(entry, elapsed_ms)
+            self._noted[message_id] = None
+            if len(self._noted) > self._options.noted_max:
+                oldest, _ = self._noted.popitem(last=False)
+                del self._missing[oldest]
+
+    def note_sync(self, message_id: str, *, is_saved: bool) -> None:
+        """The ID of a sync message, which is no missing message for participants of version 1."""
+        if message_id in self._sync_ids:
+            return
+        self._sync_ids[message_id] = None
+        if is_saved:
+            self._place += 1
+            self._turn.put(SYNC + message_id, pb.Forgone(place=self._place))
+        if len(self._sync_ids) > self._options.sync_ids_max:
+            oldest, _ = self._sync_ids.popitem(last=False)
+            self._turn.delete(SYNC + oldest)
+
+    def _miss(self, entry: HistoryEntry, elapsed_ms: int) -> None:
+        message_id = entry.message_id
+        self._noted.pop(message_id, None)
+        missing = self._missing.get(message_id)
+        if missing is not None:
+            if entry.sender_id and not missing.entry.sender_id:
+                missing.entry = entry
+            return
+        options = self._options
+        if message_id in self._lost:  # only under `OnLost.HOLD`: named again, asked for again
+            del self._lost[message_id]
+            self._turn.delete(LOST + message_id)
+        missing = _Missing(
+            HistoryEntry(message_id, entry.retrieval_hint, entry.sender_id),
+            elapsed_ms + options.lost_after_ms,
+            elapsed_ms + options.fetch_retry_ms,
+        )
+        self._missing[message_id] = missing
+        self._to_fetch[message_id] = None
+        heappush(self._due, (min(missing.lost_ms, missing.fetch_ms), message_id))
+
+    # ---- release
+
+    def take_dependents(self, cause: str, *, is_lost: bool = False) -> list[Arrived]:
+        """The messages whose last unmet cause was this one; they wait no longer."""
+        ready = []
+        for message_id in self._dependents.pop(cause, ()):
+            arrived = self._waiting[message_id]
+            if is_lost:
+                arrived.gap = (*arrived.gap, cause)
+            arrived.unmet.discard(cause)
+            if not arrived.unmet:
+                ready.append(self._remove(message_id))
+        return ready
+
+    def take_after_gap(self, message_id: str) -> Arrived:
+        """A waiting message, to be delivered although causes of it are unmet: they are its gap."""
+        arrived = self._remove(message_id)
+        for cause in sorted(arrived.unmet):
+            others = self._dependents[cause]
+            del others[message_id]
+            arrived.gap = (*arrived.gap, cause)
+            if cause in self._waiting:
+                self._waiting[cause].is_late = True
+            else:
+                self._missing[cause].is_passed = True
+            if not others:
+                del self._dependents[cause]
+                if cause in self._missing:
+                    self._lose(cause)
+        arrived.unmet.clear()
+        return arrived
+
+    def drop(self, message_id: str, elapsed_ms: int) -> None:
+        """Forget a waiting message. Messages that depend on it miss it from now on."""
+        arrived = self._remove(message_id)
+        for cause in arrived.unmet:
+            others = self._dependents[cause]
+            del others[message_id]
+            if not others:
+                del self._dependents[cause]
+                self._missing.pop(cause, None)
+                self._to_fetch.pop(cause, None)
+        if message_id in self._dependents:
+            hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
+            self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)
+
+    def overflow(self) -> str | None:
+        """The message to give way at the bounds: the oldest one of the sender with most of them."""
+        options = self._options
+        if (
+            len(self._waiting) <= options.waiting_max
+            and self._bytes <= options.waiting_bytes_max
+            and len(self._missing) - len(self._noted) <= options.missing_max
+        ):
+            return None
+        return self._senders.oldest_of_most()
+
+    def _remove(self, message_id: str) -> Arrived:
+        arrived = self._waiting.pop(message_id)
+        self._bytes -= len(arrived.frame)
+        self._senders.remove(arrived.message.sender_id, message_id)
+        self._turn.delete(WAITING + message_id)
+        return arrived
+
+    # ---- the sweep
+
+    def sweep(self, elapsed_ms: int) -> list[str]:
+        """Ask again for what is missing. Returns the IDs that are lost now; their dependents are
+        still to be released."""
+        options = self._options
+        lost = []
+        due = self._due
+        while due and due[0][0] <= elapsed_ms:
+            due_ms, message_id = heappop(due)
+            missing = self._missing.get(message_id)
+            if missing is None or due_ms != min(missing.lost_ms, missing.fetch_ms):
+                continue  # it arrived since
+            if missing.lost_ms <= elapsed_ms:
+                self._lose(message_id)
+                lost.append(message_id)
+                continue
+            self._to_fetch[message_id] = None
+            pause_ms = options.fetch_retry_ms << min(missing.attempts, 32)
+            missing.attempts += 1
+            missing.fetch_ms = elapsed_ms + min(pause_ms, options.fetch_retry_ms_max)
+            heappush(due, (min(missing.lost_ms, missing.fetch_ms), message_id))
+        return lost
+
+    def knots(self, elapsed_ms: int) -> list[str]:
+        """Messages that wait for each other in a circle, or behind one, in log order.
+
+        Nothing that they depend on is missing, so nothing can arrive that would release them.
+        """
+        if elapsed_ms < self._knots_ms or self._options.on_lost is OnLost.HOLD:
+            return []
+        self._knots_ms = elapsed_ms + self._options.lost_after_ms
+        hopeful = set(self._missing)
+        found = list(hopeful)
+        while found:
+            for message_id in self._dependents.get(found.pop(), ()):
+                if message_id not in hopeful:
+                    hopeful.add(message_id)
+                    found.append(message_id)
+        deadline_ms = elapsed_ms - self._options.lost_after_ms
+        stuck = [
+            each
+            for message_id, each in self._waiting.items()
+            if message_id not in hopeful and each.since_ms <= deadline_ms
+        ]
+        return [each.message.message_id for each in sorted(stuck, key=lambda each: each.order)]
+
+    def fetches(self) -> list[Missing]:
+        """What to ask for now, in effects of at most `fetches_per_effect` messages."""
+        if not self._to_fetch:
+            return []
+        ids = list(self._to_fetch)
+        self._to_fetch.clear()
+        count = self._options.fetches_per_effect
+        return [
+            Missing(tuple(e for each in ids[start : start + count] for e in self._entries(each)))
+            for start in range(0, len(ids), count)
+        ]
+
+    def _entries(self, message_id: str) -> list[HistoryEntry]:
+        """One entry for each known hint, or one without."""
+        entry = self._missing[message_id].entry
+        hints = self._hints.of(message_id) or (entry.retrieval_hint,)
+        return [HistoryEntry(message_id, hint, entry.sender_id) for hint in hints]
+
+    def _lose(self, message_id: str) -> None:
+        del self._missing[message_id]
+        self._noted.pop(message_id, None)
+        self._to_fetch.pop(message_id, None)
+        self._lost[message_id] = None
+        self._place += 1
+        self._turn.put(LOST + message_id, pb.Forgone(place=self._place))
+        self._turn.effects.append(Lost(message_id))
+        if len(self._lost) > self._options.lost_max:
+            oldest, _ = self._lost.popitem(last=False)
+            self._turn.delete(LOST + oldest)
+
+    # ---- restore
+
+    def restore(
+        self, lost: dict[str, pb.Forgone], sync_ids: dict[str, pb.Forgone], place: int
+    ) -> None:
+        """Lost IDs and sync IDs from the saved state, in the order of places; the highest place."""
+        self._lost.update(dict.fromkeys(lost))
+        self._sync_ids.update(dict.fromkeys(sync_ids))
+        self._place = place
+
+
+class _Senders:
+    """Waiting messages by sender, and the senders by their number of waiting messages."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, OrderedDict[str, None]] = {}
+        self._with_count: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def add(self, sender_id: str, message_id: str) -> None:
+        ids = self._ids.setdefault(sender_id, OrderedDict())
+        ids[message_id] = None
+        self._move(sender_id, len(ids) - 1, len(ids))
+        self._most = max(self._most, len(ids))
+
+    def remove(self, sender_id: str, message_id: str) -> None:
+        ids = self._ids[sender_id]
+        del ids[message_id]
+        self._move(sender_id, len(ids) + 1, len(ids))
+        if not ids:
+            del self._ids[sender_id]
+        if self._most not in self._with_count:
+            self._most -= 1  # where the sender is now, or nobody
+
+    def oldest_of_most(self) -> str:
+        sender_id = next(iter(self._with_count[self._most]))
+        return next(iter(self._ids[sender_id]))
+
+    def _move(self, sender_id: str, before: int, after: int) -> None:
+        if before:
+            del self._with_count[before][sender_id]
+            if not self._with_count[before]:
+                del self._with_count[before]
+        if after:
+            self._with_count.setdefault(after, {})[sender_id] = None

@@ -1,0 +1,281 @@
+"""Our messages: which of them others have, and when to broadcast them again.
+
+A message is unacknowledged, possibly acknowledged, acknowledged or given up:
+
+- A received causal history that names it proves that its author has it: acknowledged.
+- A received bloom filter that contains it makes it possibly acknowledged. Several distinct filters
+  make it acknowledged when the probability that all of them contain it by chance is small enough.
+
+That probability is computed from the filters as they are. A filter of m bits with a share f set
+contains an ID that was never added with probability f^k. Two filters are not independent: they are
+the same functions of nearly the same IDs, and what the first contains by chance, the second mostly
+contains as well. If both have a share o of the first one's bits in common, the second one repeats the
+first one's error with probability o^k. For equal filters this is 1, so the second proves nothing.
+A filter whose f^k is above `filter_fp_max` is (nearly) saturated and ignored.
+
+The table holds the newest `sent_max` messages, acknowledged or not. Frames stay in the log.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from sdstore.sds.bloom import Form, Pair, ReceivedFilter, hash_pair, read_filter
+from sdstore.sds.effects import Acknowledged, GaveUp, PossiblyAcknowledged, StoredRemotely
+from sdstore.sds.model import HistoryEntry
+from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.state import SENT, Turn
+from sdstore.wire import participant_pb2 as pb
+
+FILTERS_PER_MESSAGE = 3
+"""Received filters kept for a possibly acknowledged message, to measure what they have in common. They
+are shared by the messages that they contain."""
+
+FILTERS_KEPT = 64
+"""Received filters kept in all, 1.2 MB in the default size. A message whose filters were dropped starts
+anew with the next one."""
+
+
+class Acknowledgement(enum.IntEnum):
+    """What is known about the receipt of a message of ours. The numbers are saved."""
+
+    UNACKNOWLEDGED = 0
+    POSSIBLY = 1
+    ACKNOWLEDGED = 2
+    GIVEN_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SentState:
+    """What is known about a message of ours. `is_stored`: a store said that it has the message."""
+
+    acknowledgement: Acknowledgement
+    is_stored: bool
+
+
+@dataclass(slots=True)
+class _Sent:
+    place: int
+    acknowledgement: Acknowledgement = Acknowledgement.UNACKNOWLEDGED
+    is_stored: bool = False
+    attempts: int = 1
+    due_ms: int = 0
+    pair: Pair | None = None
+    chance: float = 1.0  # that all filters that contained it did so by chance
+    filters: tuple[int, ...] = ()  # keys of kept filters that contain it
+
+
+@dataclass(slots=True)
+class _Seen:
+    sender_id: str
+    filter: ReceivedFilter
+    bits: int
+
+
+class Outgoing:
+    """See the module. Times are those of the participant's monotonic clock."""
+
+    def __init__(self, options: ParticipantOptions, turn: Turn) -> None:
+        self._options = options
+        self._turn = turn
+        self._sent: OrderedDict[str, _Sent] = OrderedDict()
+        self._active: OrderedDict[str, _Sent] = OrderedDict()
+        self._due: list[tuple[int, int, str]] = []
+        self._seen: OrderedDict[int, _Seen] = OrderedDict()
+        self._seen_count = 0
+        self.sent_count = 0
+
+    @property
+    def unacknowledged_count(self) -> int:
+        """Messages that are neither acknowledged nor given up."""
+        return len(self._active)
+
+    def __contains__(self, message_id: str) -> bool:
+        """Whether this is one of the newest `sent_max` messages of ours."""
+        return message_id in self._sent
+
+    def state(self, message_id: str) -> SentState | None:
+        """`None` for a message that is not one of the newest `sent_max`."""
+        sent = self._sent.get(message_id)
+        return None if sent is None else SentState(sent.acknowledgement, sent.is_stored)
+
+    def add(self, message_id: str, elapsed_ms: int) -> None:
+        """A message that is broadcast now for the first time."""
+        self.sent_count += 1
+        sent = _Sent(self.sent_count)
+        self._sent[message_id] = self._active[message_id] = sent
+        self._schedule(message_id, sent, elapsed_ms)
+        self._save(message_id, sent)
+        while len(self._sent) > self._options.sent_max:
+            oldest_id, oldest = self._sent.popitem(last=False)
+            if self._active.pop(oldest_id, None) is not None:
+                oldest.acknowledgement = Acknowledgement.GIVEN_UP
+                self._turn.effects.append(GaveUp(oldest_id))
+            self._turn.delete(SENT + oldest_id)
+
+    def restore(self, message_id: str, saved: pb.Sent, elapsed_ms: int) -> None:
+        """A message from the saved state, in the order of places."""
+        sent = _Sent(saved.place, Acknowledgement(saved.acknowledgement), saved.is_stored)
+        sent.attempts = saved.attempts
+        self._sent[message_id] = sent
+        self.sent_count = max(self.sent_count, saved.place)
+        if sent.acknowledgement <= Acknowledgement.POSSIBLY:
+            self._active[message_id] = sent
+            self._schedule(message_id, sent, elapsed_ms)
+
+    # ---- review of acknowledgements
+
+    def review_history(self, history: Iterable[HistoryEntry]) -> None:
+        """Another participant's message names these as its causes."""
+        if not self._active:
+            return
+        for entry in history:
+            if (sent := self._active.get(entry.message_id)) is not None:
+                self._acknowledge(entry.message_id, sent)
+
+    def review_filter(self, sender_id: str, data: bytes, elapsed_ms: int) -> None:
+        """Another participant's message carries this filter."""
+        if not self._active:
+            return
+        options = self._options
+        received = read_filter(data, options.bloom_capacity, options.bloom_error_rate)
+        if received is None:
+            return
+        hits = [
+            (message_id, sent)
+            for message_id, sent in self._window()
+            if received.contains(self._pair(message_id, sent, received.form))
+        ]
+        if not hits or received.false_positive_rate > options.filter_fp_max:
+            return
+        key = self._keep(sender_id, received)
+        for message_id, sent in hits:
+            self._found_in(message_id, sent, key, elapsed_ms)
+
+    def _window(self) -> list[tuple[str, _Sent]]:
+        """The active messages to look up now; those that waited longest if there are many."""
+        count = self._options.reviewed_per_filter
+        window = list(islice(self._active.items(), count))
+        if len(self._active) > count:
+            for message_id, _ in window:
+                self._active.move_to_end(message_id)
+        return window
+
+    def _pair(self, message_id: str, sent: _Sent, form: Form) -> Pair:
+        if form is not Form.JS:
+            return hash_pair(message_id, form)
+        if sent.pair is None:
+            sent.pair = hash_pair(message_id, form)
+        return sent.pair
+
+    def _keep(self, sender_id: str, received: ReceivedFilter) -> int:
+        """The key of a received filter; the same one if the sender repeats it."""
+        for key, seen in self._seen.items():
+            if seen.sender_id == sender_id and seen.filter.words == received.words:
+                return key
+        self._seen_count += 1
+        self._seen[self._seen_count] = _Seen(sender_id, received, int.from_bytes(received.words))
+        if len(self._seen) > FILTERS_KEPT:
+            self._seen.popitem(last=False)
+        return self._seen_count
+
+    def _found_in(self, message_id: str, sent: _Sent, key: int, elapsed_ms: int) -> None:
+        """One more filter contains the message."""
+        if key in sent.filters:
+            return  # the same filter of the same sender again
+        kept = [self._seen[each] for each in sent.filters if each in self._seen]
+        received = self._seen[key]
+        if not kept:
+            sent.chance = received.filter.false_positive_rate
+        else:
+            sent.chance *= max(_repeats_error(each, received) for each in kept)
+        sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
+        if kept and sent.chance <= self._options.acknowledged_fp_max:
+            self._acknowledge(message_id, sent)
+        elif sent.acknowledgement is Acknowledgement.UNACKNOWLEDGED:
+            sent.acknowledgement = Acknowledgement.POSSIBLY
+            self._turn.effects.append(PossiblyAcknowledged(message_id))
+            self._schedule(message_id, sent, elapsed_ms)
+            self._save(message_id, sent)
+
+    def _acknowledge(self, message_id: str, sent: _Sent) -> None:
+        del self._active[message_id]
+        sent.acknowledgement = Acknowledgement.ACKNOWLEDGED
+        sent.pair, sent.filters = None, ()
+        self._turn.effects.append(Acknowledged(message_id))
+        self._save(message_id, sent)
+
+    def store(self, message_id: str, elapsed_ms: int) -> None:
+        """A store has the message."""
+        sent = self._sent.get(message_id)
+        if sent is None or sent.is_stored:
+            return
+        sent.is_stored = True
+        self._turn.effects.append(StoredRemotely(message_id))
+        if message_id in self._active:
+            self._schedule(message_id, sent, elapsed_ms)
+        self._save(message_id, sent)
+
+    # ---- the sweep
+
+    def due(self, elapsed_ms: int) -> Iterator[str]:
+        """IDs to broadcast again now. Messages at the end of their attempts are given up on the way."""
+        count = 0
+        while self._due and self._due[0][0] <= elapsed_ms and count < self._options.resends_per_tick:
+            due_ms, _, message_id = heappop(self._due)
+            sent = self._active.get(message_id)
+            if sent is None or sent.due_ms != due_ms:
+                continue  # acknowledged or scheduled anew since
+            if sent.attempts >= self._options.attempts_max:
+                self.give_up(message_id)
+                continue
+            count += 1
+            sent.attempts += 1
+            self._schedule(message_id, sent, elapsed_ms)
+            self._save(message_id, sent)
+            yield message_id
+
+    def give_up(self, message_id: str) -> None:
+        """Stop broadcasting the message."""
+        sent = self._active.pop(message_id)
+        sent.acknowledgement = Acknowledgement.GIVEN_UP
+        self._turn.effects.append(GaveUp(message_id))
+        self._save(message_id, sent)
+
+    def _schedule(self, message_id: str, sent: _Sent, elapsed_ms: int) -> None:
+        """The next broadcast: pauses double, and are longer where receipt is likely."""
+        options = self._options
+        is_likely = sent.is_stored or sent.acknowledgement is Acknowledgement.POSSIBLY
+        first_ms = options.resend_possibly_ms if is_likely else options.resend_ms
+        pause_ms = min(first_ms << min(sent.attempts - 1, 32), options.resend_ms_max)
+        sent.due_ms = elapsed_ms + pause_ms
+        heappush(self._due, (sent.due_ms, sent.place, message_id))
+        if len(self._due) > 2 * len(self._active) + 1_000:  # mostly of acknowledged messages
+            self._due = [(each.due_ms, each.place, key) for key, each in self._active.items()]
+            heapify(self._due)
+
+    def _save(self, message_id: str, sent: _Sent) -> None:
+        record = pb.Sent(
+            place=sent.place,
+            acknowledgement=sent.acknowledgement,
+            is_stored=sent.is_stored,
+            attempts=sent.attempts,
+        )
+        self._turn.put(SENT + message_id, record)
+
+
+def _repeats_error(first: _Seen, second: _Seen) -> float:
+    """The probability that `second` contains by chance an ID that `first` contains by chance."""
+    one, other = first.filter, second.filter
+    if (one.form, one.bit_count) != (other.form, other.bit_count):
+        return other.false_positive_rate  # other hashes, or other remainders: independent
+    first_count = first.bits.bit_count()
+    if not first_count:
+        return 1.0
+    common = (first.bits & second.bits).bit_count() / first_count
+    return float(common ** min(one.hash_count, other.hash_count))

@@ -1,0 +1,609 @@
+"""An SDS participant of one channel: frames, content and time in, effects out. No I/O, no clock.
+
+Rules, one per line (the specification's words; docs/participant.md names the test of each):
+
+- sending: the Lamport clock becomes max(now, clock + 1); the message refers to the newest messages and
+  the heads of the log; it carries the bloom filter as it was before; it enters the log, and the
+  table of our messages, as unacknowledged;
+- receiving: first the acknowledgements of our messages are reviewed; then a message with content
+  enters the filter; it is delivered if its causes are met, and waits otherwise;
+- delivering: the clock becomes max(clock, timestamp), the message enters the log, and messages that
+  waited for it alone are delivered at once, in log order: (Lamport timestamp, message ID as bytes);
+- a sync message is reviewed like any other, shows what is missing, and is forgotten;
+- an ephemeral message is passed on, and nothing else;
+- `tick` broadcasts unacknowledged messages again, asks for missing ones, gives up on lost ones, and
+  sends sync messages.
+
+Theory of operation. Every method returns the effects of its call, in the order in which to carry them
+out. A `Save` comes first and holds the changes of the state; what is appended to the log is written in
+the same transaction. Nothing is broadcast or delivered before it is saved, so a crash between two effects
+repeats effects and loses none. What the participant knows is in three places:
+
+- the log: every message sent or delivered, with the numbers of the deliveries;
+- the state: messages that wait, our messages and their acknowledgement, lost IDs, the clock, and the
+  last confirmed delivery;
+- memory: all else (bloom filter, heads, missing IDs, time-outs), which `restore` makes anew from both.
+
+Deliveries have numbers 1, 2, 3 and so on. At most `deliveries_max` are with the application and not
+confirmed; later ones wait in the log. A restored participant delivers again what was not confirmed, with
+the same numbers, so an application that stores the number with its work handles each message once.
+
+Causal order: a message is delivered after all causes that it names, except those that are lost, which it
+then carries in `after_gap`. Log order equals causal order as long as timestamps grow along references.
+A timestamp that is more than `clock_ahead_ms` ahead does not move our clock; such a message is delivered
+and logged as it was sent, and our messages do not refer to it.
+
+Time. `now_ms` is wall-clock time, and enters Lamport timestamps only. Time-outs count the time between
+calls, which is never negative and at most `clock_step_max_ms`: a clock that is set back stops no
+time-out, and one that is set forward does not end them all.
+
+No method raises for bytes of others. What is ignored is counted by reason in `ignored`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+from sdstore.sds.bloom import BloomFilter
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Save, Status
+from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.incoming import Arrived, Incoming
+from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
+from sdstore.sds.model import LAMPORT_MAX, Dialect, HistoryEntry, Kind, Message, MessageError
+from sdstore.sds.options import OnLost, ParticipantOptions
+from sdstore.sds.outgoing import Outgoing, SentState
+from sdstore.sds.references import Hints, References
+from sdstore.sds.state import OWNER, PROGRESS, WAITING, SavedState, Turn, read_state
+from sdstore.sds.syncing import SyncTimer
+from sdstore.wire import participant_pb2 as pb
+
+FRAME_BYTES_MAX = 1 << 20
+"""The largest frame, received or sent: the bound of a store."""
+
+OWN_IDS_MAX = 64
+"""Our newest sync and ephemeral messages, to recognise them when they come back without a sender."""
+
+RESTORED_COUNT = 256
+"""Logged messages read at restore to find the heads: 5 ms. An older head is no longer named."""
+
+
+class Participant:
+    """See the module. One participant writes a log and a state at a time."""
+
+    def __init__(
+        self,
+        channel_id: str,
+        sender_id: str,
+        *,
+        options: ParticipantOptions | None = None,
+        log: ParticipantLog | None = None,
+    ) -> None:
+        """A participant without saved state. Its log may have messages.
+
+        `sender_id` can be empty, as in versions 1 and 2; then its own messages are recognised by ID.
+        Raises `LocalProtocolError` for IDs that no message can hold.
+        """
+        try:
+            encode(Message("id", channel_id, sender_id, 1))
+        except MessageError as error:
+            raise LocalProtocolError(error.code, error.detail) from error
+        self.channel_id = channel_id
+        self.sender_id = sender_id
+        self.options = options or ParticipantOptions()
+        self.log: ParticipantLog = MemoryLog() if log is None else log
+        self.ignored: Counter[str] = Counter()
+        self._turn = Turn()
+        self._hints = Hints(self.options)
+        self._references = References(self.options, self._hints)
+        self._outgoing = Outgoing(self.options, self._turn)
+        self._incoming = Incoming(self.options, self._turn, self._is_logged, self._hints)
+        self._sync = SyncTimer(self.options, channel_id, sender_id)
+        self._bloom = self._new_bloom()
+        self._wire_sender = "" if self.options.dialect is Dialect.V1 else sender_id
+        self._lamport: int | None = None
+        self._now_ms: int | None = None
+        self._elapsed_ms = 0
+        self._confirmed = 0
+        self._delivered = 0  # the last number that was handed to the application
+        self._number = 0  # the last number in the log
+        self._status = Status()
+        self._has_owner = False
+        self._ready: list[Arrived] = []  # restored, to be delivered with the first call
+        self._own_ids: deque[str] = deque(maxlen=OWN_IDS_MAX)
+        self._load(SavedState())
+
+    @classmethod
+    def restore(
+        cls,
+        channel_id: str,
+        sender_id: str,
+        state: Mapping[str, bytes],
+        log: ParticipantLog,
+        *,
+        options: ParticipantOptions | None = None,
+    ) -> Participant:
+        """The participant that wrote `state` and `log`.
+
+        The next call of any method also returns the deliveries that were not confirmed. Raises
+        `LocalProtocolError` with the codes of `state.read_state`. If the log has more or less than the
+        state expects, because only one of them was copied back, the participant continues from both.
+        """
+        saved = read_state(state, channel_id, sender_id)
+        participant = cls(channel_id, sender_id, options=options, log=log)
+        participant._load(saved)
+        return participant
+
+    @property
+    def status(self) -> Status:
+        """The state of the channel for people."""
+        return Status(
+            self._incoming.missing_count,
+            self._incoming.waiting_count,
+            self._incoming.lost_count,
+            self._outgoing.unacknowledged_count,
+        )
+
+    @property
+    def lamport_timestamp(self) -> int | None:
+        """The Lamport clock; `None` before the first call with a time."""
+        return self._lamport
+
+    def sent_state(self, message_id: str) -> SentState | None:
+        """Whether others, and a store, have a message of ours. `None`: not among the newest sent."""
+        return self._outgoing.state(message_id)
+
+    # ---- sending
+
+    def send(
+        self,
+        content: bytes,
+        now_ms: int,
+        retrieval_hint: bytes | None = None,
+        ephemeral: bool = False,
+    ) -> list[Effect]:
+        """Broadcast content to the channel. The `Broadcast` effect has the message ID.
+
+        Raises `LocalProtocolError`, and sends nothing: `empty_content`, `frame_too_large`,
+        `message_id_taken` (a scheme that hashes the content alone, and content that was sent before),
+        `lamport_exhausted`, or a code of `MessageError` if the dialect cannot express the message.
+        """
+        if not content:
+            raise LocalProtocolError("empty_content", "a message needs content")
+        self._begin(now_ms)
+        if ephemeral:
+            return self._send_ephemeral(bytes(content), now_ms)
+        lamport = self._next_lamport(now_ms)
+        message = self._message("", lamport, bytes(content))
+        message_id = self.options.make_id(message)
+        message = _with_id(message, message_id)
+        if self._is_logged(message_id) or self._incoming.waits(message_id):
+            raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
+        frame = self._encode(message)
+        self._lamport = lamport
+        if retrieval_hint:
+            self._hints.learn(message_id, retrieval_hint, is_ours=True)
+        self._append(message, LogEntry(message, frame, 0, retrieval_hint or b""))
+        self._add_to_bloom(message_id)
+        self._outgoing.add(message_id, self._elapsed_ms)
+        self._incoming.arrive(message_id)
+        self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
+        self._sync.broadcast(self._elapsed_ms)
+        return self._finish()
+
+    def _send_ephemeral(self, content: bytes, now_ms: int) -> list[Effect]:
+        message_id = self._sync.unique_id("ephemeral", now_ms, content)
+        message = Message(message_id, self.channel_id, self._wire_sender, None, (), b"", (), content)
+        frame = self._encode(message)
+        self._own_ids.append(message_id)
+        self._turn.effects.append(Broadcast(frame, message_id, Kind.EPHEMERAL))
+        return self._finish()
+
+    def _message(self, message_id: str, lamport: int, content: bytes) -> Message:
+        history = self._references.causal_history()
+        if self.options.dialect is Dialect.V1:
+            history = tuple(HistoryEntry(entry.message_id) for entry in history)
+        bloom = b"" if self._bloom is None else self._bloom.to_bytes()
+        return Message(
+            message_id, self.channel_id, self._wire_sender, lamport, history, bloom, (), content
+        )
+
+    def _encode(self, message: Message) -> bytes:
+        try:
+            frame = encode(message, self.options.dialect)
+        except MessageError as error:
+            raise LocalProtocolError(error.code, error.detail) from error
+        if len(frame) > FRAME_BYTES_MAX:
+            raise LocalProtocolError(
+                "frame_too_large",
+                f"the frame has {len(frame):,} bytes; the maximum is {FRAME_BYTES_MAX:,}",
+            )
+        return frame
+
+    # ---- receiving
+
+    def receive(
+        self, frame: bytes, now_ms: int, retrieval_hint: bytes | None = None
+    ) -> list[Effect]:
+        """A frame from the transport, a store or another participant; it may be anything."""
+        self._begin(now_ms)
+        if len(frame) > FRAME_BYTES_MAX:
+            self.ignored["frame_too_large"] += 1
+            return self._finish()
+        try:
+            message, _ = decode(frame)
+        except MessageError as error:
+            self.ignored[error.code] += 1
+        else:
+            self._take(message, frame, retrieval_hint or b"")
+        return self._finish()
+
+    def take_staged(self, now_ms: int, count: int) -> list[Effect]:
+        """Receive at most `count` messages that a backfill staged in the log, in log order.
+
+        An empty list: nothing is staged, or no more messages can wait for their causes now.
+        """
+        self._begin(now_ms)
+        taken = []
+        for staged in self.log.staged(count):
+            if not self._incoming.has_room:
+                break
+            self._take(staged.message, staged.frame, staged.retrieval_hint)
+            taken.append(staged.message.message_id)
+        if taken:
+            self.log.unstage(taken)
+            self._turn.must_save = True
+        return self._finish()
+
+    def _take(self, message: Message, frame: bytes, hint: bytes) -> None:
+        if message.channel_id != self.channel_id:
+            self.ignored["other_channel"] += 1
+            return
+        history = message.causal_history
+        if len(history) > self.options.history_read_max:
+            self.ignored["history_too_long"] += 1
+            return
+        message_id, sender_id = message.message_id, message.sender_id
+        if sender_id:
+            is_own = sender_id == self.sender_id
+        else:
+            is_own = message_id in self._outgoing or message_id in self._own_ids
+        if message.lamport_timestamp is None:
+            if is_own:
+                self.ignored["own"] += 1
+            else:
+                self._turn.effects.append(Ephemeral(message))
+            return
+        if not is_own:
+            self._outgoing.review_history(history)
+            if message.bloom_filter:
+                self._outgoing.review_filter(sender_id, message.bloom_filter, self._elapsed_ms)
+        for entry in history:
+            if entry.retrieval_hint:
+                self._hints.learn(entry.message_id, entry.retrieval_hint)
+        if not message.content:
+            self._take_sync(message, is_own=is_own)
+            return
+        if hint:
+            self._hints.learn(message_id, hint, is_ours=True)
+        if self._is_logged(message_id):
+            self._count_copy(message, self.log.frame(message_id) or frame, is_own=is_own)
+        elif self._incoming.waits(message_id):
+            self._count_copy(message, self._incoming.frame(message_id), is_own=is_own)
+        else:
+            # Also a message of our own that the log lacks: it was lost with a file.
+            self._take_new(message, frame, hint or self._hints.best(message_id))
+            if not is_own:
+                self._sync.content_arrived(sender_id, self._elapsed_ms)
+
+    def _take_sync(self, message: Message, *, is_own: bool) -> None:
+        if is_own:
+            self.ignored["own"] += 1
+            return
+        self._incoming.note_sync(message.message_id, is_saved=not message.sender_id)
+        self._incoming.note(message.causal_history, self._elapsed_ms)
+        self._sync.sync_arrived(self._elapsed_ms)
+
+    def _count_copy(self, message: Message, known_frame: bytes, *, is_own: bool) -> None:
+        """A message with a known ID. The first one stays, whatever this one holds."""
+        known, _ = decode(known_frame)
+        is_same = (message.sender_id, message.lamport_timestamp, message.content) == (
+            known.sender_id,
+            known.lamport_timestamp,
+            known.content,
+        )
+        self.ignored["own" if is_own and is_same else "duplicate" if is_same else "variant"] += 1
+
+    def _take_new(self, message: Message, frame: bytes, hint: bytes) -> None:
+        message_id = message.message_id
+        self._add_to_bloom(message_id)
+        arrived = Arrived(message, frame, hint)
+        arrived.is_late = self._incoming.arrive(message_id)
+        if self._incoming.causes(arrived):
+            self._deliver_all([arrived])
+            return
+        self._incoming.wait(arrived, self._elapsed_ms)
+        while (displaced := self._incoming.overflow()) is not None:
+            self._displace(displaced)
+
+    def _displace(self, message_id: str) -> None:
+        if self.options.on_lost is OnLost.DELIVER:
+            self._deliver_all([self._incoming.take_after_gap(message_id)])
+        else:
+            self._incoming.drop(message_id, self._elapsed_ms)
+
+    # ---- delivering
+
+    def _deliver_all(self, ready: list[Arrived]) -> None:
+        """Deliver messages whose causes are met, and those that waited for them alone."""
+        queue = [(*each.order, each) for each in ready]  # IDs differ, so no two places are equal
+        heapify(queue)
+        while queue:
+            arrived = heappop(queue)[-1]
+            self._deliver(arrived)
+            for each in self._incoming.take_dependents(arrived.message.message_id):
+                heappush(queue, (*each.order, each))
+
+    def _deliver(self, arrived: Arrived) -> None:
+        message = arrived.message
+        lamport = message.lamport_timestamp or 0
+        assert self._lamport is not None and self._now_ms is not None
+        if self._lamport < lamport <= self._lamport_bound(self._now_ms):
+            self._lamport = lamport
+        self._number += 1
+        number, hint = self._number, arrived.retrieval_hint
+        entry = LogEntry(message, arrived.frame, number, hint, arrived.gap, arrived.is_late)
+        self._append(message, entry)
+        if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
+            self._delivered = number
+            self._turn.effects.append(Deliver(number, message, arrived.gap, arrived.is_late))
+
+    def confirm(self, number: int) -> list[Effect]:
+        """The application has taken all deliveries up to `number`. Confirming again changes nothing.
+
+        Raises `LocalProtocolError` (`unknown_delivery`) for a number that no delivery has yet.
+        """
+        if number > self._number:
+            raise LocalProtocolError(
+                "unknown_delivery",
+                f"delivery {number} is confirmed, but the last one is {self._number}",
+            )
+        if number > self._confirmed:
+            self._confirmed = number
+            self._delivered = max(self._delivered, number)
+            self._turn.must_save = True
+        return self._finish()
+
+    def _redeliver(self) -> None:
+        """Hand out what waits in the log, up to the bound of unconfirmed deliveries."""
+        last = min(self._number, self._confirmed + self.options.deliveries_max)
+        while self._delivered < last:
+            entries = self.log.deliveries(self._delivered, last - self._delivered)
+            if not entries:
+                self._delivered = last  # numbers that the log lost
+                break
+            for entry in entries:
+                if entry.number > last:
+                    self._delivered = last
+                    break
+                self._delivered = entry.number
+                self._turn.effects.append(
+                    Deliver(entry.number, entry.message, entry.after_gap, entry.is_late)
+                )
+
+    def stored(self, message_id: str) -> list[Effect]:
+        """A store has our message, so the next broadcast of it has time."""
+        self._outgoing.store(message_id, self._elapsed_ms)
+        return self._finish()
+
+    # ---- the sweeps
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Do what is due. Call it about once a second; a rarer call delays what is due until then."""
+        self._begin(now_ms)
+        for message_id in self._outgoing.due(self._elapsed_ms):
+            frame = self.log.frame(message_id)
+            if frame is None:
+                self._outgoing.give_up(message_id)  # the log lost it
+            else:
+                self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
+        self._sweep_incoming()
+        if self._sync.is_due(self._elapsed_ms):
+            self._send_sync(now_ms)
+        return self._finish()
+
+    def _sweep_incoming(self) -> None:
+        for message_id in self._incoming.sweep(self._elapsed_ms):
+            if self.options.on_lost is OnLost.DELIVER:
+                self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
+        for message_id in self._incoming.knots(self._elapsed_ms):
+            if self._incoming.waits(message_id):
+                self._deliver_all([self._incoming.take_after_gap(message_id)])
+
+    def _send_sync(self, now_ms: int) -> None:
+        self._sync.sync_sent(self._elapsed_ms)
+        if not self._references.recent and not self.options.sync_when_empty:
+            return
+        lamport = self._next_lamport(now_ms)
+        message_id = self._sync.unique_id("sync", now_ms)
+        frame = self._encode(self._message(message_id, lamport, b""))
+        self._lamport = lamport
+        self._own_ids.append(message_id)
+        self._turn.effects.append(Broadcast(frame, message_id, Kind.SYNC))
+
+    # ---- clocks
+
+    def _begin(self, now_ms: int) -> None:
+        """Every method with a time starts here."""
+        if self._now_ms is None:
+            self._start_clock(now_ms)
+        else:
+            passed_ms = now_ms - self._now_ms
+            self._elapsed_ms += min(max(passed_ms, 0), self.options.clock_step_max_ms)
+        self._now_ms = now_ms
+
+    def _start_clock(self, now_ms: int) -> None:
+        """The Lamport clock begins at the time, or after what was sent and received before."""
+        newest = self.log.newest(1, min(self._lamport_bound(now_ms), LAMPORT_MAX) + 1)
+        logged = newest[-1].lamport_timestamp if newest else 0
+        now = min(max(now_ms // self.options.unit_ms, 0), self.options.lamport_max)
+        self._lamport = max(self._lamport or 0, logged, now)
+        self._load_references()
+        ready, self._ready = self._ready, []
+        for arrived in ready:
+            self._turn.delete(WAITING + arrived.message.message_id)
+        self._now_ms = now_ms
+        self._deliver_all(ready)
+
+    def _next_lamport(self, now_ms: int) -> int:
+        assert self._lamport is not None
+        lamport = max(now_ms // self.options.unit_ms, self._lamport + 1)
+        if lamport > self.options.lamport_max:
+            raise LocalProtocolError(
+                "lamport_exhausted",
+                f"the next Lamport timestamp is {lamport}; dialect "
+                f"{self.options.dialect.label} ends at {self.options.lamport_max}",
+            )
+        return lamport
+
+    def _lamport_bound(self, now_ms: int) -> int:
+        """The highest received timestamp that moves our clock."""
+        bound = (now_ms + self.options.clock_ahead_ms) // self.options.unit_ms
+        return min(bound, self.options.lamport_max - 1)
+
+    # ---- log, filter, state
+
+    def _is_logged(self, message_id: str) -> bool:
+        return message_id in self._references.recent or self.log.contains(message_id)
+
+    def _append(self, message: Message, entry: LogEntry) -> None:
+        self.log.append(entry)
+        self._turn.must_save = True
+        is_reached = (message.lamport_timestamp or 0) <= (self._lamport or 0)
+        is_head = is_reached and not entry.is_late
+        self._references.logged(message, entry.retrieval_hint, is_head=is_head)
+
+    def _new_bloom(self) -> BloomFilter | None:
+        options = self.options
+        if options.bloom is None:
+            return None
+        return BloomFilter(options.bloom_capacity, options.bloom_error_rate, options.bloom)
+
+    def _add_to_bloom(self, message_id: str) -> None:
+        if self._bloom is None:
+            return
+        self._bloom.add(message_id)
+        if self._bloom.is_full:
+            self._fill_bloom()
+
+    def _fill_bloom(self) -> None:
+        """The newest messages of the log, and those that wait: what we would not ask for again."""
+        assert self._bloom is not None
+        waiting = self._incoming.waiting_ids()
+        count = max(self._bloom.kept_count - len(waiting), 0)
+        newest = self.log.newest(count, LAMPORT_MAX) if count else ()
+        self._bloom.rebuild([*(each.entry.message_id for each in newest), *waiting])
+
+    def _finish(self) -> list[Effect]:
+        """The effects of this call, `Save` first, `Status` last."""
+        turn = self._turn
+        if self._delivered < self._number:
+            self._redeliver()
+        turn.effects += self._incoming.fetches()
+        effects = turn.effects
+        status = self.status
+        if status != self._status:
+            self._status = status
+            effects.append(status)
+        if turn.changes or turn.must_save:
+            if not self._has_owner:
+                self._has_owner = True
+                turn.put(OWNER, pb.Owner(channel_id=self.channel_id, sender_id=self.sender_id))
+            progress = pb.Progress(
+                lamport_timestamp=self._lamport or 0,
+                confirmed=self._confirmed,
+                sent_count=self._outgoing.sent_count,
+            )
+            turn.put(PROGRESS, progress)
+            effects.insert(0, Save(tuple(turn.changes.items())))
+            turn.changes = {}
+            turn.must_save = False
+        turn.effects = []
+        return effects
+
+    # ---- restore
+
+    def _load(self, saved: SavedState) -> None:
+        """Continue from a saved state and the log, of which either may be behind the other."""
+        self._has_owner = saved.has_owner
+        self._lamport = saved.progress.lamport_timestamp if saved.has_owner else None
+        self._confirmed = self._delivered = saved.progress.confirmed
+        self._number = _last_number(self.log, self._confirmed)
+        self._outgoing.sent_count = saved.progress.sent_count
+        for message_id, sent in saved.sent.items():
+            self._outgoing.restore(message_id, sent, self._elapsed_ms)
+        self._load_incoming(saved)
+        if self._bloom is not None:
+            self._fill_bloom()
+        self._status = self.status
+
+    def _load_incoming(self, saved: SavedState) -> None:
+        """Messages that wait. Those that can be delivered now follow with the first call."""
+        records = [*saved.waiting.values(), *saved.lost.values(), *saved.sync.values()]
+        place = max((each.place for each in records), default=0)
+        self._incoming.restore(saved.lost, saved.sync, place)
+        for message_id, record in saved.waiting.items():
+            if self._is_logged(message_id):
+                self._turn.delete(WAITING + message_id)
+                continue
+            try:
+                message, _ = decode(record.frame)
+            except MessageError as error:
+                raise LocalProtocolError(
+                    "state_damaged", f"the frame of {message_id!r} is damaged: {error}"
+                ) from error
+            arrived = Arrived(message, record.frame, record.retrieval_hint, record.is_late)
+            if self._incoming.causes(arrived):
+                self._ready.append(arrived)
+            else:
+                self._incoming.wait(arrived, self._elapsed_ms, is_saved=True)
+        for message_id in self._incoming.waiting_ids():
+            self._incoming.arrive(message_id)  # messages before it named it as missing
+
+    def _load_references(self) -> None:
+        """The heads, which the state does not hold."""
+        assert self._lamport is not None
+        for reference in self.log.newest(RESTORED_COUNT, self._lamport + 1):
+            frame = self.log.frame(reference.entry.message_id)
+            if frame is not None:
+                message, _ = decode(frame)
+                hint = reference.entry.retrieval_hint
+                self._references.logged(message, hint, is_head=True)
+
+
+def _with_id(message: Message, message_id: str) -> Message:
+    return Message(
+        message_id,
+        message.channel_id,
+        message.sender_id,
+        message.lamport_timestamp,
+        message.causal_history,
+        message.bloom_filter,
+        message.repair_request,
+        message.content,
+    )
+
+
+def _last_number(log: ParticipantLog, after: int) -> int:
+    """The last delivery number in the log, or `after` if there is none above it."""
+    low, step = after, 1
+    while log.deliveries(low + step - 1, 1):
+        low, step = low + step, step * 2
+    # `low` or a later number exists (or `low` is `after`); none above `low + step - 1` does.
+    while step > 1:
+        step //= 2
+        if log.deliveries(low + step - 1, 1):
+            low += step
+    return low

@@ -1,0 +1,116 @@
+"""What our messages can refer to: the newest messages, the heads, and retrieval hints.
+
+The causal history of a message holds the newest `history_size` messages of the log, and the heads: the
+logged messages that no logged message refers to. With the newest alone, a message that was written at
+the same time as others can be referred to by nobody; whoever misses it would never know.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+
+from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.options import ParticipantOptions
+
+RECENT_MAX = 8_192
+"""Logged IDs remembered to spare questions to the log, 1 MB: the span over which messages arrive out of
+order, or again."""
+
+HINT_BYTES_MAX = 256
+"""Longer hints of others are not remembered. It is the bound of a store; Waku's hints have 32 bytes."""
+
+
+class Hints:
+    """Retrieval hints by message ID, those learned from our transport first."""
+
+    def __init__(self, options: ParticipantOptions) -> None:
+        self._ids_max = options.hints_max
+        self._per_message_max = options.hints_per_message
+        self._hints: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+
+    def learn(self, message_id: str, hint: bytes, *, is_ours: bool = False) -> None:
+        """A hint from our transport (`is_ours`), or from somebody's causal history."""
+        known = self._hints.get(message_id, ())
+        if hint in known or len(hint) > HINT_BYTES_MAX:
+            return
+        hints = (hint, *known) if is_ours else (*known, hint)
+        self._hints[message_id] = hints[: self._per_message_max]
+        if len(self._hints) > self._ids_max:
+            self._hints.popitem(last=False)
+
+    def of(self, message_id: str) -> tuple[bytes, ...]:
+        """The known hints, the best first."""
+        return self._hints.get(message_id, ())
+
+    def best(self, message_id: str) -> bytes:
+        """One hint, empty if unknown."""
+        hints = self._hints.get(message_id)
+        return hints[0] if hints else b""
+
+
+_Place = tuple[int, bytes, HistoryEntry]
+
+
+class References:
+    """The newest messages and the heads among those whose Lamport timestamp our clock has reached."""
+
+    def __init__(self, options: ParticipantOptions, hints: Hints) -> None:
+        self._options = options
+        self._hints = hints
+        self._newest: list[_Place] = []
+        self._heads: dict[str, _Place] = {}
+        self.recent: OrderedDict[str, None] = OrderedDict()
+
+    def logged(self, message: Message, hint: bytes, *, is_head: bool) -> None:
+        """A message of the log. `is_head`: no logged message refers to it, and our clock reached it."""
+        message_id = message.message_id
+        self.recent[message_id] = None
+        if len(self.recent) > RECENT_MAX:
+            self.recent.popitem(last=False)
+        heads = self._heads
+        for entry in message.causal_history:
+            heads.pop(entry.message_id, None)
+        if not is_head:
+            return
+        place = (
+            message.lamport_timestamp or 0,
+            message_id.encode(),
+            HistoryEntry(message_id, hint, message.sender_id),
+        )
+        newest = self._newest
+        if newest and place[:2] < newest[-1][:2]:
+            insort(newest, place, key=_order)
+        else:
+            newest.append(place)
+        if len(newest) > self._options.history_size:
+            del newest[0]
+        heads[message_id] = place
+        if len(heads) > self._options.heads_max:
+            del heads[min(heads, key=lambda each: heads[each][:2])]
+
+    def causal_history(self) -> tuple[HistoryEntry, ...]:
+        """The entries for our next message, in log order."""
+        heads, newest = self._heads, self._newest
+        room = self._options.history_max - len(newest)
+        if not heads or (len(heads) == 1 and newest and next(iter(heads)) == _id(newest[-1])):
+            chosen = newest
+        else:
+            named = {_id(place) for place in newest}
+            others = [place for message_id, place in heads.items() if message_id not in named]
+            # The oldest heads first: every head has its turn.
+            chosen = sorted(sorted(others, key=_order)[:room] + newest, key=_order)
+        return tuple(self._entry(place[2]) for place in chosen)
+
+    def _entry(self, entry: HistoryEntry) -> HistoryEntry:
+        if entry.retrieval_hint or not (hint := self._hints.best(entry.message_id)):
+            return entry
+        return HistoryEntry(entry.message_id, hint, entry.sender_id)
+
+
+def _order(place: _Place) -> tuple[int, bytes]:
+    return place[:2]
+
+
+def _id(place: _Place) -> str:
+    return place[2].message_id

@@ -1,0 +1,78 @@
+"""When to send a sync message, and the source of all choices that look random.
+
+- The pause before a sync message is drawn from the upper half of a window, first `sync_ms`.
+- After a sync message of our own the window doubles, up to `sync_ms_max`.
+- A sync message of another participant starts the pause anew: it said what ours would say.
+- Content shortens the window to half of `sync_ms`. Content of one sender after the other starts the pause
+  anew, because their messages acknowledge each other. Content of one sender alone does not put our sync
+  message off, because nobody else acknowledges it.
+- Content of our own starts the pause anew: it carries our history and filter.
+
+Draws come from a hash of seed, channel, sender and a counter, so equal inputs give equal effects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from sdstore.sds.options import ParticipantOptions
+
+
+class SyncTimer:
+    """See the module. Times are those of the participant's monotonic clock."""
+
+    def __init__(self, options: ParticipantOptions, channel_id: str, sender_id: str) -> None:
+        self._options = options
+        channel, sender = channel_id.encode(), sender_id.encode()
+        lengths = struct.pack(">III", len(options.seed), len(channel), len(sender))
+        self._key = hashlib.blake2b(b"".join((lengths, options.seed, channel, sender))).digest()
+        self._draws = 0
+        self._window_ms = options.sync_ms
+        self._last_sender: str | None = None
+        self._due_ms = 0
+        self._restart(0)
+
+    def is_due(self, elapsed_ms: int) -> bool:
+        """Whether to send a sync message now."""
+        return self._options.sync_ms > 0 and elapsed_ms >= self._due_ms
+
+    def sync_sent(self, elapsed_ms: int) -> None:
+        """We sent a sync message because one was due."""
+        self._window_ms = min(2 * self._window_ms, self._options.sync_ms_max)
+        self._restart(elapsed_ms)
+
+    def sync_arrived(self, elapsed_ms: int) -> None:
+        """Another participant sent a sync message."""
+        self._last_sender = None
+        self._restart(elapsed_ms)
+
+    def broadcast(self, elapsed_ms: int) -> None:
+        """We sent content."""
+        self._window_ms = self._options.sync_ms
+        self._last_sender = None
+        self._restart(elapsed_ms)
+
+    def content_arrived(self, sender_id: str, elapsed_ms: int) -> None:
+        """Another participant sent content."""
+        self._window_ms = self._options.sync_ms // 2
+        is_dialogue = self._last_sender not in {None, sender_id}
+        self._last_sender = sender_id
+        if is_dialogue:
+            self._restart(elapsed_ms)
+        elif self._due_ms > elapsed_ms + self._window_ms:
+            self._restart(elapsed_ms)
+
+    def unique_id(self, prefix: str, now_ms: int, content: bytes = b"") -> str:
+        """An ID for a message that no log keeps."""
+        self._draws += 1
+        data = struct.pack(">QQ", self._draws, now_ms % 2**64) + content
+        digest = hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
+        return f"{prefix}-{digest}"
+
+    def _restart(self, elapsed_ms: int) -> None:
+        self._draws += 1
+        data = struct.pack(">Q", self._draws)
+        digest = hashlib.blake2b(data, key=self._key, digest_size=8).digest()
+        share = int.from_bytes(digest) / 2**64
+        self._due_ms = elapsed_ms + int(self._window_ms * (0.5 + share / 2))
