@@ -1,11 +1,27 @@
-"""SDS messages: the model, the wire dialects, identity. Sans-I/O: no clock, no network, no disk.
+"""SDS messages and participants. Sans-I/O: no clock, no network, no disk.
 
 docs/python.md shows how to build messages; docs/identity.md specifies their meaning.
 """
 
 from sdstore.sds.codec import DECODER_VERSION, decode, encode
 from sdstore.sds.digest import claim_id, entry_digest, frame_hash
+from sdstore.sds.effects import (
+    Acknowledged,
+    Broadcast,
+    Deliver,
+    Effect,
+    Ephemeral,
+    GaveUp,
+    Lost,
+    Missing,
+    PossiblyAcknowledged,
+    Save,
+    Status,
+    StoredRemotely,
+)
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.jsonform import from_json, to_json
+from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog, Reference, Staged
 from sdstore.sds.model import (
     LAMPORT_MAX,
     LAMPORT_MIN,
@@ -15,6 +31,9 @@ from sdstore.sds.model import (
     Message,
     MessageError,
 )
+from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
+from sdstore.sds.outgoing import Acknowledgement, SentState
+from sdstore.sds.participant import Participant
 from sdstore.sds.schemes import verifies
 from sdstore.sds.waku import waku_message_hash
 
@@ -22,11 +41,35 @@ __all__ = [
     "DECODER_VERSION",
     "LAMPORT_MAX",
     "LAMPORT_MIN",
+    "Acknowledged",
+    "Acknowledgement",
+    "Broadcast",
+    "Deliver",
     "Dialect",
+    "Effect",
+    "Ephemeral",
+    "GaveUp",
     "HistoryEntry",
     "Kind",
+    "LamportUnit",
+    "LocalProtocolError",
+    "LogEntry",
+    "Lost",
+    "MemoryLog",
     "Message",
     "MessageError",
+    "Missing",
+    "OnLost",
+    "Participant",
+    "ParticipantLog",
+    "ParticipantOptions",
+    "PossiblyAcknowledged",
+    "Reference",
+    "Save",
+    "SentState",
+    "Staged",
+    "Status",
+    "StoredRemotely",
     "claim_id",
     "decode",
     "encode",

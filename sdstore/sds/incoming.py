@@ -21,7 +21,7 @@ from sdstore.sds.effects import Lost, Missing
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.references import Hints
-from sdstore.sds.state import LOST, SYNC, WAITING, Turn
+from sdstore.sds.state import LOST, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
 
@@ -365,13 +365,13 @@ class Incoming:
 
     # ---- restore
 
-    def restore(
-        self, lost: dict[str, pb.Forgone], sync_ids: dict[str, pb.Forgone], place: int
-    ) -> None:
-        """Lost IDs and sync IDs from the saved state, in the order of places; the highest place."""
-        self._lost.update(dict.fromkeys(lost))
-        self._sync_ids.update(dict.fromkeys(sync_ids))
-        self._place = place
+    def restore(self, saved: SavedState) -> None:
+        """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`."""
+        self._lost.update(dict.fromkeys(saved.lost))
+        self._sync_ids.update(dict.fromkeys(saved.sync))
+        places = [each.place for each in saved.waiting.values()]
+        places += (each.place for each in (*saved.lost.values(), *saved.sync.values()))
+        self._place = max(places, default=0)
 
 
 class _Senders:

@@ -135,7 +135,7 @@ class MemoryLog:
     def __init__(self) -> None:
         self._entries: dict[str, LogEntry] = {}
         self._order: list[tuple[int, bytes, str]] = []
-        self._deliveries: list[str] = []
+        self._deliveries: list[tuple[int, str]] = []
         self._staged: dict[str, Staged] = {}
         self._staged_order: list[str] = []  # the last message ID first; empty if not sorted yet
         self._noted: set[Noted] = set()
@@ -174,12 +174,13 @@ class MemoryLog:
         else:
             self._order.append(place)
         if entry.number:
-            self._deliveries.append(message_id)
+            self._deliveries.append((entry.number, message_id))
 
     def deliveries(self, after_number: int, count: int) -> list[LogEntry]:
         """See `ParticipantLog`."""
-        ids = self._deliveries[after_number : after_number + count]
-        return [self._entries[message_id] for message_id in ids]
+        start = bisect_left(self._deliveries, (after_number + 1,))
+        chosen = self._deliveries[start : start + count]
+        return [self._entries[message_id] for _, message_id in chosen]
 
     def staged(self, count: int) -> list[Staged]:
         """See `ParticipantLog`."""

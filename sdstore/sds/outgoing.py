@@ -226,7 +226,9 @@ class Outgoing:
     def due(self, elapsed_ms: int) -> Iterator[str]:
         """IDs to broadcast again now. Messages at the end of their attempts are given up on the way."""
         count = 0
-        while self._due and self._due[0][0] <= elapsed_ms and count < self._options.resends_per_tick:
+        while (
+            self._due and self._due[0][0] <= elapsed_ms and count < self._options.resends_per_tick
+        ):
             due_ms, _, message_id = heappop(self._due)
             sent = self._active.get(message_id)
             if sent is None or sent.due_ms != due_ms:

@@ -47,6 +47,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from sdstore.sds.bloom import BloomFilter
+from sdstore.sds.clock import Clock
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Save, Status
 from sdstore.sds.errors import LocalProtocolError
@@ -103,9 +104,7 @@ class Participant:
         self._sync = SyncTimer(self.options, channel_id, sender_id)
         self._bloom = self._new_bloom()
         self._wire_sender = "" if self.options.dialect is Dialect.V1 else sender_id
-        self._lamport: int | None = None
-        self._now_ms: int | None = None
-        self._elapsed_ms = 0
+        self._clock = Clock(self.options)
         self._confirmed = 0
         self._delivered = 0  # the last number that was handed to the application
         self._number = 0  # the last number in the log
@@ -147,9 +146,9 @@ class Participant:
         )
 
     @property
-    def lamport_timestamp(self) -> int | None:
-        """The Lamport clock; `None` before the first call with a time."""
-        return self._lamport
+    def lamport_timestamp(self) -> int:
+        """The Lamport clock, in its unit; it starts with the first call that gives a time."""
+        return self._clock.lamport
 
     def sent_state(self, message_id: str) -> SentState | None:
         """Whether others, and a store, have a message of ours. `None`: not among the newest sent."""
@@ -175,27 +174,29 @@ class Participant:
         self._begin(now_ms)
         if ephemeral:
             return self._send_ephemeral(bytes(content), now_ms)
-        lamport = self._next_lamport(now_ms)
+        lamport = self._clock.next_lamport()
         message = self._message("", lamport, bytes(content))
         message_id = self.options.make_id(message)
         message = _with_id(message, message_id)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
             raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
         frame = self._encode(message)
-        self._lamport = lamport
+        self._clock.lamport = lamport
         if retrieval_hint:
             self._hints.learn(message_id, retrieval_hint, is_ours=True)
-        self._append(message, LogEntry(message, frame, 0, retrieval_hint or b""))
+        self._append(LogEntry(message, frame, 0, retrieval_hint or b""), is_head=True)
         self._add_to_bloom(message_id)
-        self._outgoing.add(message_id, self._elapsed_ms)
+        self._outgoing.add(message_id, self._clock.elapsed_ms)
         self._incoming.arrive(message_id)
         self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
-        self._sync.broadcast(self._elapsed_ms)
+        self._sync.broadcast(self._clock.elapsed_ms)
         return self._finish()
 
     def _send_ephemeral(self, content: bytes, now_ms: int) -> list[Effect]:
         message_id = self._sync.unique_id("ephemeral", now_ms, content)
-        message = Message(message_id, self.channel_id, self._wire_sender, None, (), b"", (), content)
+        message = Message(
+            message_id, self.channel_id, self._wire_sender, None, (), b"", (), content
+        )
         frame = self._encode(message)
         self._own_ids.append(message_id)
         self._turn.effects.append(Broadcast(frame, message_id, Kind.EPHEMERAL))
@@ -261,15 +262,10 @@ class Participant:
         if message.channel_id != self.channel_id:
             self.ignored["other_channel"] += 1
             return
-        history = message.causal_history
-        if len(history) > self.options.history_read_max:
+        if len(message.causal_history) > self.options.history_read_max:
             self.ignored["history_too_long"] += 1
             return
-        message_id, sender_id = message.message_id, message.sender_id
-        if sender_id:
-            is_own = sender_id == self.sender_id
-        else:
-            is_own = message_id in self._outgoing or message_id in self._own_ids
+        is_own = self._is_own(message)
         if message.lamport_timestamp is None:
             if is_own:
                 self.ignored["own"] += 1
@@ -277,15 +273,30 @@ class Participant:
                 self._turn.effects.append(Ephemeral(message))
             return
         if not is_own:
-            self._outgoing.review_history(history)
-            if message.bloom_filter:
-                self._outgoing.review_filter(sender_id, message.bloom_filter, self._elapsed_ms)
-        for entry in history:
+            self._review(message)
+        for entry in message.causal_history:
             if entry.retrieval_hint:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
-        if not message.content:
+        if message.content:
+            self._take_content(message, frame, hint, is_own=is_own)
+        else:
             self._take_sync(message, is_own=is_own)
-            return
+
+    def _is_own(self, message: Message) -> bool:
+        """By sender if the message has one; senderless messages by ID."""
+        if message.sender_id:
+            return message.sender_id == self.sender_id
+        return message.message_id in self._outgoing or message.message_id in self._own_ids
+
+    def _review(self, message: Message) -> None:
+        self._outgoing.review_history(message.causal_history)
+        if message.bloom_filter:
+            self._outgoing.review_filter(
+                message.sender_id, message.bloom_filter, self._clock.elapsed_ms
+            )
+
+    def _take_content(self, message: Message, frame: bytes, hint: bytes, *, is_own: bool) -> None:
+        message_id = message.message_id
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
         if self._is_logged(message_id):
@@ -296,15 +307,15 @@ class Participant:
             # Also a message of our own that the log lacks: it was lost with a file.
             self._take_new(message, frame, hint or self._hints.best(message_id))
             if not is_own:
-                self._sync.content_arrived(sender_id, self._elapsed_ms)
+                self._sync.content_arrived(message.sender_id, self._clock.elapsed_ms)
 
     def _take_sync(self, message: Message, *, is_own: bool) -> None:
         if is_own:
             self.ignored["own"] += 1
             return
         self._incoming.note_sync(message.message_id, is_saved=not message.sender_id)
-        self._incoming.note(message.causal_history, self._elapsed_ms)
-        self._sync.sync_arrived(self._elapsed_ms)
+        self._incoming.note(message.causal_history, self._clock.elapsed_ms)
+        self._sync.sync_arrived(self._clock.elapsed_ms)
 
     def _count_copy(self, message: Message, known_frame: bytes, *, is_own: bool) -> None:
         """A message with a known ID. The first one stays, whatever this one holds."""
@@ -324,7 +335,7 @@ class Participant:
         if self._incoming.causes(arrived):
             self._deliver_all([arrived])
             return
-        self._incoming.wait(arrived, self._elapsed_ms)
+        self._incoming.wait(arrived, self._clock.elapsed_ms)
         while (displaced := self._incoming.overflow()) is not None:
             self._displace(displaced)
 
@@ -332,7 +343,7 @@ class Participant:
         if self.options.on_lost is OnLost.DELIVER:
             self._deliver_all([self._incoming.take_after_gap(message_id)])
         else:
-            self._incoming.drop(message_id, self._elapsed_ms)
+            self._incoming.drop(message_id, self._clock.elapsed_ms)
 
     # ---- delivering
 
@@ -348,14 +359,11 @@ class Participant:
 
     def _deliver(self, arrived: Arrived) -> None:
         message = arrived.message
-        lamport = message.lamport_timestamp or 0
-        assert self._lamport is not None and self._now_ms is not None
-        if self._lamport < lamport <= self._lamport_bound(self._now_ms):
-            self._lamport = lamport
+        is_reached = self._clock.received(message.lamport_timestamp or 0)
         self._number += 1
         number, hint = self._number, arrived.retrieval_hint
         entry = LogEntry(message, arrived.frame, number, hint, arrived.gap, arrived.is_late)
-        self._append(message, entry)
+        self._append(entry, is_head=is_reached and not arrived.is_late)
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
             self._delivered = number
             self._turn.effects.append(Deliver(number, message, arrived.gap, arrived.is_late))
@@ -395,7 +403,7 @@ class Participant:
 
     def stored(self, message_id: str) -> list[Effect]:
         """A store has our message, so the next broadcast of it has time."""
-        self._outgoing.store(message_id, self._elapsed_ms)
+        self._outgoing.store(message_id, self._clock.elapsed_ms)
         return self._finish()
 
     # ---- the sweeps
@@ -403,87 +411,60 @@ class Participant:
     def tick(self, now_ms: int) -> list[Effect]:
         """Do what is due. Call it about once a second; a rarer call delays what is due until then."""
         self._begin(now_ms)
-        for message_id in self._outgoing.due(self._elapsed_ms):
+        for message_id in self._outgoing.due(self._clock.elapsed_ms):
             frame = self.log.frame(message_id)
             if frame is None:
                 self._outgoing.give_up(message_id)  # the log lost it
             else:
                 self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
         self._sweep_incoming()
-        if self._sync.is_due(self._elapsed_ms):
+        if self._sync.is_due(self._clock.elapsed_ms):
             self._send_sync(now_ms)
         return self._finish()
 
     def _sweep_incoming(self) -> None:
-        for message_id in self._incoming.sweep(self._elapsed_ms):
+        for message_id in self._incoming.sweep(self._clock.elapsed_ms):
             if self.options.on_lost is OnLost.DELIVER:
                 self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
-        for message_id in self._incoming.knots(self._elapsed_ms):
+        for message_id in self._incoming.knots(self._clock.elapsed_ms):
             if self._incoming.waits(message_id):
                 self._deliver_all([self._incoming.take_after_gap(message_id)])
 
     def _send_sync(self, now_ms: int) -> None:
-        self._sync.sync_sent(self._elapsed_ms)
+        self._sync.sync_sent(self._clock.elapsed_ms)
         if not self._references.recent and not self.options.sync_when_empty:
             return
-        lamport = self._next_lamport(now_ms)
+        lamport = self._clock.next_lamport()
         message_id = self._sync.unique_id("sync", now_ms)
         frame = self._encode(self._message(message_id, lamport, b""))
-        self._lamport = lamport
+        self._clock.lamport = lamport
         self._own_ids.append(message_id)
         self._turn.effects.append(Broadcast(frame, message_id, Kind.SYNC))
 
-    # ---- clocks
+    # ---- every call
 
     def _begin(self, now_ms: int) -> None:
         """Every method with a time starts here."""
-        if self._now_ms is None:
-            self._start_clock(now_ms)
-        else:
-            passed_ms = now_ms - self._now_ms
-            self._elapsed_ms += min(max(passed_ms, 0), self.options.clock_step_max_ms)
-        self._now_ms = now_ms
-
-    def _start_clock(self, now_ms: int) -> None:
-        """The Lamport clock begins at the time, or after what was sent and received before."""
-        newest = self.log.newest(1, min(self._lamport_bound(now_ms), LAMPORT_MAX) + 1)
-        logged = newest[-1].lamport_timestamp if newest else 0
-        now = min(max(now_ms // self.options.unit_ms, 0), self.options.lamport_max)
-        self._lamport = max(self._lamport or 0, logged, now)
+        if self._clock.is_started:
+            self._clock.advance(now_ms)
+            return
+        newest = self.log.newest(1, self._clock.bound(now_ms) + 1)
+        self._clock.start(now_ms, newest[-1].lamport_timestamp if newest else 0)
         self._load_references()
         ready, self._ready = self._ready, []
         for arrived in ready:
             self._turn.delete(WAITING + arrived.message.message_id)
-        self._now_ms = now_ms
         self._deliver_all(ready)
-
-    def _next_lamport(self, now_ms: int) -> int:
-        assert self._lamport is not None
-        lamport = max(now_ms // self.options.unit_ms, self._lamport + 1)
-        if lamport > self.options.lamport_max:
-            raise LocalProtocolError(
-                "lamport_exhausted",
-                f"the next Lamport timestamp is {lamport}; dialect "
-                f"{self.options.dialect.label} ends at {self.options.lamport_max}",
-            )
-        return lamport
-
-    def _lamport_bound(self, now_ms: int) -> int:
-        """The highest received timestamp that moves our clock."""
-        bound = (now_ms + self.options.clock_ahead_ms) // self.options.unit_ms
-        return min(bound, self.options.lamport_max - 1)
 
     # ---- log, filter, state
 
     def _is_logged(self, message_id: str) -> bool:
         return message_id in self._references.recent or self.log.contains(message_id)
 
-    def _append(self, message: Message, entry: LogEntry) -> None:
+    def _append(self, entry: LogEntry, *, is_head: bool) -> None:
         self.log.append(entry)
         self._turn.must_save = True
-        is_reached = (message.lamport_timestamp or 0) <= (self._lamport or 0)
-        is_head = is_reached and not entry.is_late
-        self._references.logged(message, entry.retrieval_hint, is_head=is_head)
+        self._references.logged(entry.message, entry.retrieval_hint, is_head=is_head)
 
     def _new_bloom(self) -> BloomFilter | None:
         options = self.options
@@ -492,15 +473,15 @@ class Participant:
         return BloomFilter(options.bloom_capacity, options.bloom_error_rate, options.bloom)
 
     def _add_to_bloom(self, message_id: str) -> None:
-        if self._bloom is None:
-            return
-        self._bloom.add(message_id)
-        if self._bloom.is_full:
-            self._fill_bloom()
+        if self._bloom is not None:
+            self._bloom.add(message_id)
+            if self._bloom.is_full:
+                self._fill_bloom()
 
     def _fill_bloom(self) -> None:
         """The newest messages of the log, and those that wait: what we would not ask for again."""
-        assert self._bloom is not None
+        if self._bloom is None:
+            return
         waiting = self._incoming.waiting_ids()
         count = max(self._bloom.kept_count - len(waiting), 0)
         newest = self.log.newest(count, LAMPORT_MAX) if count else ()
@@ -522,7 +503,7 @@ class Participant:
                 self._has_owner = True
                 turn.put(OWNER, pb.Owner(channel_id=self.channel_id, sender_id=self.sender_id))
             progress = pb.Progress(
-                lamport_timestamp=self._lamport or 0,
+                lamport_timestamp=self._clock.lamport,
                 confirmed=self._confirmed,
                 sent_count=self._outgoing.sent_count,
             )
@@ -538,22 +519,19 @@ class Participant:
     def _load(self, saved: SavedState) -> None:
         """Continue from a saved state and the log, of which either may be behind the other."""
         self._has_owner = saved.has_owner
-        self._lamport = saved.progress.lamport_timestamp if saved.has_owner else None
+        self._clock.lamport = saved.progress.lamport_timestamp
         self._confirmed = self._delivered = saved.progress.confirmed
         self._number = _last_number(self.log, self._confirmed)
         self._outgoing.sent_count = saved.progress.sent_count
         for message_id, sent in saved.sent.items():
-            self._outgoing.restore(message_id, sent, self._elapsed_ms)
+            self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
         self._load_incoming(saved)
-        if self._bloom is not None:
-            self._fill_bloom()
+        self._fill_bloom()
         self._status = self.status
 
     def _load_incoming(self, saved: SavedState) -> None:
         """Messages that wait. Those that can be delivered now follow with the first call."""
-        records = [*saved.waiting.values(), *saved.lost.values(), *saved.sync.values()]
-        place = max((each.place for each in records), default=0)
-        self._incoming.restore(saved.lost, saved.sync, place)
+        self._incoming.restore(saved)
         for message_id, record in saved.waiting.items():
             if self._is_logged(message_id):
                 self._turn.delete(WAITING + message_id)
@@ -568,14 +546,13 @@ class Participant:
             if self._incoming.causes(arrived):
                 self._ready.append(arrived)
             else:
-                self._incoming.wait(arrived, self._elapsed_ms, is_saved=True)
+                self._incoming.wait(arrived, self._clock.elapsed_ms, is_saved=True)
         for message_id in self._incoming.waiting_ids():
             self._incoming.arrive(message_id)  # messages before it named it as missing
 
     def _load_references(self) -> None:
         """The heads, which the state does not hold."""
-        assert self._lamport is not None
-        for reference in self.log.newest(RESTORED_COUNT, self._lamport + 1):
+        for reference in self.log.newest(RESTORED_COUNT, self._clock.lamport + 1):
             frame = self.log.frame(reference.entry.message_id)
             if frame is not None:
                 message, _ = decode(frame)

@@ -58,9 +58,7 @@ class SyncTimer:
         self._window_ms = self._options.sync_ms // 2
         is_dialogue = self._last_sender not in {None, sender_id}
         self._last_sender = sender_id
-        if is_dialogue:
-            self._restart(elapsed_ms)
-        elif self._due_ms > elapsed_ms + self._window_ms:
+        if is_dialogue or self._due_ms > elapsed_ms + self._window_ms:
             self._restart(elapsed_ms)
 
     def unique_id(self, prefix: str, now_ms: int, content: bytes = b"") -> str:

@@ -35,14 +35,16 @@ class Sent(_message.Message):
     def __init__(self, place: _Optional[int] = ..., acknowledgement: _Optional[int] = ..., is_stored: _Optional[bool] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("place", "frame", "retrieval_hint")
+    __slots__ = ("place", "frame", "retrieval_hint", "is_late")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
+    IS_LATE_FIELD_NUMBER: _ClassVar[int]
     place: int
     frame: bytes
     retrieval_hint: bytes
-    def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ...) -> None: ...
+    is_late: bool
+    def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ..., is_late: _Optional[bool] = ...) -> None: ...
 
 class Forgone(_message.Message):
     __slots__ = ("place",)
