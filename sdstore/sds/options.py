@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import enum
-import hashlib
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sdstore.sds.bloom import CAPACITY, ERROR_RATE, Form
 from sdstore.sds.errors import LocalProtocolError
-from sdstore.sds.model import LAMPORT_MAX, Dialect, Message
+from sdstore.sds.model import LAMPORT_MAX, Dialect
+from sdstore.sds.schemes import SHA256_MESSAGE, IdScheme
 
 INT32_MAX = 2**31 - 1
-
-
-def hashed_id(message: Message) -> str:
-    """64 hex digits: SHA-256 over channel, sender, Lamport timestamp and content."""
-    channel_id, sender_id = message.channel_id.encode(), message.sender_id.encode()
-    head = struct.pack(">qII", message.lamport_timestamp or 0, len(channel_id), len(sender_id))
-    return hashlib.sha256(b"".join((head, channel_id, sender_id, message.content))).hexdigest()
 
 
 class LamportUnit(enum.IntEnum):
@@ -50,8 +41,8 @@ class ParticipantOptions:
     """The dialect of our frames. All dialects are read."""
     lamport_unit: LamportUnit | None = None
     """`None`: milliseconds in V2, seconds in V1 and CHAT_PROTO (whose field is an int32) and in NIM."""
-    make_id: Callable[[Message], str] = hashed_id
-    """Computes the ID of a content message from all its other fields."""
+    id_scheme: IdScheme = SHA256_MESSAGE
+    """Makes the IDs of our content messages. js-waku's is `SHA256_CONTENT`."""
     bloom: Form | None = Form.JS
     """The form of the filter in our messages; `None`: our messages carry none. All forms are read."""
     bloom_capacity: int = CAPACITY

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from sdstore.sds.bloom import BloomFilter
@@ -176,10 +177,10 @@ class Participant:
             return self._send_ephemeral(bytes(content), now_ms)
         lamport = self._clock.next_lamport()
         message = self._message("", lamport, bytes(content))
-        message_id = self.options.make_id(message)
-        message = _with_id(message, message_id)
+        message_id = self.options.id_scheme.make(message)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
             raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
+        message = replace(message, message_id=message_id)
         frame = self._encode(message)
         self._clock.lamport = lamport
         if retrieval_hint:
@@ -558,19 +559,6 @@ class Participant:
                 message, _ = decode(frame)
                 hint = reference.entry.retrieval_hint
                 self._references.logged(message, hint, is_head=True)
-
-
-def _with_id(message: Message, message_id: str) -> Message:
-    return Message(
-        message_id,
-        message.channel_id,
-        message.sender_id,
-        message.lamport_timestamp,
-        message.causal_history,
-        message.bloom_filter,
-        message.repair_request,
-        message.content,
-    )
 
 
 def _last_number(log: ParticipantLog, after: int) -> int:

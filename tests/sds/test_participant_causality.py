@@ -191,5 +191,7 @@ def test_no_order_of_arrival_breaks_causal_order_or_delivers_twice(
         assert seen.issuperset(causes_of[message_id])
         seen.add(message_id)
     assert seen == set(causes_of)
-    assert bob.order == [each for each, _, _ in sorted(history, key=lambda m: (m[1], m[0].encode()))]
+    assert bob.order == [
+        each for each, _, _ in sorted(history, key=lambda m: (m[1], m[0].encode()))
+    ]
     assert [each.number for each in of(Deliver, bob.effects)] == list(range(1, len(history) + 1))
