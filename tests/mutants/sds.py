@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, after, before, instead, returns
+from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, returns
 
 _TESTS = tuple(f"tests/sds/test_{name}.py" for name in ("two_decoders", "digest", "codec_rules"))
 
 
 def _fault(name: str, seam: str, plant: Plant) -> Fault:
     return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, _TESTS)
+
+
+def _part(name: str, seam: str, plant: Plant) -> Fault:
+    module = seam.partition(":")[0]
+    return Fault(f"sds: {name}", f"sdstore.sds.{seam}", plant, (f"tests/sds/test_{module}.py",))
 
 
 def _prefer_field_7(decoded: Any, frame: Any) -> Any:
@@ -110,6 +115,30 @@ def _none_as_0(message: Any) -> tuple[Any]:
     return (replace(message, lamport_timestamp=0) if is_none else message,)
 
 
+def _senderless(message: Any) -> tuple[Any]:
+    return (replace(message, sender_id=""),)
+
+
+def _is_64_digits(_: bool, message: Any) -> bool:
+    return len(message.message_id) == 64
+
+
+def _hash_utf8(_: Any) -> Any:
+    def wrong(text: str) -> int:
+        import mmh3
+
+        return mmh3.hash(text)
+
+    return wrong
+
+
+def _reverse_hash(hash_of_text: Any) -> Any:
+    def wrong(text: str) -> int:
+        return int.from_bytes(hash_of_text(text).to_bytes(8), "little")
+
+    return wrong
+
+
 FAULTS = [
     _fault("the sender in field 7 wins", "codec:_decode_spec", after(_prefer_field_7)),
     _fault("a timestamp that is set to 0 is unset", "codec:_message", after(_take_0_for_none)),
@@ -157,4 +186,29 @@ FAULTS = [
     _fault("timestamps below int32 are taken", "model:LAMPORT_MIN", instead(-(2**32))),
     _fault("the history is not counted", "digest:entry_layout", after(_without_count)),
     _fault("no timestamp is timestamp 0", "digest:entry_layout", before(_none_as_0)),
+    _part(
+        "an ID of ours does not cover the sender", "schemes:message_id_layout", before(_senderless)
+    ),
+    _part("an ID may be that of any 64 digits", "schemes:_is_of_message", after(_is_64_digits)),
+    _part(
+        "both hashes of an ID are the same", "bloom:hash_pair", after(lambda pair, *_: pair[:1] * 2)
+    ),
+    _part("nim's hash is unsigned", "bloom:_magnitude", instead(lambda hashed: hashed)),
+    _part("code points are hashed as UTF-8", "bloom:_murmur3_of_code_points", _hash_utf8),
+    _part("a full filter is not rebuilt", "bloom:BloomFilter.rebuild", nothing),
+    _part("a filter keeps all at its capacity", "bloom:KEPT_SHARE", instead(0.99)),
+    _part("any number of hashes is believed", "bloom:HASH_COUNT_MAX", instead(2**64)),
+    _part("a filter of any size is read", "bloom:FILTER_BYTES_MAX", instead(2**18)),
+    _part(
+        "every filter is as good as a half full one",
+        "bloom:ReceivedFilter.fill",
+        instead(property(lambda _: 0.5)),
+    ),
+    _part("the hash of participants is little-endian", "repair:hash_of_text", _reverse_hash),
+    _part("everybody answers", "repair:Repair._is_in_group", returns(True)),
+    _part("answers do not wait", "repair:Repair._t_resp_ms", instead(lambda _, __, now_ms: now_ms)),
+    _part("what arrived is asked for", "repair:Repair.received", nothing),
+    _part("requesters are refused for ever", "repair:Repair._turn_window", nothing),
+    _part("a group has 129 participants", "repair:PARTICIPANTS_PER_GROUP", instead(129)),
+    _part("outdated times count", "repair:_Schedule.discard", nothing),
 ]

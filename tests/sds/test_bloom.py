@@ -289,7 +289,7 @@ def test_parameters_from_the_wire_are_checked(
         nim_filter(bytes(8), 3, 50).replace(b"\x20\x03", b"\x20" + b"\x80" * 11),
         b"\x0a" + varint(2**63) + bytes(8),
         b"\x0a" + varint(2**64 - 1) + nim_filter(bytes(8), 3, 50),
-        nim_filter(bytes(FILTER_BYTES_MAX), 3, 50),
+        nim_filter(bytes(65_536), 3, 50),
     ],
     ids=range(12),
 )

@@ -79,6 +79,23 @@ def test_t_resp_is_that_of_js_waku_in_every_recorded_conversation() -> None:
         assert repair.answer_due_ms == t_resp_ms
 
 
+@pytest.mark.parametrize("groups", [1, 2, 7])
+def test_times_and_groups_are_those_that_js_waku_computes(groups: int) -> None:
+    recorded = load("js_waku_repair")
+    assert (recorded["t_min_ms"], recorded["t_max_ms"]) == (T_MIN, T_MAX)
+    vectors = [vector for vector in recorded["vectors"] if vector["groups"] == groups]
+    assert len(vectors) >= 72
+    for vector in vectors:
+        repair = Repair(vector["participant"], RepairOptions(groups=groups))
+        lost = entry(vector["message_id"], vector["author"])
+        repair.want(lost, START)
+        assert repair.request_due_ms == START + vector["t_req_ms"], vector
+        repair.received(lost.message_id)
+        repair.requested("somebody", [lost], EVERYTHING, START)
+        expected_ms = START + vector["t_resp_ms"] if vector["in_group"] else None
+        assert repair.answer_due_ms == expected_ms, vector
+
+
 def test_the_times_follow_the_formulas() -> None:
     rng = random.Random(7)
     for number in range(300):
