@@ -1,11 +1,21 @@
-"""Clients of a store node's HTTP interface, blocking and asynchronous.
+"""Clients of a store node's HTTP interface, blocking and asynchronous, and participants on them.
 
 Requests are built (`calls`) and answers read (`replies`) by pure functions; `StoreClient` and
-`AsyncStoreClient` only move bytes. docs/python.md shows how they are used.
+`AsyncStoreClient` only move bytes. `ParticipantDriver` runs SDS participants on stores.
+docs/python.md shows how they are used.
 """
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
+from sdstore.client.channelevents import ChannelEvent, Connection, EventsDropped, Refused
+from sdstore.client.driver import (
+    DriverError,
+    DriverOptions,
+    MemoryPersistence,
+    ParticipantChannel,
+    ParticipantDriver,
+    Persistence,
+)
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.live import AsyncLiveStream, LiveStream
@@ -17,12 +27,22 @@ __all__ = [
     "AsyncLiveStream",
     "AsyncMvdsSession",
     "AsyncStoreClient",
+    "ChannelEvent",
+    "Connection",
+    "DriverError",
+    "DriverOptions",
+    "EventsDropped",
     "LiveMessage",
     "LiveStream",
+    "MemoryPersistence",
     "MvdsSession",
     "Options",
+    "ParticipantChannel",
+    "ParticipantDriver",
+    "Persistence",
     "PublishItem",
     "PublishOutcome",
+    "Refused",
     "Retry",
     "StoreClient",
     "StoreError",

@@ -149,17 +149,19 @@ class AsyncStoreClient:
         direction: Direction = "asc",
         from_lamport: int | None = None,
         to_lamport: int | None = None,
+        after: str | None = None,
         page_size: int | None = None,
         on_left_out: Callable[[tuple[bytes, ...]], None] | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """All messages of a channel, page by page as they are read.
 
+        `after` is a cursor of the same order; one of a live stream or of the feed is of arrival order.
         `on_left_out` is called with the digests of messages whose content the node has lost.
         """
         query = MessagesQuery(
             channel_id, order, direction, from_lamport, to_lamport, page_size, on_left_out
         )
-        return self._pages(lambda after: calls.messages(query, after))
+        return self._pages(lambda following: calls.messages(query, following or after))
 
     async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
         """A page of all readable messages, in arrival order; follow `next` to miss none."""

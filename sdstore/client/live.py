@@ -111,7 +111,11 @@ class Following:
                 self.has_gap = True
                 return
             self._after = event.event_id or self._after
-            self._waiting.append((self._after, self._read(event)))
+            received = self._read(event)
+            if received is None and not self._waiting:
+                self.cursor = self._after  # nothing is left to take before this place
+            else:
+                self._waiting.append((self._after, received))
 
     def take(self) -> LiveMessage | None:
         """The next received message."""
@@ -162,7 +166,9 @@ class LiveStream:
 
     @property
     def cursor(self) -> str | None:
-        """The place behind the last message that was taken: `after` of a stream that goes on."""
+        """The place behind the last message that was taken, at first the start: `after` of a stream
+        that goes on.
+        """
         return self._following.cursor
 
     def __enter__(self) -> Self:
@@ -231,7 +237,9 @@ class AsyncLiveStream:
 
     @property
     def cursor(self) -> str | None:
-        """The place behind the last message that was taken: `after` of a stream that goes on."""
+        """The place behind the last message that was taken, at first the start: `after` of a stream
+        that goes on.
+        """
         return self._following.cursor
 
     async def __aenter__(self) -> Self:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import socket
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +18,7 @@ from sdstore.client.retry import Retry
 from sdstore.mvds import Deliver, MemoryState, Message
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message as SdsMessage
-from tests.support.cli import command
+from tests.support.store_process import StoreProcess
 
 CHANNEL = "channel"
 COUNT = 60
@@ -38,41 +34,10 @@ def frames(name: str) -> list[bytes]:
     ]
 
 
-class StoreProcess:
-    """`sdstore serve` on a port of its own, which can be killed and started again."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.port = free.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        arguments = ("serve", "--port", self.port, "--data-dir", self.data_dir, "--json")
-        self.process = subprocess.Popen(
-            command(*arguments, "--log-level", "error"),
-            stdout=subprocess.PIPE,
-            env=os.environ | {"SDSTORE_DRAIN_S": "0"},
-        )
-        assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline())["url"] == self.url
-
-    def end(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        self.process.send_signal(number)
-        self.process.wait(30)
-        self.process.stdout.close()
-        self.process = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def records_count(self) -> int:
-        with closing(sqlite3.connect(self.data_dir / "sdstore.db")) as connection:
-            [[count]] = connection.execute("SELECT count(*) FROM mvds_records")
-        return int(count)
+def records_count(node: StoreProcess) -> int:
+    with closing(sqlite3.connect(node.data_dir / "sdstore.db")) as connection:
+        [[count]] = connection.execute("SELECT count(*) FROM mvds_records")
+    return int(count)
 
 
 @contextmanager
@@ -145,16 +110,16 @@ def test_everything_arrives_and_state_drains_over_a_kill_9(tmp_path: Path, mode:
         for frame in frames("own"):
             participant.keep(message_of(frame))
         participant.exchange()
-        assert nodes[0].records_count() or participant.records_count, "killed in the middle"
+        assert records_count(nodes[0]) or participant.records_count, "killed in the middle"
         nodes[0].end(signal.SIGKILL)
         participant.exchange()
         assert participant.errors_count == 1
         nodes[0].start()
         for _ in range(EPOCHS_MAX):
             participant.exchange()
-            if not participant.records_count and not any(each.records_count() for each in nodes):
+            if not participant.records_count and not any(records_count(each) for each in nodes):
                 break
-        assert [each.records_count() for each in nodes] == [0, 0]
+        assert [records_count(each) for each in nodes] == [0, 0]
         assert participant.records_count == 0
         assert participant.errors_count == 1
         for client in (first, second):

@@ -145,6 +145,11 @@ def test_a_connection_that_breaks_before_the_first_message_begins_where_it_began
     assert [asked.get("after") for asked in node.asked] == [None, "start"]
 
 
+def test_before_the_first_message_the_cursor_is_where_the_stream_began(read: Read) -> None:
+    node = Node(HERE)
+    assert read_from(read, node, 0) == ([], "start")
+
+
 def test_a_gap_is_filled_by_the_next_connection(read: Read) -> None:
     node = Node(HERE + stored(1) + gap("c1+") + stored(9), HERE + stored(2) + stored(3))
     assert read_from(read, node, 3) == (["m1", "m2", "m3"], "c3")
@@ -250,3 +255,7 @@ def test_what_is_published_behind_the_start_of_the_stream_comes(
     again, _ = read(node.url, 5, channel_id, found[4].cursor)
     assert [each.message for each in again] == sent[5:10]
     assert cursor == found[-1].cursor == found[-2].cursor
+    # The same cursor reads the rest of the channel without waiting.
+    with StoreClient(node.url) as store:
+        rest = store.messages(channel_id, order="arrival", after=found[4].cursor, page_size=3)
+        assert [each.message for each in rest] == sent[5:]

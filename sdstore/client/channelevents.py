@@ -1,0 +1,126 @@
+"""What a participant's application is told, and the bounded queue that it reads from."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from sdstore.sds.effects import (
+    Acknowledged,
+    Deliver,
+    Ephemeral,
+    GaveUp,
+    Lost,
+    PossiblyAcknowledged,
+    Status,
+    StoredRemotely,
+)
+
+EVENTS_MAX = 1_000
+"""Events that wait for the application, without deliveries. The participant bounds those itself: it
+delivers no more than `ParticipantOptions.deliveries_max` before the application confirms some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The channel's connection to a store changed.
+
+    `offline`: the connection failed, and the reason is in `code` and `detail` (of a `StoreError`).
+    `catching_up`: the store answers. `online`: what was missed has arrived; new messages arrive live.
+    """
+
+    store_url: str
+    state: Literal["offline", "catching_up", "online"]
+    code: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A store refused our message with a code of its own (docs/errors.md), and no other accepted it.
+
+    The driver does not publish it again until it is restarted.
+    """
+
+    message_id: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """The application did not read its events: so many were dropped here, and no delivery."""
+
+    count: int
+
+
+ChannelEvent = (
+    Deliver
+    | Ephemeral
+    | Acknowledged
+    | PossiblyAcknowledged
+    | StoredRemotely
+    | GaveUp
+    | Lost
+    | Status
+    | Connection
+    | Refused
+    | EventsDropped
+)
+
+
+class EventQueue:
+    """Events in order. Deliveries are never dropped; of the others, the oldest half at the bound."""
+
+    def __init__(self, events_max: int = EVENTS_MAX) -> None:
+        self._events_max = events_max
+        self._events: deque[ChannelEvent] = deque()
+        self._others_count = 0
+        self._added = asyncio.Event()
+        self._is_closed = False
+        self._error: Exception | None = None
+
+    def put(self, event: ChannelEvent) -> None:
+        """Add an event. A status replaces the one directly before it, which nobody has read."""
+        if isinstance(event, Status) and self._events and isinstance(self._events[-1], Status):
+            self._events[-1] = event
+            return
+        if not isinstance(event, Deliver):
+            if self._others_count >= self._events_max:
+                self._drop()
+            self._others_count += 1
+        self._events.append(event)
+        self._added.set()
+
+    async def get(self) -> ChannelEvent | None:
+        """The next event; None after the last one of a closed queue, or its error is raised."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                return None
+            self._added.clear()
+            await self._added.wait()
+        event = self._events.popleft()
+        self._others_count -= not isinstance(event, Deliver)
+        return event
+
+    def close(self, error: Exception | None = None) -> None:
+        """No event follows those that wait."""
+        self._is_closed, self._error = True, error
+        self._added.set()
+
+    def _drop(self) -> None:
+        kept: deque[ChannelEvent] = deque()
+        surplus = max(self._others_count // 2, 1)
+        dropped = 0
+        for event in self._events:
+            if not isinstance(event, Deliver) and surplus:
+                surplus -= 1
+                self._others_count -= 1
+                dropped += event.count if isinstance(event, EventsDropped) else 1
+            else:
+                kept.append(event)
+        kept.appendleft(EventsDropped(dropped))
+        self._others_count += 1
+        self._events = kept

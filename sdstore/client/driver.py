@@ -1,0 +1,689 @@
+"""`ParticipantDriver`: SDS participants that talk through store nodes, on an event loop.
+
+    file = ParticipantFile("chat.db")
+    async with ParticipantDriver(["http://127.0.0.1:8000"], file) as driver:
+        channel = await driver.join("garden", "ada")
+        message_id = await channel.send(b"hello")
+        async for event in channel.events():
+            if isinstance(event, Deliver):
+                print(event.message.content)
+                await channel.confirm(event.number)
+
+Theory of operation. Every input of a participant (a frame, a message to send, a confirmation, a tick)
+changes it at once and gives effects. The effects of a channel gather in a batch. `_carry_out` takes
+the batches of all channels: first it saves them, one transaction per channel, then it carries out their
+other effects. So nothing is delivered or broadcast before it is saved, and a burst costs one transaction.
+A save runs on the event loop: participants, logs and files are of one thread, and a save of a local file
+takes less than a switch of threads would gain.
+
+Each channel has two tasks. `_follow` keeps a live stream to one store:
+
+1. It opens the stream, which gives a cursor. Nothing is missed from there on.
+2. It reads what the store got since the kept cursor of an earlier stream of the same store. This is the
+   only probe for missed messages per connection. If there is no such cursor, if the store no longer
+   accepts it, or if too much was missed, it reconciles the whole log with the store instead.
+3. It keeps the new cursor, and then reads the stream.
+
+If anything fails, it takes another store and does the same there. What has arrived stays, and a cursor
+is kept only after what precedes it has arrived.
+
+`_fetch` retrieves the messages that the participant misses, with their causes (`retrieval`).
+
+Timers are of the event loop's monotonic clock. The participant gets the wall clock as `now_ms`, for
+Lamport timestamps; it counts time itself so that a jump expires nothing, provided that it gets a tick
+at least every minute.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from sdstore.client.aio import AsyncStoreClient
+from sdstore.client.channelevents import ChannelEvent, Connection, EventQueue, Refused
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import Options
+from sdstore.client.outbox import Outbox, Waiting
+from sdstore.client.records import LiveMessage, PublishOutcome
+from sdstore.client.retrieval import Retrieval
+from sdstore.client.retry import Retry
+from sdstore.client.stores import (
+    PUBLISHING,
+    BackOff,
+    Store,
+    Stores,
+    channel_scope,
+)
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import frame_hash
+from sdstore.sds.effects import Broadcast, Effect, Missing, Save, Status
+from sdstore.sds.log import BackfillLog, MemoryLog, ParticipantLog
+from sdstore.sds.model import Dialect, HistoryEntry, MessageError
+from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.participant import Participant
+
+CURSOR_KEY = "driver/cursor/"
+"""Keys of the driver in a channel's saved state: followed by a store's URL. The value is a cursor."""
+
+_DRIVER_KEYS = "driver/"
+
+PENDING_EFFECTS_MAX = 500
+"""Effects that gather in a batch before a reader waits for it to be carried out."""
+
+TAKEN_AT_ONCE = 500
+"""Staged messages that a participant takes before other work of the event loop goes on."""
+
+GATHER_S = 0.02
+"""How long missing messages gather before they are fetched in one call."""
+
+WANTED_MAX = 10_000
+"""Missing messages to fetch. The participant names one that does not fit again later."""
+
+FETCHED_AT_ONCE = 1_000
+"""Missing messages in one lookup."""
+
+SAVE_RETRY_S = 1.0
+"""The pause after a save that failed for lack of room or because the file was busy."""
+
+UNSAVED_CODES = frozenset({"busy", "disk_full", "read_only"})
+"""Codes of a save that can succeed later."""
+
+
+class ChannelLog(ParticipantLog, BackfillLog, Protocol):
+    """A log that a participant uses and that can be backfilled."""
+
+
+class Persistence(Protocol):
+    """Where the participants of a program live: `ParticipantFile`, or `MemoryPersistence`."""
+
+    def log(self, channel_id: str) -> ChannelLog:
+        """The log of a channel."""
+
+    def state(self, channel_id: str) -> Mapping[str, bytes]:
+        """What the saved effects of a channel have written."""
+
+    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
+        """Write all `Save` effects and the pending rows of the log in one transaction.
+
+        Raises an error with a `code` of `UNSAVED_CODES` if a later save may succeed and will write this
+        one's part of the log, too.
+        """
+
+
+class MemoryPersistence:
+    """Participants that end with the process."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, MemoryLog] = {}
+        self._states: dict[str, dict[str, bytes]] = {}
+
+    def log(self, channel_id: str) -> MemoryLog:
+        """See `Persistence`."""
+        return self._logs.setdefault(channel_id, MemoryLog())
+
+    def state(self, channel_id: str) -> dict[str, bytes]:
+        """See `Persistence`."""
+        return dict(self._states.get(channel_id, {}))
+
+    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
+        """See `Persistence`."""
+        state = self._states.setdefault(channel_id, {})
+        for effect in effects:
+            if isinstance(effect, Save):
+                for key, value in effect.changes:
+                    if value is None:
+                        state.pop(key, None)
+                    else:
+                        state[key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """Pauses and bounds of a driver."""
+
+    tick_s: float = 1.0
+    """Between two ticks of each participant; sweeps and resends need no finer clock."""
+    channels_max: int = 64
+    """Each channel has a connection for its live stream; `join` refuses more."""
+    requests_max: int = 8
+    """Publications, lookups and walks at the same time, of all channels."""
+    catch_ups_max: int = 2
+    """Channels that catch up at the same time."""
+    missed_messages_max: int = 1_000
+    """Messages read after a kept cursor, about a page. After a longer absence reconciling is cheaper."""
+    close_s: float = 2.0
+    """How long the end of the `async with` waits for frames that are on their way to a store."""
+    back_off: BackOff = field(default_factory=BackOff)
+    """Pauses before a failed store is tried again."""
+    client: Options = field(default_factory=lambda: Options(retry=Retry(attempts_max=2)))
+    """Timeouts and bounds of the clients. Few retries: another store may answer at once."""
+
+
+class DriverError(Exception):
+    """The driver cannot do this, or cannot go on.
+
+    `code` is stable: `already_joined`, `too_many_channels`, `closed`, or `failed` if the participants
+    could not be saved or the program has a fault (the cause of this exception).
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class ParticipantDriver:
+    """Runs one participant per channel against some stores; see the module.
+
+    `stores` are the base URLs of stores that hold the same channels and reconcile with each other: the
+    driver publishes to one of them and follows one of them. `persistence` keeps the participants; the
+    application closes it after the driver. `connect` makes the client of a URL, for tokens and transports.
+    `clock_ms` is the wall clock. Use it in an `async with` statement.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[str],
+        persistence: Persistence | None = None,
+        *,
+        options: DriverOptions | None = None,
+        connect: Callable[[str], AsyncStoreClient] | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        draw: random.Random | None = None,
+    ) -> None:
+        self.options = options or DriverOptions()
+        self.persistence = persistence or MemoryPersistence()
+        self.now_ms = clock_ms
+        connected = connect or (lambda url: AsyncStoreClient(url, options=self.options.client))
+        self.stores = Stores(
+            [Store(url, connected(url)) for url in dict.fromkeys(stores)],
+            self.options.back_off,
+            draw,
+        )
+        self.requests = asyncio.Semaphore(self.options.requests_max)
+        self.catch_ups = asyncio.Semaphore(self.options.catch_ups_max)
+        self.outbox = Outbox(self.stores, self.requests, self._on_published)
+        self._channels: dict[str, ParticipantChannel] = {}
+        self._unsaved: dict[str, ParticipantChannel] = {}
+        self._has_unsaved = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._error: DriverError | None = None
+
+    async def __aenter__(self) -> Self:
+        self.start(self.outbox.run(), "publish")
+        self.start(self._carry_out(), "carry out")
+        self.start(self._tick(), "tick")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if exc_type is None and self._error is None and self.stores.ready(PUBLISHING):
+                await self._published()
+        finally:
+            error = self._error
+            await self._close(error)
+        if exc_type is None and error is not None:
+            raise error
+
+    async def join(
+        self, channel_id: str, sender_id: str, options: ParticipantOptions | None = None
+    ) -> "ParticipantChannel":
+        """Take part in a channel as `sender_id`, from where the saved participant stopped.
+
+        Deliveries that were not confirmed come again. Raises `DriverError`, and what the persistence
+        and `Participant.restore` raise.
+        """
+        self.check()
+        if channel_id in self._channels:
+            raise DriverError("already_joined", f"channel {channel_id!r} was joined before")
+        if len(self._channels) >= self.options.channels_max:
+            raise DriverError(
+                "too_many_channels",
+                f"{self.options.channels_max} channels were joined; leave one, or raise channels_max",
+            )
+        channel = ParticipantChannel(self, channel_id, sender_id, options)
+        self._channels[channel_id] = channel
+        channel.begin()
+        return channel
+
+    def check(self) -> None:
+        """Raise the error that ended the driver, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a task until the driver ends; its failure ends the driver."""
+        task = asyncio.create_task(work, name=f"participants: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._on_ended)
+        return task
+
+    def forget(self, channel: "ParticipantChannel") -> None:
+        """A channel was left."""
+        self._channels.pop(channel.channel_id, None)
+        self._unsaved.pop(channel.channel_id, None)
+
+    def has_effects(self, channel: "ParticipantChannel") -> None:
+        """Carry out the channel's batch soon."""
+        self._unsaved[channel.channel_id] = channel
+        self._has_unsaved.set()
+
+    async def _carry_out(self) -> None:
+        while True:
+            await self._has_unsaved.wait()
+            self._has_unsaved.clear()
+            unsaved, self._unsaved = self._unsaved, {}
+            for channel in unsaved.values():
+                if not channel.save():
+                    asyncio.get_running_loop().call_later(SAVE_RETRY_S, self.has_effects, channel)
+            await asyncio.sleep(0)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.tick_s)
+            for channel in list(self._channels.values()):
+                channel.tick()
+
+    async def _published(self) -> None:
+        """Wait a moment for saves and for frames that a store is about to get."""
+        try:
+            async with asyncio.timeout(self.options.close_s):
+                for channel in list(self._channels.values()):
+                    await channel.carried_out()
+                await self.outbox.emptied()
+        except (TimeoutError, DriverError):
+            return
+
+    async def _close(self, error: DriverError | None) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.remove_done_callback(self._on_ended)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        channels, self._channels = list(self._channels.values()), {}
+        self._error = error or DriverError("closed", "the driver was closed")
+        try:
+            if error is None:
+                for channel in channels:
+                    channel.save()
+        finally:
+            for channel in channels:
+                channel.end(error)
+            await self.stores.close()
+
+    def _on_published(self, waiting: Waiting, outcome: PublishOutcome) -> None:
+        channel = self._channels.get(waiting.channel_id)
+        if channel is not None:
+            channel.on_published(waiting.broadcast.message_id, outcome)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        cause = task.exception()
+        self._error = DriverError("failed", f"{type(cause).__name__}: {cause}")
+        self._error.__cause__ = cause
+        for channel in self._channels.values():
+            channel.end(self._error)
+        for other in self._tasks:
+            other.cancel()
+
+
+class _Batch:
+    """Effects that are saved in one transaction and then carried out."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.is_done = asyncio.Event()
+
+
+class ParticipantChannel:
+    """One participant at work; `ParticipantDriver.join` makes it."""
+
+    def __init__(
+        self,
+        driver: ParticipantDriver,
+        channel_id: str,
+        sender_id: str,
+        options: ParticipantOptions | None,
+    ) -> None:
+        self.channel_id = channel_id
+        self.sender_id = sender_id
+        self._driver = driver
+        self._log = driver.persistence.log(channel_id)
+        saved = driver.persistence.state(channel_id)
+        self.participant = Participant.restore(
+            channel_id,
+            sender_id,
+            {key: value for key, value in saved.items() if not key.startswith(_DRIVER_KEYS)},
+            self._log,
+            options=options,
+        )
+        self._cursors = {
+            key.removeprefix(CURSOR_KEY): value.decode()
+            for key, value in saved.items()
+            if key.startswith(CURSOR_KEY)
+        }
+        self._cursor_changes: dict[str, str | None] = {}
+        self._events = EventQueue()
+        self._batch = _Batch()
+        self._wanted: dict[str, HistoryEntry] = {}
+        self._not_found: dict[str, HistoryEntry] = {}
+        self._has_wanted = asyncio.Event()
+        self._is_caught_up = asyncio.Event()
+        self._is_connected = False
+        self._has_staged = True
+        self._said: dict[str, Connection] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- for the application
+
+    async def send(
+        self, content: bytes, *, retrieval_hint: bytes | None = None, ephemeral: bool = False
+    ) -> str:
+        """Send a message; returns its ID.
+
+        It is saved when this returns, and reaches a store as soon as one answers (`StoredRemotely`);
+        no other call is needed for that, also after a restart. An ephemeral message is not saved, and is
+        dropped if no store answers now.
+        """
+        self._driver.check()
+        effects = self.participant.send(
+            content, self._driver.now_ms(), retrieval_hint=retrieval_hint, ephemeral=ephemeral
+        )
+        message_ids = [each.message_id for each in effects if isinstance(each, Broadcast)]
+        self.apply(effects)
+        await self.carried_out()
+        return message_ids[-1]
+
+    async def events(self) -> AsyncIterator[ChannelEvent]:
+        """Deliveries and news, in order, until the driver is closed. Raises `DriverError` if it fails.
+
+        Confirm deliveries: after `ParticipantOptions.deliveries_max` unconfirmed ones no further come.
+        If the iteration is left, a new one continues.
+        """
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def confirm(self, number: int) -> None:
+        """The application has taken all deliveries up to `number`.
+
+        Returns at once. The confirmation is written with the next save, within a moment; if the program
+        stops before, the deliveries come again with the same numbers.
+        """
+        self._driver.check()
+        self.apply(self.participant.confirm(number))
+
+    @property
+    def status(self) -> Status:
+        """How complete the channel is here."""
+        return self.participant.status
+
+    async def leave(self) -> None:
+        """Stop taking part. What is saved stays, and `join` continues from it."""
+        await self.carried_out()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.save()
+        self._driver.forget(self)
+        self.end(None)
+
+    # ---- for the driver
+
+    def begin(self) -> None:
+        """Start the channel's tasks."""
+        self.apply(self.participant.tick(self._driver.now_ms()))
+        self._take_staged()
+        self._tasks = [
+            self._driver.start(self._follow(), f"follow {self.channel_id}"),
+            self._driver.start(self._fetch(), f"fetch {self.channel_id}"),
+        ]
+
+    def end(self, error: DriverError | None) -> None:
+        """End the events."""
+        self._events.close(error)
+        self._batch.is_done.set()
+
+    def tick(self) -> None:
+        """Let the participant do what is due.
+
+        Its time stands still while no store answers: what cannot be fetched now is not lost, and what
+        cannot be published now is not given up.
+        """
+        if self._is_connected:
+            self.apply(self.participant.tick(self._driver.now_ms()))
+        self._take_staged()
+        if self._cursor_changes:
+            self._driver.has_effects(self)
+
+    def apply(self, effects: Sequence[Effect]) -> None:
+        """Carry out effects soon, after their save."""
+        if effects:
+            self._batch.effects += effects
+            self._driver.has_effects(self)
+
+    async def carried_out(self) -> None:
+        """Wait until the effects so far are saved and carried out."""
+        batch = self._batch
+        if batch.effects:
+            await batch.is_done.wait()
+            self._driver.check()
+
+    def save(self) -> bool:
+        """Save the batch, then carry out its other effects; False if the save must be tried again."""
+        batch = self._batch
+        saves: list[Effect] = [each for each in batch.effects if isinstance(each, Save)]
+        changes = self._cursor_changes
+        if changes:
+            cursors = (
+                (CURSOR_KEY + url, c if c is None else c.encode()) for url, c in changes.items()
+            )
+            saves.append(Save(tuple(cursors)))
+        if saves:
+            try:
+                self._driver.persistence.save(self.channel_id, saves)
+            except Exception as error:
+                if getattr(error, "code", None) in UNSAVED_CODES:
+                    return False
+                raise
+        self._cursor_changes = {}
+        self._batch = _Batch()
+        for effect in batch.effects:
+            match effect:
+                case Save():
+                    pass
+                case Broadcast():
+                    self._driver.outbox.add(self.channel_id, effect)
+                case Missing(entries):
+                    self._want(entries)
+                case _:
+                    self._events.put(effect)
+        batch.is_done.set()
+        return True
+
+    def on_published(self, message_id: str, outcome: PublishOutcome) -> None:
+        """A store has a message of ours, or refused it."""
+        if outcome.error is not None:
+            self._events.put(Refused(message_id, outcome.error.code, outcome.error.detail))
+        elif outcome.outcome in ("stored", "duplicate"):
+            self.apply(self.participant.stored(message_id))
+
+    # ---- following a store
+
+    async def _follow(self) -> None:
+        scope = channel_scope(self.channel_id)
+        while True:
+            store = await self._driver.stores.choose(scope)
+            try:
+                await self._follow_store(store, scope)
+            except StoreError as error:
+                self._is_connected = False
+                self._is_caught_up.clear()
+                self._driver.stores.failed(store, scope, error)
+                if error.status == 410:
+                    self._keep_cursor(store, None)
+                self._say(Connection(store.url, "offline", error.code, error.detail))
+
+    async def _follow_store(self, store: Store, scope: str) -> None:
+        async with store.client.live(self.channel_id) as stream:
+            start = stream.cursor
+            self._is_connected = True
+            self._say(Connection(store.url, "catching_up"))
+            async with self._driver.catch_ups:
+                await self._catch_up(store)
+            self._keep_cursor(store, start)
+            self._driver.stores.succeeded(store, scope)
+            # What was staged comes before what the stream brings.
+            while self._take_staged():
+                await self.carried_out()
+            self._is_caught_up.set()
+            self._want(self._not_found.values())
+            self._say(Connection(store.url, "online"))
+            async for each in stream:
+                frame = await self._frame_of(each, store)
+                self._receive(frame, _hint_of(each))
+                if self._cursors.get(store.url) != stream.cursor:
+                    self._keep_cursor(store, stream.cursor)
+                if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
+                    await self.carried_out()
+
+    async def _catch_up(self, store: Store) -> None:
+        """Get what the store has and the log lacks; raises `StoreError`."""
+        cursor = self._cursors.get(store.url)
+        if cursor is None or not await self._read_missed(store, cursor):
+            await self._reconcile(store)
+
+    async def _read_missed(self, store: Store, cursor: str) -> bool:
+        """Read what the store got after `cursor`; False if that is too much, or the cursor is too old."""
+        count = 0
+        messages = store.client.messages(
+            self.channel_id,
+            order="arrival",
+            after=cursor,
+            page_size=self._driver.options.missed_messages_max,
+        )
+        try:
+            async for stored in messages:
+                count += 1
+                if count > self._driver.options.missed_messages_max:
+                    return False
+                self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
+                if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
+                    await self.carried_out()
+        except StoreError as error:
+            if error.status != 410 and error.code != "invalid_cursor":
+                raise
+            return False
+        return True
+
+    async def _reconcile(self, store: Store) -> None:
+        async for stored in store.client.messages(self.channel_id, page_size=1_000):
+            self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
+            if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
+                await self.carried_out()
+
+    def _receive(self, frame: bytes, retrieval_hint: bytes) -> None:
+        now_ms = self._driver.now_ms()
+        self.apply(self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None))
+
+    def _take_staged(self) -> bool:
+        """Let the participant take some staged messages; False if there are none, or no room."""
+        if not self._has_staged:
+            return False
+        effects = self.participant.take_staged(self._driver.now_ms(), TAKEN_AT_ONCE)
+        self.apply(effects)
+        if not effects:
+            self._has_staged = bool(self._log.staged(1))
+        return bool(effects)
+
+    def _say(self, connection: Connection) -> None:
+        """Report a change, once: attempts to reach a dead store repeat."""
+        if self._said.get(connection.store_url) != connection:
+            self._said[connection.store_url] = connection
+            self._events.put(connection)
+
+    def _keep_cursor(self, store: Store, cursor: str | None) -> None:
+        """Save the cursor together with the effects so far."""
+        self._cursor_changes[store.url] = cursor
+        if cursor is None:
+            self._cursors.pop(store.url, None)
+        else:
+            self._cursors[store.url] = cursor
+
+    async def _frame_of(self, live: LiveMessage, store: Store) -> bytes:
+        """The frame of a live message, which comes as JSON: the same bytes if it is stored."""
+        try:
+            frame = encode(live.message, Dialect[live.dialect.upper()])
+        except (MessageError, KeyError):
+            frame = b""
+        if live.digest is None:
+            return frame or encode(live.message)
+        if frame_hash(frame).hex() == live.document["meta"].get("frame_hash"):
+            return frame
+        return (await store.client.get_entry(live.digest)).frame
+
+    # ---- missing messages
+
+    def _want(self, entries: Iterable[HistoryEntry]) -> None:
+        for entry in entries:
+            if len(self._wanted) >= WANTED_MAX:
+                break
+            self._wanted.setdefault(entry.message_id, entry)
+        self._has_wanted.set()
+
+    async def _fetch(self) -> None:
+        while True:
+            await self._has_wanted.wait()
+            await self._is_caught_up.wait()
+            await asyncio.sleep(GATHER_S)
+            entries = self._take_wanted()
+            for store in self._driver.stores.ready(channel_scope(self.channel_id)):
+                if not entries:
+                    break
+                entries = await self._fetch_from(store, entries)
+            # The participant asks for these again; a new connection is a better moment.
+            for entry in entries:
+                if len(self._not_found) < WANTED_MAX:
+                    self._not_found[entry.message_id] = entry
+            if not self._wanted:
+                self._has_wanted.clear()
+
+    def _take_wanted(self) -> list[HistoryEntry]:
+        taken: list[HistoryEntry] = []
+        for message_id in list(self._wanted)[:FETCHED_AT_ONCE]:
+            entry = self._wanted.pop(message_id)
+            self._not_found.pop(message_id, None)
+            if not self._log.contains(message_id):
+                taken.append(entry)
+        return taken
+
+    async def _fetch_from(self, store: Store, entries: list[HistoryEntry]) -> list[HistoryEntry]:
+        """Retrieve from one store; returns what it does not have."""
+        retrieval = Retrieval(store.client, self.channel_id, self._log)
+        try:
+            async with self._driver.requests:
+                await retrieval.run(entries)
+        except StoreError as error:
+            self._driver.stores.failed(store, channel_scope(self.channel_id), error)
+        for each in retrieval.in_log_order():
+            self._receive(each.frame, each.retrieval_hint)
+        await self.carried_out()
+        return [each for each in entries if each.message_id not in retrieval.found]
+
+
+def _hint_of(live: LiveMessage) -> bytes:
+    hints = live.document["meta"].get("hints")
+    first = hints[0] if isinstance(hints, list) and hints else ""
+    try:
+        return bytes.fromhex(first) if isinstance(first, str) else b""
+    except ValueError:
+        return b""

@@ -1,0 +1,555 @@
+"""Participants that talk through store nodes: real sockets, real nodes, and a network with faults."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.limits import DEFAULT_LIMITS
+from sdstore.client import StoreClient
+from sdstore.client.channelevents import Connection, Refused
+from sdstore.client.driver import DriverError, MemoryPersistence, ParticipantDriver
+from sdstore.sds.codec import encode
+from sdstore.sds.effects import (
+    Acknowledged,
+    Deliver,
+    Effect,
+    Ephemeral,
+    GaveUp,
+    Lost,
+    StoredRemotely,
+)
+from sdstore.sds.model import HistoryEntry, Message
+from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
+from tests.support.server import RunningNode, running_node
+from tests.support.store_process import StoreProcess
+
+YEAR_MS = 365 * 86_400_000
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(shared_node: RunningNode) -> str:
+    return shared_node.url
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A channel of this test's own."""
+    return {"channel_id": request.node.name}
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run to the end; nothing of the driver is left then."""
+
+    async def checked() -> None:
+        await scenario
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(checked())
+
+
+def texts(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def test_two_participants_chat(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with joined([url], "ada", **place) as ada, joined([url], "bob", **place) as bob:
+            message_id = await ada.channel.send(b"hello")
+            await bob.until(lambda bob: bob.texts == [b"hello"])
+            assert bob.deliveries[0].message.message_id == message_id
+            await bob.channel.send(b"hello, ada")
+            await ada.until(lambda ada: ada.texts == [b"hello, ada"])
+            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
+            assert StoredRemotely(message_id) in ada.events
+            assert ada.channel.status.is_synced
+
+    run(scenario())
+
+
+def test_after_a_short_absence_one_page_brings_what_was_missed(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        async with joined([url], "ada", **place) as ada:
+            async with joined([url], "bob", file, **place) as bob:
+                await ada.channel.send(b"0")
+                await bob.until(lambda bob: bob.texts == texts(1))
+            for text in texts(5, 1):
+                await ada.channel.send(text)
+            await ada.driver.outbox.emptied()
+            network = Network()
+            async with joined([url], "bob", file, network=network, **place) as bob:
+                # Nobody refers to the last message, and nobody says anything more.
+                await bob.until(lambda bob: bob.texts == texts(5, 1))
+            assert network.counts == {
+                "GET /v1/channels/live": 1,
+                "GET /v1/channels/messages": 1,
+            }
+
+    run(scenario())
+
+
+def test_the_last_message_is_found_when_a_broken_connection_comes_back(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        network = Network()
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", network=network, **place) as bob,
+        ):
+            network.is_down = True
+            network.cut()
+            await bob.until(lambda bob: not bob.is_online)
+            await ada.channel.send(b"the last")
+            await ada.driver.outbox.emptied()
+            network.is_down = False
+            await bob.until(lambda bob: bob.texts == [b"the last"])
+            await bob.until(lambda bob: bob.is_online)
+            states = [each.state for each in bob.of(Connection)]
+            assert states[-3:] == ["offline", "catching_up", "online"]
+
+    run(scenario())
+
+
+def test_a_store_that_is_killed_and_restarted_costs_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = StoreProcess(tmp_path)
+        await asyncio.to_thread(store.start)
+        try:
+            async with joined([store.url], "ada") as ada, joined([store.url], "bob") as bob:
+                for text in texts(20):
+                    await ada.channel.send(text)
+                await asyncio.to_thread(store.end, signal.SIGKILL)
+                for text in texts(20, 20):
+                    await ada.channel.send(text)
+                await bob.channel.send(b"are you there?")
+                await ada.until(lambda ada: not ada.is_online)
+                await asyncio.to_thread(store.start)
+                for text in texts(20, 40):
+                    await ada.channel.send(text)
+                await bob.until(lambda bob: len(bob.texts) >= 60)
+                await ada.until(lambda ada: ada.texts == [b"are you there?"])
+                assert bob.texts == texts(60)
+                await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 60)
+        finally:
+            await asyncio.to_thread(store.end, signal.SIGTERM)
+
+    run(scenario())
+
+
+def test_when_one_of_two_stores_dies_the_other_is_used(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    async def scenario(urls: list[str]) -> None:
+        resends = replace(SMALL, resend_ms=300, resend_possibly_ms=300)
+        network = Network()
+        both = {"participant": resends, "network": network, "draw": InOrder(), **place}
+        async with joined(urls, "ada", **both) as ada, joined(urls, "bob", **both) as bob:
+            await ada.channel.send(b"0")
+            await bob.until(lambda bob: bob.texts == texts(1))
+            assert {each.store_url for each in ada.of(Connection) + bob.of(Connection)} == {urls[0]}
+            network.ports_down = {httpx.URL(urls[0]).port}
+            network.cut()
+            for text in texts(10, 1):
+                await ada.channel.send(text)
+            await bob.until(lambda bob: len(bob.texts) == 11)
+            assert bob.texts == texts(11)
+            assert {each.store_url for each in bob.of(Connection)} == set(urls)
+
+    with running_node(tmp_path) as other:
+        run(scenario([url, other.url]))
+
+
+def chain(channel_id: str, count: int) -> list[bytes]:
+    """Frames of messages that each refer to the two before."""
+    frames = []
+    for number in range(count):
+        causes = tuple(HistoryEntry(f"m{each}") for each in range(max(number - 2, 0), number))
+        message = Message(f"m{number}", channel_id, "carol", 1_000 + number, causes, content=b"x")
+        frames.append(encode(message))
+    return frames
+
+
+def test_a_missing_chain_of_1000_comes_from_another_store_in_few_calls(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    frames = chain(place["channel_id"], 1_001)
+
+    async def scenario(other: str) -> None:
+        with StoreClient(other) as store:
+            list(store.publish_batch(frames[:-1]))
+        network = Network()
+        draw = InOrder()
+        async with joined([url, other], "bob", network=network, draw=draw, **place) as bob:
+            before = network.counts.copy()
+            with StoreClient(url) as store:
+                store.publish(frames[-1])
+            await bob.until(lambda bob: len(bob.texts) == 1_001)
+            assert [each.message.message_id for each in bob.deliveries] == [
+                f"m{number}" for number in range(1_001)
+            ]
+            assert network.counts - before == {
+                "POST /v1/messages/lookup": 2,  # one of each store
+                "POST /v1/messages/ancestors": 2,
+            }
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
+def test_sync_and_ephemeral_messages_are_relayed_live(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        syncs = replace(SMALL, sync_ms=200)
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", participant=syncs, **place) as bob,
+        ):
+            await ada.channel.send(b"typing", ephemeral=True)
+            await bob.until(lambda bob: bob.of(Ephemeral))
+            assert bob.of(Ephemeral)[0].message.content == b"typing"
+            message_id = await ada.channel.send(b"hello")
+            # Bob says nothing: his sync message acknowledges it.
+            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
+            assert bob.texts == [b"hello"]
+            assert ada.texts == []
+
+    run(scenario())
+
+
+def test_a_reader_too_slow_for_the_stream_misses_nothing(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, live_queue_items_max=5)
+
+    async def scenario(url: str) -> None:
+        network = Network()
+        async with joined([url], "ada") as ada, joined([url], "bob", network=network) as bob:
+            await asyncio.gather(*(ada.channel.send(text) for text in texts(200)))
+            await bob.until(lambda bob: len(bob.texts) == 200)
+            assert bob.texts == texts(200)
+            assert network.counts["GET /v1/channels/live"] > 1, "the node sent a gap"
+
+    with running_node(tmp_path, limits) as node:
+        run(scenario(node.url))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
+    url: str, place: dict[str, Any], status: int
+) -> None:
+    async def scenario() -> None:
+        network = Network()
+        refused_at_s: list[float] = []
+
+        def busy(request: httpx.Request) -> httpx.Response | None:
+            if request.method == "POST" and not refused_at_s:
+                refused_at_s.append(time.monotonic())
+                return httpx.Response(status, headers={"retry-after": "1"})
+            return None
+
+        network.answer = busy
+        async with joined([url], "ada", network=network, **place) as ada:
+            message_id = await ada.channel.send(b"hello")
+            await ada.until(lambda ada: StoredRemotely(message_id) in ada.events)
+            assert time.monotonic() - refused_at_s[0] >= 1
+            assert network.counts["POST /v1/messages/batch"] == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
+def test_a_jump_of_the_wall_clock_loses_nothing_and_ends_no_wait(
+    url: str, place: dict[str, Any], jump_ms: int
+) -> None:
+    frames = chain(place["channel_id"], 2)
+
+    async def scenario() -> None:
+        offset_ms = 0
+
+        def clock_ms() -> int:
+            return int(time.time() * 1_000) + offset_ms
+
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", clock_ms=clock_ms, **place) as bob,
+        ):
+            with StoreClient(url) as store:
+                store.publish(frames[1])  # its cause is nowhere yet
+                await bob.until(lambda bob: bob.channel.status.waiting)
+                offset_ms = jump_ms
+                sent = await bob.channel.send(b"from bob")
+                await ada.channel.send(b"from ada")
+                await bob.until(lambda bob: b"from ada" in bob.texts)
+                await asyncio.sleep(5 * QUICK.tick_s)
+                assert bob.channel.status.waiting == 1
+                assert not bob.of(Lost) + bob.of(GaveUp)
+                store.publish(frames[0])
+            await bob.until(lambda bob: len(bob.texts) == 3)
+            await ada.until(lambda ada: b"from bob" in ada.texts)
+            await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
+
+    run(scenario())
+
+
+def test_an_application_that_confirms_gets_nothing_twice(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        seen: list[Deliver] = []
+        async with joined([url], "ada", **place) as ada:
+            for number in range(4):
+                async with joined([url], "bob", file, **place) as bob:
+                    network_texts = texts(25, 25 * number)
+                    for text in network_texts:
+                        await ada.channel.send(text)
+                    if number % 2:  # stop at any moment
+                        await bob.until(lambda bob: bob.texts)
+                    else:
+                        await bob.until(lambda bob: len(bob.texts) >= 25)
+                seen += bob.deliveries
+            async with joined([url], "bob", file, **place) as bob:
+                await bob.until(lambda bob: len(seen) + len(bob.texts) >= 100)
+                seen += bob.deliveries
+        assert [each.number for each in seen] == list(range(1, 101))
+        assert [each.message.content for each in seen] == texts(100)
+
+    run(scenario())
+
+
+def test_what_was_not_confirmed_comes_again_with_the_same_number(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", file, confirms=False, **place) as bob,
+        ):
+            for text in texts(3):
+                await ada.channel.send(text)
+            await bob.until(lambda bob: len(bob.texts) == 3)
+            await bob.channel.confirm(1)
+        async with joined([url], "bob", file, **place) as again:
+            await again.until(lambda bob: len(bob.texts) == 2)
+            assert again.deliveries == bob.deliveries[1:]
+
+    run(scenario())
+
+
+def test_a_slow_application_holds_deliveries_back_and_loses_none(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        few = replace(SMALL, deliveries_max=10)
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", confirms=False, participant=few, **place) as bob,
+        ):
+            for text in texts(35):
+                await ada.channel.send(text)
+            await bob.until(lambda bob: len(bob.texts) == 10)
+            await asyncio.sleep(0.2)
+            assert len(bob.texts) == 10
+            for number in (4, 10, 14, 24, 34):
+                await bob.until(lambda bob, number=number: len(bob.texts) >= number)
+                await bob.channel.confirm(number)
+            await bob.until(lambda bob: len(bob.texts) == 35)
+            assert bob.texts == texts(35)
+
+    run(scenario())
+
+
+def test_messages_wait_for_a_store(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        network = Network()
+        network.is_down = True
+        async with joined([url], "ada", network=network, is_online=False, **place) as ada:
+            await ada.until(lambda ada: ada.of(Connection))
+            assert ada.of(Connection)[0].code == "unreachable"
+            sent = [await ada.channel.send(text) for text in texts(3)]
+            async with joined([url], "bob", **place) as bob:
+                await ada.channel.send(b"nobody hears this", ephemeral=True)
+                network.is_down = False
+                await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 3)
+                assert [each.message_id for each in ada.of(StoredRemotely)] == sent
+                await bob.until(lambda bob: bob.texts == texts(3))
+                assert bob.of(Ephemeral) == []
+
+    run(scenario())
+
+
+def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, frame_bytes_max=4_096)
+
+    async def scenario(url: str) -> None:
+        network = Network()
+        eager = replace(SMALL, resend_ms=50, resend_ms_max=50, attempts_max=5)
+        async with joined([url], "ada", network=network, participant=eager) as ada:
+            large = await ada.channel.send(bytes(5_000))
+            small = await ada.channel.send(b"small")
+            await ada.until(lambda ada: StoredRemotely(small) in ada.events)
+            await ada.until(lambda ada: GaveUp(large) in ada.events)
+            [refused] = ada.of(Refused)
+            assert (refused.message_id, refused.code) == (large, "frame_too_large")
+
+    with running_node(tmp_path, limits) as node:
+        run(scenario(node.url))
+
+
+def test_a_burst_is_published_in_batches(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        network = Network()
+        async with joined([url], "ada", network=network, **place) as ada:
+            await asyncio.gather(*(ada.channel.send(text) for text in texts(500)))
+            await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 500)
+            assert network.counts["POST /v1/messages/batch"] <= 3
+
+    run(scenario())
+
+
+class Recorded(MemoryPersistence):
+    """Fails as it is told to, and knows which messages were saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[Exception] = []
+        self.saves_count = 0
+
+    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.saves_count += 1
+        super().save(channel_id, effects)
+
+
+class BusyError(Exception):
+    code = "busy"
+
+
+def test_nothing_is_delivered_or_published_before_it_is_saved(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = Recorded()
+        network = Network()
+        async with (
+            joined([url], "ada", **place) as ada,
+            joined([url], "bob", file, network=network, **place) as bob,
+        ):
+            file.errors = [BusyError()] * 1_000
+            await ada.channel.send(b"hello")
+            sending = asyncio.create_task(bob.channel.send(b"hello, ada"))
+            await asyncio.sleep(0.3)
+            assert len(file.errors) < 1_000
+            assert (bob.texts, sending.done()) == ([], False)
+            assert network.counts["POST /v1/messages/batch"] == 0
+            file.errors.clear()
+            await bob.until(lambda bob: bob.texts == [b"hello"])
+            await ada.until(lambda ada: ada.texts == [b"hello, ada"])
+            await sending
+
+    run(scenario())
+
+
+def test_a_persistence_that_fails_for_good_ends_the_driver(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        file = Recorded()
+        app = joined([url], "ada", file, **place)
+        ada = await app.__aenter__()
+        file.errors = [OSError("the disk is gone")]
+        with pytest.raises(DriverError, match="the disk is gone"):
+            await ada.channel.send(b"hello")
+        with pytest.raises(DriverError, match="the disk is gone"):
+            await anext(ada.channel.events())
+        with pytest.raises(DriverError, match="the disk is gone") as failed:
+            await app.__aexit__(None, None, None)
+        assert isinstance(failed.value.__cause__, OSError)
+        assert failed.value.code == "failed"
+
+    run(scenario())
+
+
+def test_a_burst_of_messages_and_of_confirmations_takes_few_saves(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = Recorded()
+        async with joined([url], "ada", **place) as ada, joined([url], "bob", file, **place) as bob:
+            await asyncio.gather(*(ada.channel.send(text) for text in texts(500)))
+            await bob.until(lambda bob: len(bob.texts) == 500)
+            assert file.saves_count < 100
+
+    run(scenario())
+
+
+def test_cancelling_the_program_closes_everything(url: str, place: dict[str, Any]) -> None:
+    async def program(ready: asyncio.Event) -> None:
+        async with joined([url], "ada", **place) as ada:
+            ready.set()
+            while True:
+                await ada.channel.send(b"hello")
+
+    async def scenario() -> None:
+        ready = asyncio.Event()
+        running = asyncio.create_task(program(ready))
+        await ready.wait()
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    run(scenario())
+
+
+def test_channels_share_a_driver_and_a_bound(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        name = place["channel_id"]
+        options = replace(QUICK, channels_max=3)
+        async with ParticipantDriver([url], options=options) as driver:
+            channels = [await driver.join(f"{name}{number}", "ada", SMALL) for number in range(3)]
+            with pytest.raises(DriverError, match="already_joined"):
+                await driver.join(f"{name}0", "eve", SMALL)
+            with pytest.raises(DriverError, match="too_many_channels"):
+                await driver.join("one more", "ada", SMALL)
+            await channels[0].leave()
+            await driver.join("one more", "ada", SMALL)
+            async with joined([url], "bob", channel_id=f"{name}2") as bob:
+                await channels[2].send(b"hello")
+                await bob.until(lambda bob: bob.texts == [b"hello"])
+        with pytest.raises(DriverError, match="closed"):
+            await channels[1].send(b"too late")
+
+    run(scenario())
+
+
+def test_a_participant_that_left_continues_where_it_was(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with joined([url], "ada", **place) as ada, ParticipantDriver([url]) as driver:
+            channel = await driver.join(place["channel_id"], "bob", SMALL)
+            bob = App(driver, channel, confirms=True)
+            reading = asyncio.create_task(bob.read())
+            await ada.channel.send(b"0")
+            await bob.until(lambda bob: bob.texts == texts(1))
+            await channel.leave()
+            await reading
+            await ada.channel.send(b"1")
+            bob = App(driver, await driver.join(place["channel_id"], "bob", SMALL), confirms=True)
+            reading = asyncio.create_task(bob.read())
+            await bob.until(lambda bob: bob.texts == texts(1, 1))
+            assert bob.deliveries[0].number == 2
+            await bob.channel.leave()
+            await reading
+
+    run(scenario())

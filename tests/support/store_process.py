@@ -1,0 +1,43 @@
+"""A store node as a process of its own, which tests kill and start again."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.support.cli import command, free_port
+
+
+class StoreProcess:
+    """`sdstore serve` on a port of its own, which can be killed and started again."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        arguments = ("serve", "--port", self.port, "--data-dir", self.data_dir, "--json")
+        self.process = subprocess.Popen(
+            command(*arguments, "--log-level", "error"),
+            stdout=subprocess.PIPE,
+            env=os.environ | {"SDSTORE_DRAIN_S": "0"},
+        )
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline())["url"] == self.url
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal, and wait until the process has ended."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.process = None
+
+    @property
+    def url(self) -> str:
+        """Its address, the same after a restart."""
+        return f"http://127.0.0.1:{self.port}"
