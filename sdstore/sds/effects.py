@@ -37,6 +37,7 @@ class Deliver:
 
     Numbers start at 1 and grow by 1 in a channel. `after_gap`: the IDs of causes of this message that
     are lost. `is_late`: the message was lost, and messages that depend on it were delivered before.
+    `message` comes without the bloom filter and the repair request of its frame.
     """
 
     number: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdstore.sds.bloom import CAPACITY, ERROR_RATE, Form
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import LAMPORT_MAX, Dialect
+from sdstore.sds.repair import RepairOptions
 from sdstore.sds.schemes import SHA256_MESSAGE, IdScheme
 
 INT32_MAX = 2**31 - 1
@@ -127,9 +128,13 @@ class ParticipantOptions:
     # ---- sync messages
 
     sync_ms: int = 30_000
-    """The longest pause before our first sync message in a quiet channel; 0: never send any."""
+    """The longest pause before our first sync message in a quiet channel; 0: never send any.
+    A sync message is also sent when a repair request is due."""
     sync_ms_max: int = 300_000
     """The pause doubles with each sync message of ours up to 5 minutes, until content arrives."""
+    repair: RepairOptions | None = field(default_factory=RepairOptions)
+    """SDS-R: what to ask other participants for, and to answer; `None`: neither. Requests need a dialect
+    that has them (V2, NIM) and senders with IDs."""
     sync_when_empty: bool = False
     """Send sync messages while the log is empty."""
     seed: bytes = b""

@@ -88,6 +88,7 @@ class Outgoing:
         self._due: list[tuple[int, int, str]] = []
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
         self._seen_count = 0
+        self._record = pb.Sent()  # made once, written for each message
         self.sent_count = 0
 
     @property
@@ -262,12 +263,11 @@ class Outgoing:
             heapify(self._due)
 
     def _save(self, message_id: str, sent: _Sent) -> None:
-        record = pb.Sent(
-            place=sent.place,
-            acknowledgement=sent.acknowledgement,
-            is_stored=sent.is_stored,
-            attempts=sent.attempts,
-        )
+        record = self._record
+        record.place = sent.place
+        record.acknowledgement = sent.acknowledgement
+        record.is_stored = sent.is_stored
+        record.attempts = sent.attempts
         self._turn.put(SENT + message_id, record)
 
 

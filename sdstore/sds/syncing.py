@@ -30,16 +30,17 @@ class SyncTimer:
         self._draws = 0
         self._window_ms = options.sync_ms
         self._last_sender: str | None = None
-        self._due_ms = 0
-        self._restart(0)
+        self._start_ms = 0
+        self._drawn_ms: int | None = None  # when it is due; drawn when somebody asks
 
     def is_due(self, elapsed_ms: int) -> bool:
         """Whether to send a sync message now."""
-        return self._options.sync_ms > 0 and elapsed_ms >= self._due_ms
+        return self._options.sync_ms > 0 and elapsed_ms >= self._due_ms()
 
     def sync_sent(self, elapsed_ms: int) -> None:
-        """We sent a sync message because one was due."""
-        self._window_ms = min(2 * self._window_ms, self._options.sync_ms_max)
+        """We sent a sync message, because one was due or because of a repair request."""
+        if self.is_due(elapsed_ms):
+            self._window_ms = min(2 * self._window_ms, self._options.sync_ms_max)
         self._restart(elapsed_ms)
 
     def sync_arrived(self, elapsed_ms: int) -> None:
@@ -58,7 +59,7 @@ class SyncTimer:
         self._window_ms = self._options.sync_ms // 2
         is_dialogue = self._last_sender not in {None, sender_id}
         self._last_sender = sender_id
-        if is_dialogue or self._due_ms > elapsed_ms + self._window_ms:
+        if is_dialogue or self._due_ms() > elapsed_ms + self._window_ms:
             self._restart(elapsed_ms)
 
     def unique_id(self, prefix: str, now_ms: int, content: bytes = b"") -> str:
@@ -69,8 +70,14 @@ class SyncTimer:
         return f"{prefix}-{digest}"
 
     def _restart(self, elapsed_ms: int) -> None:
-        self._draws += 1
-        data = struct.pack(">Q", self._draws)
-        digest = hashlib.blake2b(data, key=self._key, digest_size=8).digest()
-        share = int.from_bytes(digest) / 2**64
-        self._due_ms = elapsed_ms + int(self._window_ms * (0.5 + share / 2))
+        self._start_ms = elapsed_ms
+        self._drawn_ms = None
+
+    def _due_ms(self) -> int:
+        if self._drawn_ms is None:
+            self._draws += 1
+            data = struct.pack(">Q", self._draws)
+            digest = hashlib.blake2b(data, key=self._key, digest_size=8).digest()
+            share = int.from_bytes(digest) / 2**64
+            self._drawn_ms = self._start_ms + int(self._window_ms * (0.5 + share / 2))
+        return self._drawn_ms
