@@ -27,7 +27,7 @@ from itertools import islice
 
 from sdstore.sds.bloom import Form, Pair, ReceivedFilter, hash_pair, read_filter
 from sdstore.sds.effects import Acknowledged, GaveUp, PossiblyAcknowledged, StoredRemotely
-from sdstore.sds.model import HistoryEntry
+from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.state import SENT, Turn
 from sdstore.wire import participant_pb2 as pb
@@ -37,7 +37,7 @@ FILTERS_PER_MESSAGE = 3
 are shared by the messages that they contain."""
 
 FILTERS_KEPT = 64
-"""Received filters kept in all, 1.2 MB in the default size. A message whose filters were dropped starts
+"""Received filters kept in all, 2.4 MB in the default size. A message whose filters were dropped starts
 anew with the next one."""
 
 
@@ -73,6 +73,7 @@ class _Sent:
 @dataclass(slots=True)
 class _Seen:
     sender_id: str
+    message_id: str  # of the last message that brought it
     filter: ReceivedFilter
     bits: int
 
@@ -139,9 +140,10 @@ class Outgoing:
             if (sent := self._active.get(entry.message_id)) is not None:
                 self._acknowledge(entry.message_id, sent)
 
-    def review_filter(self, sender_id: str, data: bytes, elapsed_ms: int) -> None:
-        """Another participant's message carries this filter."""
-        if not self._active:
+    def review_filter(self, message: Message, elapsed_ms: int) -> None:
+        """Another participant's message may carry a filter."""
+        data = message.bloom_filter
+        if not data or not self._active:
             return
         options = self._options
         received = read_filter(data, options.bloom_capacity, options.bloom_error_rate)
@@ -154,7 +156,9 @@ class Outgoing:
         ]
         if not hits or received.false_positive_rate > options.filter_fp_max:
             return
-        key = self._keep(sender_id, received)
+        key, is_again = self._keep(message, received)
+        if is_again:
+            return
         for message_id, sent in hits:
             self._found_in(message_id, sent, key, elapsed_ms)
 
@@ -174,28 +178,33 @@ class Outgoing:
             sent.pair = hash_pair(message_id, form)
         return sent.pair
 
-    def _keep(self, sender_id: str, received: ReceivedFilter) -> int:
-        """The key of a received filter; the same one if the sender repeats it."""
+    def _keep(self, message: Message, received: ReceivedFilter) -> tuple[int, bool]:
+        """The key of a received filter, the same one if its sender repeats it; and whether this very
+        message was the last one to bring it."""
         for key, seen in self._seen.items():
-            if seen.sender_id == sender_id and seen.filter.words == received.words:
-                return key
+            if seen.sender_id == message.sender_id and seen.filter.words == received.words:
+                is_again = seen.message_id == message.message_id
+                seen.message_id = message.message_id
+                return key, is_again
         self._seen_count += 1
-        self._seen[self._seen_count] = _Seen(sender_id, received, int.from_bytes(received.words))
+        seen = _Seen(
+            message.sender_id, message.message_id, received, int.from_bytes(received.words)
+        )
+        self._seen[self._seen_count] = seen
         if len(self._seen) > FILTERS_KEPT:
             self._seen.popitem(last=False)
-        return self._seen_count
+        return self._seen_count, False
 
     def _found_in(self, message_id: str, sent: _Sent, key: int, elapsed_ms: int) -> None:
         """One more filter contains the message."""
-        if key in sent.filters:
-            return  # the same filter of the same sender again
         kept = [self._seen[each] for each in sent.filters if each in self._seen]
         received = self._seen[key]
         if not kept:
             sent.chance = received.filter.false_positive_rate
-        else:
+        elif key not in sent.filters:
             sent.chance *= max(_repeats_error(each, received) for each in kept)
-        sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
+        if key not in sent.filters:
+            sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
         if kept and sent.chance <= self._options.acknowledged_fp_max:
             self._acknowledge(message_id, sent)
         elif sent.acknowledgement is Acknowledgement.UNACKNOWLEDGED:

@@ -311,10 +311,7 @@ class Participant:
 
     def _review(self, message: Message) -> None:
         self._outgoing.review_history(message.causal_history)
-        if message.bloom_filter:
-            self._outgoing.review_filter(
-                message.sender_id, message.bloom_filter, self._clock.elapsed_ms
-            )
+        self._outgoing.review_filter(message, self._clock.elapsed_ms)
         if self._repair is not None:
             self._repair.heard(message.sender_id)
             if message.repair_request:

@@ -28,7 +28,11 @@ def id_of(frame: bytes) -> str:
 
 
 def sync_message(
-    sender: str, *ids: str, history: tuple[str, ...] = (), bloom: BloomFilter | bytes | None = None
+    sender: str,
+    *ids: str,
+    message_id: str = "sync",
+    history: tuple[str, ...] = (),
+    bloom: BloomFilter | bytes | None = None,
 ) -> bytes:
     """A sync message whose filter holds `ids`, or that has the filter `bloom`."""
     if bloom is None:
@@ -36,7 +40,7 @@ def sync_message(
         bloom.rebuild(ids)
     data = bloom if isinstance(bloom, bytes) else bloom.to_bytes()
     entries = tuple(HistoryEntry(each) for each in history)
-    return encode(Message(f"sync-{sender}", CHANNEL, sender, NOON_MS, entries, data))
+    return encode(Message(f"{message_id}-{sender}", CHANNEL, sender, NOON_MS, entries, data))
 
 
 def state_of(device: Device, message_id: str) -> Acknowledgement:
@@ -98,10 +102,23 @@ def test_one_filter_is_possibly_and_a_second_distinct_one_is_enough() -> None:
     effects = ada.hear(sync_message("bob", mine))
     assert of(PossiblyAcknowledged, effects) == [PossiblyAcknowledged(mine)]
     assert ada.participant.status.unacknowledged == 1
-    assert of(Acknowledged, ada.hear(sync_message("bob", mine))) == []  # the same filter again
+    assert of(Acknowledged, ada.hear(sync_message("bob", mine))) == []  # the same message again
     effects = ada.hear(sync_message("cleo", mine))
     assert of(Acknowledged, effects) == [Acknowledged(mine)]
     assert of(PossiblyAcknowledged, effects) == []
+
+
+def test_the_same_filter_in_a_later_message_is_enough_unless_it_is_full() -> None:
+    for bloom, is_enough in ((full_filter(count=100), True), (full_filter(), False)):
+        ada = Device("ada")
+        mine = id_of(ada.say("hello"))
+        bloom.add(mine)
+        for number in range(5):
+            ada.hear(sync_message("bob", bloom=bloom, message_id=str(number)))
+            expected = (
+                Acknowledgement.ACKNOWLEDGED if is_enough and number else (Acknowledgement.POSSIBLY)
+            )
+            assert state_of(ada, mine) is expected
 
 
 def full_filter(*ids: str, of_ids: str = "other", count: int = 9_990) -> BloomFilter:
@@ -197,7 +214,9 @@ def broadcast_times(device: Device, seconds: int, step_s: float = 1.0) -> list[f
     return times
 
 
-def test_an_unacknowledged_message_is_broadcast_again_with_doubling_pauses_and_then_given_up() -> None:
+def test_an_unacknowledged_message_is_broadcast_again_with_doubling_pauses_and_then_given_up() -> (
+    None
+):
     options = ParticipantOptions(bloom=None, sync_ms=0, attempts_max=5, resend_ms_max=200_000)
     ada = Device("ada", options)
     frame = ada.say("hello")
