@@ -23,7 +23,6 @@ from blake3 import blake3
 from app.errors import Code, Problem
 from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import (
-    HttpTransport,
     open_http_transport,
     parse_peer_url,
     resolve,
@@ -32,6 +31,7 @@ from app.federation.transport import (
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from recon.session import Interest
+from sdstore.client.transport import HttpTransport
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer

@@ -1,12 +1,10 @@
-"""HTTP transport to a peer: its URL, its checked address, and the calls.
+"""HTTP transport to a peer: its URL and its checked address.
 
 The operator chooses a URL, but not the addresses that its name resolves to: a name that points to an
 internal address would open a way through the firewall. So a name is resolved once per session, all its
 addresses are checked, and the connection goes to a checked address.
 
-The driver of a session needs two calls (`sdstore.sync.exchange.Transport`). Bodies are opaque here.
-They are compressed if both sides support it (zstd, RFC 9659), because most bytes of frames are repeated
-bloom filters.
+`sdstore.client.transport` makes the calls.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import httpx
-import zstandard
 
 from app.errors import Code, Problem
-from app.limits import DEFAULT_LIMITS, Limits
+from app.limits import Limits
+from sdstore.client.exchange import CONNECT_TIMEOUT_S
+from sdstore.client.transport import REQUEST_TIMEOUT_S, HttpTransport
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making
 PORT_MAX = 65_535
@@ -32,26 +31,6 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 IpAddress = IPv4Address | IPv6Address
-
-PROTOBUF = "application/x-protobuf"
-CONNECT_TIMEOUT_S = 5.0  # a peer that needs longer counts as down
-REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
-UNPACKED_FREE_BYTES = DEFAULT_LIMITS.unpacked_free_bytes
-UNPACK_FACTOR = DEFAULT_LIMITS.unpack_factor_max
-COMPRESS_BYTES_MIN = 1_024  # below this the header costs more than compression saves
-ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
-
-_BUSY = {
-    httpx.codes.REQUEST_TIMEOUT,
-    httpx.codes.TOO_MANY_REQUESTS,
-    httpx.codes.SERVICE_UNAVAILABLE,
-    httpx.codes.INSUFFICIENT_STORAGE,
-}
-
-INSTANCE_HEADER = "sds-instance"
-"""The header with the ID of the node's data directory in the reply of `GET /v1/recon/interests`."""
-
-OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
 
 # --- the URL and its address -------------------------------------------------------------------
@@ -176,83 +155,7 @@ def _url_refused(detail: str) -> Problem:
     return Problem(Code.PEER_URL_REFUSED, detail)
 
 
-# --- calls -------------------------------------------------------------------------------------
-
-
-class HttpTransport:
-    """A peer over HTTP; `client` is bound to the peer's checked address. Calls raise Problem."""
-
-    def __init__(
-        self, client: httpx.AsyncClient, limits: Limits, own_instance: str | None = None
-    ) -> None:
-        """`own_instance`: this node's instance ID; a server that answers with it is this node."""
-        self.bytes_up = 0
-        self.bytes_down = 0
-        self._client = client
-        self._reply_bytes_max = limits.recon_reply_bytes_max
-        self._peer_reads_zstd = False
-        self._own_instance = own_instance
-
-    async def interest(self) -> bytes:
-        """GET /v1/recon/interests."""
-        return await self._exchange("GET", "v1/recon/interests", None)
-
-    async def recon(self, request: bytes) -> bytes:
-        """POST /v1/recon."""
-        return await self._exchange("POST", "v1/recon", request)
-
-    async def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                return await self._send(method, path, body)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            detail = str(error) or type(error).__name__
-            raise Problem(
-                Code.PEER_UNREACHABLE, f"{self._client.base_url.netloc.decode()}: {detail}"
-            ) from None
-
-    async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
-        headers: dict[str, str] = {}
-        if body is not None:
-            headers["content-type"] = PROTOBUF
-            if self._peer_reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
-                packed = zstandard.compress(body)
-                # The peer would refuse a body that compresses extremely well as a bomb.
-                if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
-                    body = packed
-                    headers["content-encoding"] = "zstd"
-            self.bytes_up += len(body)
-        async with self._client.stream(method, path, content=body, headers=headers) as response:
-            self._peer_reads_zstd = "zstd" in response.headers.get("accept-encoding", "")
-            if response.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
-                raise Problem(Code.PEER_URL_REFUSED, OWN_URL)
-            if response.status_code != httpx.codes.OK:
-                raise _refusal(response, await self._read(response, ERROR_BODY_BYTES_MAX))
-            raw = await self._read(response, self._reply_bytes_max)
-            return self._decoded(raw, response.headers.get("content-encoding", "identity"))
-
-    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
-        raw = bytearray()
-        async for chunk in response.aiter_raw():
-            self.bytes_down += len(chunk)
-            raw += chunk
-            if len(raw) > bytes_max:
-                raise _misbehaved(f"a reply larger than {bytes_max} bytes")
-        return bytes(raw)
-
-    def _decoded(self, raw: bytes, encoding: str) -> bytes:
-        if encoding == "identity":
-            return raw
-        if encoding != "zstd":
-            raise _misbehaved(f"a reply in {encoding}, which this node did not request")
-        with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
-            try:
-                plain = reader.read(self._reply_bytes_max + 1)
-            except zstandard.ZstdError as error:
-                raise _misbehaved(f"a damaged reply ({error})") from None
-        if len(plain) > self._reply_bytes_max:
-            raise _misbehaved(f"a reply larger than {self._reply_bytes_max} bytes")
-        return plain
+# --- the connection ----------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -261,7 +164,7 @@ async def open_http_transport(
 ) -> AsyncIterator[HttpTransport]:
     """A transport to the peer at `url`; it connects only to the checked address.
 
-    If the server answers with `own_instance`, each call raises Problem(PEER_URL_REFUSED).
+    If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
     """
     pinned = await resolve(url, private_allowed=private_allowed)
 
@@ -272,32 +175,17 @@ async def open_http_transport(
     async with httpx.AsyncClient(
         base_url=pinned.base_url,
         verify=_tls_context(),
-        headers={"accept": PROTOBUF, "accept-encoding": "zstd"},
         timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         follow_redirects=False,
         trust_env=False,
         event_hooks={"request": [send_to_pinned]},
     ) as client:
-        yield HttpTransport(client, limits, own_instance)
+        yield HttpTransport(
+            client, reply_bytes_max=limits.recon_reply_bytes_max, own_instance=own_instance
+        )
 
 
 @cache
 def _tls_context() -> ssl.SSLContext:
     """One for all peers: reading the certificates of the authorities takes 20 ms."""
     return httpx.create_ssl_context(trust_env=False)
-
-
-def _refusal(response: httpx.Response, body: bytes) -> Problem:
-    """The problem for a status other than 200: the peer is busy, fails, refuses, or is not a store."""
-    text = f"HTTP {response.status_code}: {body[:200].decode('utf-8', 'replace')}"
-    if response.status_code in _BUSY:
-        return Problem(Code.OVERLOADED, text)
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return Problem(Code.FORBIDDEN, text)
-    if response.is_server_error:
-        return Problem(Code.PEER_UNREACHABLE, text)
-    return _misbehaved(text)
-
-
-def _misbehaved(detail: str) -> Problem:
-    return Problem(Code.PEER_MISBEHAVED, detail)

@@ -9,7 +9,6 @@ from fastapi import Query
 
 from app.callers import Scope
 from app.errors import Code, Problem
-from app.federation.transport import INSTANCE_HEADER
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, body_form, check_fields
 from app.http.openapi import BINARY, OBJECT, body, content, reply
@@ -18,6 +17,7 @@ from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.recon.budget import Allowance
 from app.sharing import Turns
+from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import recon_pb2 as recon_wire
 
 routes = Routes("reconciliation")

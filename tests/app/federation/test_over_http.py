@@ -14,12 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import Problem
-from app.federation.transport import HttpTransport
-from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
+from sdstore.client.transport import HttpTransport
 from sdstore.sds.codec import encode
+from sdstore.sync.report import SyncError
 from tests.support.cli import http_server
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
@@ -197,12 +196,12 @@ def test_only_the_channels_asked_for_are_synced(tmp_path: Path) -> None:
     ],
 )
 def test_a_peer_that_is_busy_or_fails_is_not_called_a_liar(status: int, code: str) -> None:
-    async def refused() -> Problem:
+    async def refused() -> SyncError:
         body = httpx.ByteStream(b"no")
         answering = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
         async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
-            with pytest.raises(Problem) as caught:
-                await HttpTransport(client, DEFAULT_LIMITS).interest()
+            with pytest.raises(SyncError) as caught:
+                await HttpTransport(client).interest()
             return caught.value
 
     assert asyncio.run(refused()).code == code

@@ -1,0 +1,158 @@
+"""Reconciliation over HTTP, for the driver of a session (`sdstore.sync.exchange.Transport`).
+
+Bodies are opaque here. They are compressed if both sides support it (zstd, RFC 9659), because most
+bytes of frames are repeated bloom filters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import zstandard
+
+from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.exchange import CONNECT_TIMEOUT_S
+from sdstore.sync.report import SyncCode, SyncError, misbehaved
+
+PROTOBUF = "application/x-protobuf"
+REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
+REPLY_BYTES_MAX = 8 << 20  # as a node of ours answers
+COMPRESS_BYTES_MIN = 1_024  # below this the header costs more than compression saves
+ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
+# A node refuses a body that compresses better than this as a bomb, above the free size.
+UNPACK_FACTOR = 200
+UNPACKED_FREE_BYTES = 2 << 20
+
+INSTANCE_HEADER = "sds-instance"
+"""The header with the ID of the node's data directory in the reply of `GET /v1/recon/interests`."""
+
+OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
+
+BUSY_STATUS = frozenset(
+    {
+        httpx.codes.REQUEST_TIMEOUT,
+        httpx.codes.TOO_MANY_REQUESTS,
+        httpx.codes.SERVICE_UNAVAILABLE,
+        httpx.codes.INSUFFICIENT_STORAGE,
+    }
+)
+
+
+class HttpTransport:
+    """A store over HTTP. Calls raise `SyncError`.
+
+    `http` has the base URL and the credentials, and follows no redirects. `own_instance`: this node's
+    instance ID; a server that answers with it is this node. `delay_s` gives the pause after failed
+    attempt number n, from 1, or None to give up; without it nothing is repeated.
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        *,
+        reply_bytes_max: int = REPLY_BYTES_MAX,
+        own_instance: str | None = None,
+        delay_s: Callable[[int, StoreError], float | None] = lambda *_: None,
+    ) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._http = http
+        self._reply_bytes_max = reply_bytes_max
+        self._reads_zstd = False
+        self._own_instance = own_instance
+        self._delay_s = delay_s
+
+    async def interest(self) -> bytes:
+        """GET /v1/recon/interests."""
+        return await self._exchange("GET", "v1/recon/interests", None)
+
+    async def recon(self, request: bytes) -> bytes:
+        """POST /v1/recon. A store is a set, so the call can be repeated."""
+        return await self._exchange("POST", "v1/recon", request)
+
+    async def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
+        attempt = 1
+        while True:
+            failed = await self._attempt(method, path, body)
+            if isinstance(failed, bytes):
+                return failed
+            delay_s = self._delay_s(attempt, failed)
+            if delay_s is None:
+                raise sync_error(failed)
+            await asyncio.sleep(delay_s)
+            attempt += 1
+
+    async def _attempt(self, method: str, path: str, body: bytes | None) -> bytes | StoreError:
+        """The answer, or why there was none."""
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                return await self._send(method, path, body)
+        except StoreError as error:
+            return error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            detail = str(error) or type(error).__name__
+            where = self._http.base_url.netloc.decode()
+            return StoreError("unreachable", 0, f"{where}: {detail}")
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
+        headers = {"accept": PROTOBUF, "accept-encoding": "zstd"}
+        if body is not None:
+            headers["content-type"] = PROTOBUF
+            if self._reads_zstd and len(body) >= COMPRESS_BYTES_MIN:
+                packed = zstandard.compress(body)
+                if len(body) <= max(UNPACKED_FREE_BYTES, UNPACK_FACTOR * len(packed)):
+                    body = packed
+                    headers["content-encoding"] = "zstd"
+            self.bytes_up += len(body)
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        async with self._http.stream(
+            method, path, content=body, headers=headers, timeout=timeout
+        ) as response:
+            self._reads_zstd = "zstd" in response.headers.get("accept-encoding", "")
+            if response.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
+                raise SyncError(SyncCode.PEER_URL_REFUSED, OWN_URL)
+            if response.status_code != httpx.codes.OK:
+                raw = await self._read(response, ERROR_BODY_BYTES_MAX)
+                raise error_of_reply(response.status_code, response.headers, raw)
+            raw = await self._read(response, self._reply_bytes_max)
+            return self._decoded(raw, response.headers.get("content-encoding", "identity"))
+
+    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
+        raw = bytearray()
+        async for chunk in response.aiter_raw():
+            self.bytes_down += len(chunk)
+            raw += chunk
+            if len(raw) > bytes_max:
+                raise misbehaved(f"a reply larger than {bytes_max} bytes")
+        return bytes(raw)
+
+    def _decoded(self, raw: bytes, encoding: str) -> bytes:
+        if encoding == "identity":
+            return raw
+        if encoding != "zstd":
+            raise misbehaved(f"a reply in {encoding}, which this node did not request")
+        with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
+            try:
+                plain = reader.read(self._reply_bytes_max + 1)
+            except zstandard.ZstdError as error:
+                raise misbehaved(f"a damaged reply ({error})") from None
+        if len(plain) > self._reply_bytes_max:
+            raise misbehaved(f"a reply larger than {self._reply_bytes_max} bytes")
+        return plain
+
+
+def sync_error(error: StoreError) -> SyncError:
+    """How a session ends by a failed call: the store is busy, fails, refuses, or is not a store."""
+    status = error.status
+    if not status:
+        return SyncError(SyncCode.PEER_UNREACHABLE, error.detail)
+    text = f"HTTP {status}: {error.detail}"
+    if status in BUSY_STATUS:
+        return SyncError(SyncCode.OVERLOADED, text)
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return SyncError(SyncCode.FORBIDDEN, text)
+    if httpx.codes.is_server_error(status):
+        return SyncError(SyncCode.PEER_UNREACHABLE, text)
+    return misbehaved(text)
