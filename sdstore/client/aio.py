@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
@@ -36,7 +36,12 @@ from sdstore.client.records import (
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
+from sdstore.sync.report import Progress, SyncReport
+
+if TYPE_CHECKING:
+    from sdstore.client.backfill import Memories
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -65,6 +70,7 @@ class AsyncStoreClient:
             timeout=self._options.timeout,
             transport=transport,
         )
+        self._memories: Memories | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,6 +213,32 @@ class AsyncStoreClient:
     async def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
         return await self._send(calls.recon(request))
+
+    async def backfill(
+        self,
+        channel_id: str,
+        log: BackfillLog,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        send: bool = False,
+    ) -> SyncReport:
+        """Stage in `log` exactly the messages of a channel that it lacks, by reconciliation.
+
+        `sdstore.client.backfill.drain` then feeds them to the participant. With `send` the store gets
+        what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
+        code. What was fetched by then is staged, and the next call fetches the rest.
+        """
+        from sdstore.client.backfill import Memories, StoreTransport, reconcile  # noqa: PLC0415 - numpy
+
+        self._memories = self._memories or Memories()
+        transport = StoreTransport(
+            self._http,
+            reply_bytes_max=self._options.reply_bytes_max,
+            delay_s=self._options.retry.delay_s,
+        )
+        return await reconcile(
+            channel_id, log, transport, self._memories, on_progress=on_progress, send=send
+        )
 
     async def mvds(
         self,

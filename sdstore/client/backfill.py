@@ -1,0 +1,372 @@
+"""Backfill: a participant's log gets exactly what it lacks of a store's channel, whatever the reason.
+
+The log and the store are compared by reconciliation (docs/recon-protocol.md), so the cost grows with
+the difference and not with the channel: long absences, holes and a lost last message are all the same.
+`LogReplica` is the log as the driver of a session sees it (`sdstore.sync.replica.Replica`).
+
+Fetched messages arrive in any order. They are staged in the log, durably, so an interrupted backfill
+continues where it stopped; `drain` then feeds them to the participant in log order.
+
+Nothing that a store sends is trusted. A message is taken if its own content has the requested digest
+and belongs to the channel. The log notes the name of a message that it refuses, because the content
+proved what it is, so no store can make a backfill fetch it again. A frame that does not decode proves
+nothing: only this store's client sets it aside, for a while, and another store can still provide the
+message.
+
+Memory grows with the channel, not with its content: about 80 bytes for each element of the log (ID,
+timestamp, and a session's view of both), and the batches in flight, at most 64 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from recon.elements import U8, U64, Mask, order_of_lamport
+from recon.index import RangeIndex
+from recon.limits import ID_BYTES
+from recon.session import Interest, SessionKey
+from recon.view import View
+from sdstore.client.transport import HttpTransport
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import claim_id, entry_digest
+from sdstore.sds.effects import Effect, Save
+from sdstore.sds.log import BackfillLog, Noted, Staged
+from sdstore.sds.model import Kind, Message, MessageError
+from sdstore.sync.exchange import Transport
+from sdstore.sync.memory import PeerMemory
+from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored, columns
+from sdstore.sync.report import Progress, SyncReport
+from sdstore.sync.session import sync_with_peer
+from sdstore.wire.recon_pb2 import (
+    DUPLICATE,
+    LOST,
+    NO_ENTRY,
+    PUSH_REFUSED,
+    STORED,
+    Item,
+)
+
+FRAME_BYTES_MAX = 1 << 20  # as a node of ours: any reply has room for one frame
+HINT_BYTES_MAX = 256  # hints in use are 32-byte hashes
+HINTS_MAX = 16  # of one item, as the protocol has it
+NOTED_BASE_MAX = 1 << 16  # names that the log notes: 3 MB
+NOTED_PER_MESSAGE_MAX = 16  # and for each message: usually it has one claim, at a store up to 64
+DRAIN_MESSAGES = 512  # taken at once: one transaction, and 50 ms without the event loop
+_LAMPORT_OFFSET = 1 << 63
+_EVERYTHING = Interest.make(everything=True).encode()
+MEMORIES_MAX = 64  # channels; one with many disputes takes 25 MB, the usual one 1 kB
+
+WRONG_CHANNEL = "wrong_channel"
+VARIANT = "variant"  # another message with the ID of a message that the log has
+FRAME_TOO_LARGE = "frame_too_large"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A received message, decoded; `hints` that a log can keep."""
+
+    message: Message
+    frame: bytes
+    hints: tuple[bytes, ...]
+
+
+class LogReplica:
+    """One channel's log as a replica; `open` reads its elements."""
+
+    def __init__(self, channel_id: str, log: BackfillLog) -> None:
+        self._channel_id = channel_id
+        self._log = log
+        self._index = RangeIndex()
+
+    @classmethod
+    async def open(cls, channel_id: str, log: BackfillLog) -> LogReplica:
+        """The replica of a log with all elements that it has now."""
+        replica = cls(channel_id, log)
+        for lamports, ids in log.elements():
+            orders = np.array(lamports, np.int64).view(np.uint64) + np.uint64(_LAMPORT_OFFSET)
+            replica._insert(orders, np.frombuffer(ids, np.uint8).reshape(-1, ID_BYTES))
+            await asyncio.sleep(0)
+        return replica
+
+    def _insert(self, orders: U64, ids: U8) -> None:
+        self._index.insert(orders, ids, np.zeros(len(orders), np.uint32))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    # --- elements --------------------------------------------------------------------------------
+
+    @property
+    def arrived_count(self) -> int:
+        """The log does not know which elements are recent to the store."""
+        return 0
+
+    async def catch_up(self) -> None:
+        """Messages that the log gets meanwhile are duplicates when they arrive (`commit`)."""
+
+    def view(self, key: SessionKey, interest: Interest) -> View:
+        """See `Replica`; all elements are of the one channel."""
+        return self._index.view(key, None, interest.window)
+
+    def holds(self, orders: U64, ids: U8) -> Mask:
+        """See `Replica`."""
+        return self._index.holds(orders, ids)
+
+    def root(self, *_: object) -> None:
+        """A log is compared by sessions only."""
+
+    # --- content that goes out -------------------------------------------------------------------
+
+    async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
+        """See `Replica`. Names that the log notes have no content: they are never offered."""
+        frames = self._log.frames([each.element_id for each in elements])
+        loaded = Loaded([], [], 0)
+        room = bytes_max
+        for element in elements:
+            found = frames.get(element.element_id)
+            item = Item(order=element.order, id=element.element_id)
+            if found is None:
+                item.absent.reason = LOST
+            else:
+                frame, hint = found
+                item.entry.frame = frame
+                item.entry.hints.extend([hint] if hint else [])
+            room -= item.ByteSize()
+            if room < 0 and loaded.items:
+                break
+            loaded.items.append(item)
+            loaded.elements.append(element)
+        return loaded._replace(covered=len(loaded.items))
+
+    async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+        """See `Replica`: the claims that `load` sends inside the entries."""
+        found = self._log.frames(entry_ids).items()
+        return {digest: [claim_id(digest, hint)] for digest, (_, hint) in found if hint}
+
+    # --- content that comes in -------------------------------------------------------------------
+
+    async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
+        """See `Replica`."""
+        entries = [_entry(item) if item.HasField("entry") else None for item in items]
+        came = {each.element_id: each.order for each in entries if each is not None}
+        claims = [item for item in items if item.HasField("claim")]
+        named = columns((item.order, item.claim.digest) for item in claims)
+        ids = [claim_id(item.claim.digest, item.claim.hint) for item in claims]
+        has_entry = iter(self.holds(*named).tolist())
+        is_held = iter(self.holds(*columns(zip(named[0].tolist(), ids, strict=True))).tolist())
+        claim_ids = iter(ids)
+        prepared = []
+        for item, entry in zip(items, entries, strict=True):
+            if entry is not None:
+                prepared.append(entry)
+                continue
+            digest = item.claim.digest
+            order = item.order if next(has_entry) else came.get(digest)
+            prepared.append(
+                Prepared(
+                    order=order,
+                    element_id=next(claim_ids),
+                    entry_id=digest,
+                    is_held=next(is_held),
+                )
+            )
+        return prepared
+
+    async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
+        """See `Replica`. Stages messages, and notes claims and the names of refused messages.
+
+        Names beyond the bound are forgotten at the end of the session: the next one fetches them again.
+        """
+        stored = [Stored(NO_ENTRY)] * len(prepared)
+        staged: list[Staged] = []
+        noted: list[Noted] = []
+        came: list[Element] = []
+        entries = [at for at, each in enumerate(prepared) if not each.entry_id]
+        ids = [prepared[at].content.message.message_id for at in entries]
+        known = dict(self._log.digests(ids))
+        for at, message_id in zip(entries, ids, strict=True):
+            each, received = prepared[at], prepared[at].content
+            element = Element(each.order or 0, each.element_id)
+            code = _refusal(received, self._channel_id)
+            if not code and known.get(message_id, each.element_id) != each.element_id:
+                code = VARIANT
+            if code:
+                stored[at] = Stored(PUSH_REFUSED, code)
+                noted.append(_noted(element))
+            elif message_id in known:  # it arrived on another way meanwhile
+                stored[at] = Stored(DUPLICATE)
+            else:
+                stored[at] = Stored(STORED)
+                known[message_id] = each.element_id
+                hint = next(iter(received.hints), b"")
+                staged.append(Staged(received.message, received.frame, each.element_id, hint))
+            came.append(element)
+            claims = [Element(element.order, each) for each in each.claims]
+            noted += map(_noted, claims)
+            came += claims
+        for at, claim in self._claims_to_note(prepared, came):
+            stored[at] = Stored(STORED)
+            noted.append(_noted(claim))
+            came.append(claim)
+        room = NOTED_BASE_MAX + NOTED_PER_MESSAGE_MAX * len(self) - self._log.noted_count
+        self._log.stage(staged, noted[: max(room, 0)])
+        if came:
+            self._insert(*columns(came))
+        return stored
+
+    def _claims_to_note(
+        self, prepared: Sequence[Prepared], came: Sequence[Element]
+    ) -> list[tuple[int, Element]]:
+        """Received claims, by place, whose entry the log has or has just got."""
+        claims = [
+            (at, Element(each.order, each.entry_id), each.element_id)
+            for at, each in enumerate(prepared)
+            if each.entry_id and each.order is not None
+        ]
+        is_held = self.holds(*columns(entry for _, entry, _ in claims)).tolist()
+        just_came = set(came)
+        return [
+            (at, Element(entry.order, element_id))
+            for (at, entry, element_id), is_here in zip(claims, is_held, strict=True)
+            if is_here or entry in just_came
+        ]
+
+    # --- content that is lost here ---------------------------------------------------------------
+
+    async def lost(self, *_: object) -> LostPage:
+        """A log that cannot be read raises."""
+        return LostPage([], 0, 0)
+
+    async def lost_among(self, _entry_ids: Sequence[bytes]) -> set[bytes]:
+        """See `lost`."""
+        return set()
+
+
+# --- items to prepared items -----------------------------------------------------------------------
+
+
+def _entry(item: Item) -> Prepared:
+    """A prepared message. What its content proves is decided by `commit`, once it was requested."""
+    frame = item.entry.frame
+    good = (hint for hint in item.entry.hints if 0 < len(hint) <= HINT_BYTES_MAX)
+    hints = tuple(good)[:HINTS_MAX]
+    try:
+        message, _ = decode(frame)
+    except MessageError as error:
+        claims = tuple([claim_id(item.id, hint) for hint in hints])
+        return Prepared(claims=claims, refusal=error.code)
+    digest = entry_digest(message)
+    return Prepared(
+        order=order_of_lamport(message.lamport_timestamp or 0),
+        element_id=digest,
+        claims=tuple([claim_id(digest, hint) for hint in hints]),
+        content=Received(message, frame, hints),
+    )
+
+
+def _refusal(received: Received, channel_id: str) -> str:
+    """Why the log does not take a message, whatever else it holds; empty if it does."""
+    if received.message.channel_id != channel_id:
+        return WRONG_CHANNEL
+    if received.message.kind is not Kind.CONTENT:
+        return NOT_CONTENT
+    if len(received.frame) > FRAME_BYTES_MAX:
+        return FRAME_TOO_LARGE
+    return ""
+
+
+def _noted(element: Element) -> Noted:
+    return Noted(element.order - _LAMPORT_OFFSET, element.element_id)
+
+
+# --- one backfill ----------------------------------------------------------------------------------
+
+
+class StoreTransport(HttpTransport):
+    """A store for backfills: one channel is the whole interest, so its own need not be read.
+
+    The store answers for the part of the channel that it wants and that the caller can read.
+    """
+
+    async def interest(self) -> bytes:
+        """Every channel: no call."""
+        return _EVERYTHING
+
+
+class Memories:
+    """What backfills from one store remember of it, by channel, in memory.
+
+    The store's nonce saves a round trip for some minutes; elements that the store offered and did not
+    serve, or served as frames that do not decode, are not requested again for a while.
+    """
+
+    def __init__(self) -> None:
+        self._memories: OrderedDict[str, PeerMemory] = OrderedDict()
+        self._nonce = b""
+
+    def of(self, channel_id: str) -> PeerMemory:
+        """The memory for the next session."""
+        memory = self._memories.get(channel_id, PeerMemory())
+        return replace(memory, responder_nonce=self._nonce)
+
+    def learn(self, channel_id: str, memory: PeerMemory) -> None:
+        """Keep the memory of a session; the one used longest ago is dropped beyond the bound."""
+        self._nonce = memory.responder_nonce
+        self._memories[channel_id] = memory
+        self._memories.move_to_end(channel_id)
+        if len(self._memories) > MEMORIES_MAX:
+            self._memories.popitem(last=False)
+
+
+async def reconcile(
+    channel_id: str,
+    log: BackfillLog,
+    transport: Transport,
+    memories: Memories,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    send: bool = False,
+) -> SyncReport:
+    """One session; see `AsyncStoreClient.backfill`."""
+    replica = await LogReplica.open(channel_id, log)
+    interest = Interest.make(channels=frozenset([channel_id]))
+    report, memory = await sync_with_peer(
+        replica,
+        transport,
+        interest,
+        memory=memories.of(channel_id),
+        fetch_only=not send,
+        changed=on_progress or (lambda _: None),
+    )
+    memories.learn(channel_id, memory)
+    return report
+
+
+class TakesStaged(Protocol):
+    """A participant, as `drain` needs it."""
+
+    def take_staged(self, now_ms: int, count: int) -> list[Effect]:
+        """See `sdstore.sds.Participant`."""
+
+
+def drain(
+    participant: TakesStaged,
+    save: Callable[[Sequence[Save]], None],
+    now_ms: Callable[[], int],
+    count: int = DRAIN_MESSAGES,
+) -> Iterator[list[Effect]]:
+    """Feed what a backfill staged to the participant, in log order; the effects of each batch.
+
+    `save` writes the `Save` effects of a batch in one transaction; the other effects are yielded
+    afterwards. Carry them out before you ask for the next batch. The iteration ends when nothing is
+    staged, or when the participant has no room until messages arrive that others wait for.
+    """
+    while effects := participant.take_staged(now_ms(), count):
+        save([each for each in effects if isinstance(each, Save)])
+        yield [each for each in effects if not isinstance(each, Save)]
