@@ -226,9 +226,15 @@ class AsyncStoreClient:
 
         `sdstore.client.backfill.drain` then feeds them to the participant. With `send` the store gets
         what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
-        code. What was fetched by then is staged, and the next call fetches the rest.
+        code. What was fetched by then is staged, and the next call fetches the rest. If the node
+        does not reconcile with this caller, the whole channel is read in pages.
         """
-        from sdstore.client.backfill import Memories, StoreTransport, reconcile  # noqa: PLC0415 - numpy
+        from sdstore.client.backfill import (  # noqa: PLC0415 - brings numpy
+            PAGE_MESSAGES,
+            Memories,
+            StoreTransport,
+            reconcile,
+        )
 
         self._memories = self._memories or Memories()
         transport = StoreTransport(
@@ -237,7 +243,13 @@ class AsyncStoreClient:
             delay_s=self._options.retry.delay_s,
         )
         return await reconcile(
-            channel_id, log, transport, self._memories, on_progress=on_progress, send=send
+            channel_id,
+            log,
+            transport,
+            self._memories,
+            lambda: self.messages(channel_id, page_size=PAGE_MESSAGES),
+            on_progress=on_progress,
+            send=send,
         )
 
     async def mvds(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,7 +32,9 @@ from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.session import Interest, SessionKey
 from recon.view import View
-from sdstore.client.transport import HttpTransport
+from sdstore.client.errors import StoreError
+from sdstore.client.records import StoredMessage
+from sdstore.client.transport import HttpTransport, sync_error
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.effects import Effect, Save
@@ -41,7 +43,7 @@ from sdstore.sds.model import Kind, Message, MessageError
 from sdstore.sync.exchange import Transport
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored, columns
-from sdstore.sync.report import Progress, SyncReport
+from sdstore.sync.report import Counts, Progress, SyncCode, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import (
     DUPLICATE,
@@ -57,6 +59,7 @@ HINT_BYTES_MAX = 256  # hints in use are 32-byte hashes
 HINTS_MAX = 16  # of one item, as the protocol has it
 NOTED_BASE_MAX = 1 << 16  # names that the log notes: 3 MB
 NOTED_PER_MESSAGE_MAX = 16  # and for each message: usually it has one claim, at a store up to 64
+PAGE_MESSAGES = 1_000  # of one page, and of one transaction of the log
 DRAIN_MESSAGES = 512  # taken at once: one transaction, and 50 ms without the event loop
 _LAMPORT_OFFSET = 1 << 63
 _EVERYTHING = Interest.make(everything=True).encode()
@@ -74,6 +77,13 @@ class Received:
     message: Message
     frame: bytes
     hints: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Staged):
+    """A message to stage, with all hints that came with it."""
+
+    retrieval_hints: tuple[bytes, ...] = ()
 
 
 class LogReplica:
@@ -153,7 +163,10 @@ class LogReplica:
 
     async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
         """See `Replica`."""
-        entries = [_entry(item) if item.HasField("entry") else None for item in items]
+        entries = [
+            _entry(item.entry.frame, item.entry.hints, item.id) if item.HasField("entry") else None
+            for item in items
+        ]
         came = {each.element_id: each.order for each in entries if each is not None}
         claims = [item for item in items if item.HasField("claim")]
         named = columns((item.order, item.claim.digest) for item in claims)
@@ -204,8 +217,9 @@ class LogReplica:
             else:
                 stored[at] = Stored(STORED)
                 known[message_id] = each.element_id
-                hint = next(iter(received.hints), b"")
-                staged.append(Staged(received.message, received.frame, each.element_id, hint))
+                message, frame, hints = received.message, received.frame, received.hints
+                hint = hints[0] if hints else b""
+                staged.append(Fetched(message, frame, each.element_id, hint, hints))
             came.append(element)
             claims = [Element(element.order, each) for each in each.claims]
             noted += map(_noted, claims)
@@ -251,15 +265,17 @@ class LogReplica:
 # --- items to prepared items -----------------------------------------------------------------------
 
 
-def _entry(item: Item) -> Prepared:
-    """A prepared message. What its content proves is decided by `commit`, once it was requested."""
-    frame = item.entry.frame
-    good = (hint for hint in item.entry.hints if 0 < len(hint) <= HINT_BYTES_MAX)
+def _entry(frame: bytes, sent_hints: Iterable[bytes], name: bytes) -> Prepared:
+    """A prepared message, sent under this name (a digest).
+
+    `commit` decides what its content proves, once it is known that it was requested.
+    """
+    good = (hint for hint in sent_hints if 0 < len(hint) <= HINT_BYTES_MAX)
     hints = tuple(good)[:HINTS_MAX]
     try:
         message, _ = decode(frame)
     except MessageError as error:
-        claims = tuple([claim_id(item.id, hint) for hint in hints])
+        claims = tuple([claim_id(name, hint) for hint in hints])
         return Prepared(claims=claims, refusal=error.code)
     digest = entry_digest(message)
     return Prepared(
@@ -329,11 +345,15 @@ async def reconcile(
     log: BackfillLog,
     transport: Transport,
     memories: Memories,
+    pages: Callable[[], AsyncIterator[StoredMessage]],
     *,
     on_progress: Callable[[Progress], None] | None = None,
     send: bool = False,
 ) -> SyncReport:
-    """One session; see `AsyncStoreClient.backfill`."""
+    """One session; see `AsyncStoreClient.backfill`.
+
+    `pages` reads all messages of the channel, for a store that does not reconcile with this caller.
+    """
     replica = await LogReplica.open(channel_id, log)
     interest = Interest.make(channels=frozenset([channel_id]))
     report, memory = await sync_with_peer(
@@ -345,7 +365,58 @@ async def reconcile(
         changed=on_progress or (lambda _: None),
     )
     memories.learn(channel_id, memory)
+    if report.code in (SyncCode.FORBIDDEN, SyncCode.PEER_VERSION):
+        return await _read_pages(replica, pages(), report, on_progress)
     return report
+
+
+async def _read_pages(
+    replica: LogReplica,
+    messages: AsyncIterator[StoredMessage],
+    report: SyncReport,
+    on_progress: Callable[[Progress], None] | None,
+) -> SyncReport:
+    """Take what the log lacks of all messages of the channel, which costs reading all of them."""
+    counts = Counts()
+    batch: list[Prepared] = []
+
+    async def take() -> None:
+        held = replica.holds(*columns((each.order or 0, each.element_id) for each in batch))
+        news = [each for each, is_held in zip(batch, held.tolist(), strict=True) if not is_held]
+        batch.clear()
+        for outcome, _ in await replica.commit(news):
+            counts["entries_received"] += outcome == STORED
+            counts["entries_refused"] += outcome == PUSH_REFUSED
+        if on_progress is not None:
+            received, refused = counts["entries_received"], counts["entries_refused"]
+            on_progress(Progress(entries_received=received, entries_refused=refused))
+
+    detail = (
+        f"read all pages, because the store does not reconcile with this caller: {report.detail}"
+    )
+    outcome, code = SyncOutcome.IN_SYNC, ""
+    try:
+        async for each in messages:
+            prepared = _entry(each.frame, each.retrieval_hints, each.digest)
+            counts["entries_refused"] += bool(prepared.refusal)
+            if not prepared.refusal:
+                batch.append(prepared)
+            if len(batch) == PAGE_MESSAGES:
+                await take()
+        await take()
+    except StoreError as error:
+        if error.code != "not_found":  # a channel without messages
+            ended = sync_error(error)
+            outcome, code, detail = ended.outcome, ended.code, ended.detail
+    return SyncReport(
+        outcome=outcome,
+        code=code,
+        detail=detail,
+        elements=len(replica),
+        missing_here=counts["entries_received"],
+        entries_received=counts["entries_received"],
+        entries_refused=counts["entries_refused"],
+    )
 
 
 class TakesStaged(Protocol):

@@ -1,5 +1,6 @@
 """`StoreClient`: the blocking client of a store node."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sdstore.client import calls
+from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.batching import Batcher, Publishable, batches
 from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order
 from sdstore.client.errors import StoreError
@@ -34,7 +36,9 @@ from sdstore.client.records import (
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
+from sdstore.sync.report import Progress, SyncReport
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -62,6 +66,8 @@ class StoreClient:
             timeout=self._options.timeout,
             transport=transport,
         )
+        self._base_url = base_url
+        self._token = token
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +209,24 @@ class StoreClient:
     def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
         return self._send(calls.recon(request))
+
+    def backfill(
+        self,
+        channel_id: str,
+        log: BackfillLog,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        send: bool = False,
+    ) -> SyncReport:
+        """See `AsyncStoreClient.backfill`. It runs an event loop with connections of its own."""
+
+        async def run() -> SyncReport:
+            async with AsyncStoreClient(
+                self._base_url, token=self._token, options=self._options
+            ) as client:
+                return await client.backfill(channel_id, log, on_progress, send=send)
+
+        return asyncio.run(run())
 
     def mvds(
         self,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 import app.cli.filestore as filestore
 import app.recon.endpoint as recon_endpoint
+import sdstore.client.backfill as client_backfill
 import sdstore.sync.moves as moves
 from app.cli.files import FileFormat
 from app.node import Node
@@ -27,12 +26,7 @@ def backfilled(
     peer: InProcessPeer, file: Path, patch: pytest.MonkeyPatch
 ) -> asyncio.Task[SyncReport]:
     """The backfill of channel "c" from this peer."""
-
-    @asynccontextmanager
-    async def transport(*_: object, **__: object) -> AsyncIterator[InProcessPeer]:
-        yield peer
-
-    patch.setattr(filestore, "open_http_transport", transport)
+    patch.setattr(client_backfill, "StoreTransport", lambda *_, **__: peer)
     work = filestore.backfill_file("http://peer", "c", file, FileFormat.NDJSON, lambda _: None)
     return asyncio.create_task(work)
 

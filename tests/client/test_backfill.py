@@ -1,0 +1,555 @@
+"""Backfills of logs from a node on a real socket, honest and not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+import zstandard
+
+import sdstore.client.backfill as backfill
+import sdstore.sync.moves as moves
+from recon.session import Interest
+from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
+from sdstore.client.backfill import LogReplica, StoreTransport
+from sdstore.client.batching import Batcher
+from sdstore.client.records import PublishItem
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.log import LogEntry, MemoryLog
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Message
+from sdstore.sync.report import Progress, SyncOutcome, SyncReport
+from sdstore.sync.session import sync_with_peer
+from sdstore.wire.recon_pb2 import (
+    NONCE_EXPIRED,
+    REFUSED,
+    UNSUPPORTED_VERSION,
+    ReconRequest,
+    ReconResponse,
+)
+from tests.support.server import RunningNode, running_node
+
+SEED = 20_261_122
+IMPATIENT = Options(retry=Retry(attempts_max=2, backoff_s=0.01))
+Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
+channels = count()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture
+def channel_id() -> str:
+    return f"channel {next(channels)}"
+
+
+def messages(channel_id: str, numbers: Iterable[int], text: str = "content") -> list[Message]:
+    return [
+        Message(
+            f"m{n}", channel_id, "ada", 1_763_000_000_000 + 977 * n, content=b"%a %d" % (text, n)
+        )
+        for n in numbers
+    ]
+
+
+def publish(node: RunningNode, some: Iterable[Message], *hints: bytes) -> None:
+    with StoreClient(node.url) as client:
+        items = [PublishItem(encode(each), hints) for each in some]
+        outcomes = list(client.publish_batch(items, Batcher(items_max=5_000)))
+    assert all(each.outcome == "stored" for each in outcomes)
+
+
+def log_with(some: Iterable[Message]) -> MemoryLog:
+    log = MemoryLog()
+    for number, each in enumerate(some, start=1):
+        log.append(LogEntry(each, encode(each), number))
+    return log
+
+
+def staged(log: MemoryLog) -> list[str]:
+    return [each.message.message_id for each in log.staged(1_000_000)]
+
+
+def backfilled(
+    node: RunningNode,
+    channel_id: str,
+    log: MemoryLog,
+    *,
+    mangle: Mangle | None = None,
+    times: int = 1,
+    **options: Any,
+) -> list[SyncReport]:
+    """Backfills with one client; `mangle` changes the node's answers on their way."""
+
+    async def scenario() -> list[SyncReport]:
+        transport = None if mangle is None else Liar(mangle)
+        async with AsyncStoreClient(node.url, options=IMPATIENT, transport=transport) as client:
+            return [await client.backfill(channel_id, log, **options) for _ in range(times)]
+
+    return run(scenario())
+
+
+def run(scenario: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, 60))
+
+
+class Liar(httpx.AsyncBaseTransport):
+    """The node behind a proxy that changes its answers."""
+
+    def __init__(self, mangle: Mangle) -> None:
+        self._mangle = mangle
+        self._inner = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/v1/recon"):
+            return await self._inner.handle_async_request(request)
+        body = await request.aread()
+        if request.headers.get("content-encoding") == "zstd":
+            body = zstandard.decompress(body)
+        answer = await self._inner.handle_async_request(request)
+        response = ReconResponse.FromString(await answer.aread())
+        mangled = self._mangle(ReconRequest.FromString(body), response).SerializeToString()
+        stream = httpx.ByteStream(mangled)
+        return httpx.Response(answer.status_code, stream=stream)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param({3, 17, 18, 19, 250, 251}, id="holes"),
+        pytest.param(set(range(200, 300)), id="a long absence"),
+        pytest.param({299}, id="the last message"),
+        pytest.param({0}, id="the first message"),
+        pytest.param(set(range(300)), id="everything"),
+        pytest.param(set(range(0, 300, 2)), id="every other message"),
+    ],
+)
+def test_a_log_gets_exactly_what_it_lacks_whatever_the_reason(
+    node: RunningNode, channel_id: str, missing: set[int]
+) -> None:
+    publish(node, messages(channel_id, range(300)))
+    log = log_with(
+        each for n, each in enumerate(messages(channel_id, range(300))) if n not in missing
+    )
+    first, again = backfilled(node, channel_id, log, times=2)
+    assert staged(log) == [f"m{n}" for n in sorted(missing)]
+    assert (first.outcome, first.entries_received) == (SyncOutcome.IN_SYNC, len(missing))
+    assert (again.entries_received, again.proved, again.rounds) == (0, True, 1)
+
+
+def test_ten_missing_of_twenty_thousand_take_few_round_trips_and_few_bytes(
+    node: RunningNode, channel_id: str
+) -> None:
+    every = messages(channel_id, range(20_000))
+    publish(node, every)
+    missing = set(random.Random(SEED).sample(range(20_000), 10))
+    content_bytes = sum(len(encode(every[n])) for n in missing)
+    log = log_with(each for n, each in enumerate(every) if n not in missing)
+
+    async def scenario() -> SyncReport:
+        async with AsyncStoreClient(node.url) as client:
+            return await client.backfill(channel_id, log)
+
+    report = run(scenario())
+    assert staged(log) == [f"m{n}" for n in sorted(missing)]
+    assert report.rounds <= 5
+    assert report.bytes_up + report.bytes_down - content_bytes < 4_000
+
+
+def test_an_empty_channel_and_an_unknown_one_change_nothing(
+    node: RunningNode, channel_id: str
+) -> None:
+    log = log_with(messages(channel_id, range(5)))
+    for some in (log, MemoryLog()):
+        [report] = backfilled(node, channel_id, some)
+        assert (report.outcome, report.entries_received, staged(some)) == ("in_sync", 0, [])
+    publish(node, messages(f"{channel_id} too", range(3)))
+    [report] = backfilled(node, channel_id, log)
+    assert (report.missing_there, staged(log)) == (5, [])
+
+
+def test_disjoint_sets_are_united_here_and_with_send_there_too(
+    node: RunningNode, channel_id: str
+) -> None:
+    ours, theirs = messages(channel_id, range(50)), messages(channel_id, range(50, 90))
+    publish(node, theirs, b"a hint")
+    log = log_with(ours)
+    [report] = backfilled(node, channel_id, log)
+    assert (report.entries_received, report.entries_sent, report.missing_there) == (40, 0, 50)
+    [report] = backfilled(node, channel_id, log, send=True)
+    assert (report.entries_received, report.entries_sent, report.proved) == (0, 50, True)
+    with StoreClient(node.url) as client:
+        assert {each.message for each in client.messages(channel_id)} == {*ours, *theirs}
+
+
+def test_far_future_and_negative_timestamps_are_fetched_and_ordered(
+    node: RunningNode, channel_id: str
+) -> None:
+    lamports = [LAMPORT_MIN, -1, 0, 1, 1_763_000_000_000, 2**62, LAMPORT_MAX]
+    every = [
+        Message(f"m{n}", channel_id, lamport_timestamp=lamport, content=b"x")
+        for n, lamport in enumerate(lamports)
+    ]
+    publish(node, every)
+    log = log_with(every[1::2])
+    first, again = backfilled(node, channel_id, log, times=2)
+    assert staged(log) == ["m0", "m2", "m4", "m6"]
+    assert (first.entries_received, again.entries_received, again.proved) == (4, 0, True)
+
+
+def test_another_writer_meanwhile_costs_nothing_and_its_messages_come_next_time(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(node, messages(channel_id, range(60)))
+    log = MemoryLog()
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 1_000)
+    later = messages(channel_id, range(60, 90))
+
+    def publishes(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if response.items and later:
+            publish(node, [later.pop()])
+        return response
+
+    [report] = backfilled(node, channel_id, log, mangle=publishes)
+    assert report.outcome is SyncOutcome.IN_SYNC
+    assert set(staged(log)) >= {f"m{n}" for n in range(60)}
+    backfilled(node, channel_id, log)
+    assert len(staged(log)) == 90 - len(later)
+
+
+def test_a_message_that_arrives_live_meanwhile_is_not_staged(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(20)))
+    log = log_with(messages(channel_id, range(10)))
+
+    def arrives(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if response.items:
+            [live] = messages(channel_id, [15])
+            log.append(LogEntry(live, encode(live), 11))
+        return response
+
+    [report] = backfilled(node, channel_id, log, mangle=arrives)
+    assert staged(log) == [f"m{n}" for n in range(10, 20) if n != 15]
+    assert report.entries_received == 9
+
+
+# --- what is interrupted ---------------------------------------------------------------------------
+
+
+def test_an_interrupted_backfill_fetches_nothing_twice(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(node, messages(channel_id, range(200)))
+    log = MemoryLog()
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(moves, "MOVE_ELEMENTS_MAX", 32)
+
+    async def interrupted() -> None:
+        async with AsyncStoreClient(node.url) as client:
+            work = asyncio.create_task(client.backfill(channel_id, log))
+            while len(staged(log)) < 50:  # noqa: ASYNC110 - the log has no events
+                await asyncio.sleep(0)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+
+    run(interrupted())
+    before = len(staged(log))
+    assert 50 <= before < 200
+    [report] = backfilled(node, channel_id, log)
+    assert (report.entries_received, len(staged(log))) == (200 - before, 200)
+
+
+def test_a_store_that_stops_in_the_middle_ends_the_backfill_and_keeps_what_came(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(node, messages(channel_id, range(200)))
+    log = MemoryLog()
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    answers = count()
+
+    def stops(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if next(answers) > 4:
+            raise httpx.ReadError("the connection was reset")
+        return response
+
+    [report] = backfilled(node, channel_id, log, mangle=stops)
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_unreachable")
+    assert 0 < report.entries_received == len(staged(log)) < 200
+    [report] = backfilled(node, channel_id, log)
+    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 200)
+
+
+def test_a_short_failure_of_the_store_is_repeated(node: RunningNode, channel_id: str) -> None:
+    publish(node, messages(channel_id, range(20)))
+    log, answers = MemoryLog(), count()
+
+    def fails_once(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if next(answers) == 2:
+            raise httpx.ReadError("the connection was reset")
+        return response
+
+    [report] = backfilled(node, channel_id, log, mangle=fails_once)
+    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 20)
+
+
+# --- names without content --------------------------------------------------------------------------
+
+
+def test_claims_are_fetched_once_alone_and_inside_their_messages(
+    node: RunningNode, channel_id: str
+) -> None:
+    every = messages(channel_id, range(40))
+    publish(node, every[:20], b"one", b"two")
+    publish(node, every[20:])
+    log = log_with(every[:10])
+    first, again = backfilled(node, channel_id, log, times=2)
+    assert (first.entries_received, first.claims_received) == (30, 40)
+    assert (again.claims_received, again.proved) == (0, True)
+    assert {each.retrieval_hint for each in log.staged(10)} <= {b"one", b"two"}
+    with StoreClient(node.url) as client:
+        client.publish(encode(every[25]), [b"later"])
+    claim, again = backfilled(node, channel_id, log, times=2)
+    assert (claim.entries_received, claim.claims_received) == (0, 1)
+    assert (again.claims_received, again.proved) == (0, True)
+
+
+def test_a_variant_of_a_logged_message_is_fetched_once_and_not_staged(
+    node: RunningNode, channel_id: str
+) -> None:
+    every = messages(channel_id, range(10))
+    variants = [replace(each, content=b"another") for each in every[:3]]
+    publish(node, every[3:] + variants)
+    log = log_with(every[:3])
+    first, again = backfilled(node, channel_id, log, times=2)
+    assert (first.entries_received, first.entries_refused) == (7, 3)
+    assert {each["code"] for each in first.set_aside} == {"variant"}
+    assert staged(log) == [f"m{n}" for n in range(3, 10)]
+    assert (again.entries_received, again.entries_refused, again.rounds) == (0, 0, 1)
+    [fresh] = backfilled(node, channel_id, log)  # another client: the log itself has noted them
+    assert (fresh.entries_refused, fresh.missing_here) == (0, 0)
+
+
+def test_of_two_variants_that_the_log_lacks_one_is_staged(
+    node: RunningNode, channel_id: str
+) -> None:
+    one, other = messages(channel_id, [1]), messages(channel_id, [1], "another")
+    publish(node, one + other)
+    log = MemoryLog()
+    first, again = backfilled(node, channel_id, log, times=2)
+    assert (staged(log), first.entries_refused, again.missing_here) == (["m1"], 1, 0)
+
+
+def test_a_message_that_the_participant_refused_or_holds_back_is_not_fetched_again(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    log = MemoryLog()
+    backfilled(node, channel_id, log)
+    log.unstage(["m3", "m4"])
+    [report] = backfilled(node, channel_id, log)
+    assert (report.missing_here, report.proved, len(staged(log))) == (0, True, 8)
+
+
+def test_the_log_notes_a_bounded_number_of_names(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = messages(channel_id, range(30))
+    publish(node, [replace(each, content=b"another") for each in every])
+    log = log_with(every)
+    monkeypatch.setattr(backfill, "NOTED_BASE_MAX", 7)
+    monkeypatch.setattr(backfill, "NOTED_PER_MESSAGE_MAX", 0)
+    [report] = backfilled(node, channel_id, log)
+    assert (report.outcome, report.entries_refused, log.noted_count) == ("in_sync", 30, 7)
+
+
+# --- stores that lie --------------------------------------------------------------------------------
+
+
+def items_changed(change: Callable[[Any], None]) -> Mangle:
+    def mangle(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        for item in response.items:
+            change(item)
+        return response
+
+    return mangle
+
+
+def test_another_message_than_the_one_named_ends_the_backfill(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    [forged] = messages(channel_id, [999], "forged")
+
+    def forges(item: Any) -> None:
+        item.entry.frame = encode(forged)
+
+    log = MemoryLog()
+    [report] = backfilled(node, channel_id, log, mangle=items_changed(forges))
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
+    assert staged(log) == []
+    assert log.noted_count == 0
+
+
+def test_a_message_of_another_channel_is_refused_alone_and_never_again(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    log, other = MemoryLog(), f"{channel_id} of others"
+    publish(node, messages(other, range(10)))
+    both = Interest.make(channels=frozenset([channel_id, other]))  # as if the store mixed them up
+
+    async def scenario() -> SyncReport:
+        async with httpx.AsyncClient(base_url=node.url) as http:
+            replica = await LogReplica.open(channel_id, log)
+            report, _ = await sync_with_peer(replica, StoreTransport(http), both, fetch_only=True)
+            return report
+
+    first, again = run(scenario()), run(scenario())
+    assert (first.entries_received, first.entries_refused) == (10, 10)
+    assert {each["code"] for each in first.set_aside} == {"wrong_channel"}
+    assert staged(log) == [f"m{n}" for n in range(10)]
+    assert (again.missing_here, again.entries_refused) == (0, 0)
+
+
+def test_a_frame_that_does_not_decode_is_refused_alone_and_another_store_can_serve_it(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    victim = entry_digest(messages(channel_id, [4])[0])
+    fetched = []
+
+    def damages(item: Any) -> None:
+        if item.id == victim:
+            fetched.append(victim)
+            item.entry.frame = b"\xff\xff"
+
+    log = MemoryLog()
+    first, again = backfilled(node, channel_id, log, mangle=items_changed(damages), times=2)
+    assert (first.outcome, first.entries_received, first.entries_refused) == ("in_sync", 9, 1)
+    assert (again.entries_refused, len(fetched)) == (0, 1)
+    [honest] = backfilled(node, channel_id, log)
+    assert (honest.entries_received, len(staged(log))) == (1, 10)
+
+
+def test_a_store_that_never_serves_what_it_offers_is_at_fault_and_the_rest_is_kept(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    victim = entry_digest(messages(channel_id, [4])[0])
+
+    def withholds(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        kept = [item for item in response.items if item.id != victim]
+        del response.items[:]
+        response.items.extend(kept)
+        return response
+
+    # Named one by one: of a whole range an initiator cannot know what it contains.
+    log = log_with(messages(channel_id, [n for n in range(10) if n not in (4, 7)]))
+    [report] = backfilled(node, channel_id, log, mangle=withholds)
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
+    assert staged(log) == ["m7"]
+
+
+def test_lost_content_of_the_store_is_reported_and_not_asked_for_at_once_again(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    victim = entry_digest(messages(channel_id, [4])[0])
+
+    def loses(item: Any) -> None:
+        if item.id == victim:
+            item.absent.reason = 0
+
+    log = MemoryLog()
+    first, again = backfilled(node, channel_id, log, mangle=items_changed(loses), times=2)
+    assert (first.entries_received, len(first.set_aside), first.set_aside[0]["code"]) == (
+        9,
+        1,
+        "lost",
+    )
+    assert (again.missing_here, again.outcome) == (0, "in_sync")
+    [healed] = backfilled(node, channel_id, log)
+    assert healed.entries_received == 1
+
+
+def test_random_damage_of_answers_never_raises_nor_gets_anything_wrong_into_the_log(
+    node: RunningNode, channel_id: str
+) -> None:
+    rng = random.Random(SEED)
+    every = messages(channel_id, range(40))
+    publish(node, every, b"hint")
+
+    def damages(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        raw = bytearray(response.SerializeToString())
+        for _ in range(rng.randrange(3)):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        try:
+            return ReconResponse.FromString(bytes(raw))
+        except Exception:  # noqa: BLE001 - protobuf's; the transport has its own test for those
+            return response
+
+    for _ in range(12):
+        log = log_with(every[:20])
+        backfilled(node, channel_id, log, mangle=damages)
+        assert {each.message for each in log.staged(100)} <= set(every[20:]), SEED
+
+
+# --- stores that do not reconcile --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [REFUSED, UNSUPPORTED_VERSION])
+def test_pages_are_read_where_a_store_does_not_reconcile_with_us(
+    node: RunningNode, channel_id: str, status: int
+) -> None:
+    every = messages(channel_id, range(40))
+    publish(node, every[:30])
+    publish(node, every[30:], b"hint")
+    log = log_with(every[:20])
+    refuses = ReconResponse(version=3, status=status)
+    first, again = backfilled(node, channel_id, log, mangle=lambda *_: refuses, times=2)
+    assert staged(log) == [f"m{n}" for n in range(20, 40)]
+    assert (first.outcome, first.entries_received, first.proved) == ("in_sync", 20, False)
+    assert "read all pages" in first.detail
+    assert again.entries_received == 0
+    assert log.staged(40)[-1].retrieval_hint == b"hint"
+
+
+def test_a_store_that_hands_out_nonces_for_ever_is_at_fault(
+    node: RunningNode, channel_id: str
+) -> None:
+    nonces = count(1)
+
+    def renews(*_: object) -> ReconResponse:
+        nonce = next(nonces).to_bytes(16, "big")
+        return ReconResponse(version=2, status=NONCE_EXPIRED, responder_nonce=nonce)
+
+    [report] = backfilled(node, channel_id, MemoryLog(), mangle=renews)
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
+
+
+# --- progress and the participant --------------------------------------------------------------------
+
+
+def test_progress_reaches_the_end(node: RunningNode, channel_id: str) -> None:
+    publish(node, messages(channel_id, range(50)))
+    seen: list[Progress] = []
+    [report] = backfilled(node, channel_id, MemoryLog(), on_progress=seen.append)
+    assert seen[-1].in_sync_percent == pytest.approx(100)
+    assert seen[-1].entries_received == report.entries_received == 50
