@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 
-from sdstore.ordering.graph import Graph, Node
+from sdstore.ordering.graph import LANE_BITS, Graph, Node
 
 WAITING_MAX = 100_000
 """Messages that wait for causes: some 60 MB. Beyond it a message is refused with an error."""
@@ -117,7 +117,6 @@ class Ordering:
             self.breaches.append(Breach(BreachKind.NO_INDEXERS, detail="no indexers are named"))
         self._numbers = {sender: i for i, sender in enumerate(sorted(roles.indexers))}
         self._graph = Graph(len(roles.indexers))
-        self._unseen = (0,) * len(roles.indexers)
         self._nodes: dict[str, Node] = {}
         self._waiting: dict[str, Waiting] = {}
         self._waits: dict[str, list[str]] = {}  # a missing cause, and the messages that wait for it
@@ -216,7 +215,7 @@ class Ordering:
         node = Node(message_id, (sender_id.encode(), message_id.encode()), parents)
         self._nodes[message_id] = node
         node.is_relayed = sender_id in self.roles.relayed
-        seen = self._seen_by(parents)
+        view = self._graph.union([parent.seen for parent in parents])
         number = self._numbers.get(sender_id, -1)
         if number >= 0:
             chain = self._graph.chains[number]
@@ -224,31 +223,26 @@ class Ordering:
                 detail = f"{sender_id!r} does not refer to its own message before this one"
                 self.breaches.append(Breach(BreachKind.FORK, sender_id, message_id, detail))
             else:
-                node.indexer, node.index = number, len(chain)
+                node.indexer, node.lane, node.index = number, number * LANE_BITS, len(chain)
                 chain.append(node)
-                seen = (*seen[:number], len(chain), *seen[number + 1 :])
-        node.seen = seen
-        node.anchors = self._highest_possible(parents, seen)
+                view += 1 << node.lane
+        node.seen = view
+        node.anchors = self._highest_possible(parents, view)
         node.is_candidate = node.indexer >= 0 and len(node.anchors) <= 1
         if node.indexer >= 0 and not self.breaches:
             self._witness(node)
         return node
 
-    def _seen_by(self, nodes: Sequence[Node]) -> tuple[int, ...]:
-        if len(nodes) == 1:
-            return nodes[0].seen
-        return tuple(map(max, *[each.seen for each in nodes])) if nodes else self._unseen
-
     # --- candidates ----------------------------------------------------------------------------
 
-    def _highest_possible(self, nodes: Sequence[Node], seen: tuple[int, ...]) -> tuple[Node, ...]:
+    def _highest_possible(self, heads: Sequence[Node], view: int) -> tuple[Node, ...]:
         """Rule 1: the highest candidates that are possible for the view with these heads."""
-        examined = {top for node in nodes for top in node.tops}
+        examined = {top for node in heads for top in node.tops}
         open_ = list(examined)
         possible: list[Node] = []
         while open_:
             candidate = open_.pop()
-            if self._graph.is_possible(seen, candidate):
+            if self._graph.is_possible(view, candidate):
                 possible.append(candidate)
                 continue
             for lower in candidate.anchors:
@@ -261,7 +255,7 @@ class Ordering:
         return tuple(
             each
             for each in possible
-            if not any(other is not each and sees(other, each) for other in possible)
+            if not any(other is not each and sees(other.seen, each) for other in possible)
         )
 
     def _witness(self, node: Node) -> None:
@@ -270,7 +264,7 @@ class Ordering:
         for top in node.tops:
             candidate: Node | None = top
             while candidate is not None and not candidate.is_settled:
-                if self._graph.is_witness(node, candidate):
+                if self._graph.is_witness(node.seen, candidate):
                     candidate.witnesses |= bit
                     if candidate.witnesses.bit_count() >= self._graph.majority:
                         self._to_confirm = candidate
@@ -291,7 +285,7 @@ class Ordering:
                 self._heads.pop(parent, None)
         self._heads[node] = None
         heads = tuple(self._heads)
-        tops = self._highest_possible(heads, self._seen_by(heads))
+        tops = self._highest_possible(heads, self._graph.union([each.seen for each in heads]))
         blocks: list[Node] = []
         top = tops[0] if len(tops) == 1 else self._to_confirm or self._confirmed_candidate
         while top is not None and top not in chain:
