@@ -200,9 +200,11 @@ class Ordering:
             node = self._insert(message_id, sender_id, references)
             if not node.is_relayed:
                 changed = min(changed, self._place(node))
-            for each in self._waits.pop(message_id, ()):
-                if all(cause in self._nodes for cause in self._waiting[each][2]):
-                    open_.append(self._waiting.pop(each))
+            open_ += [
+                self._waiting.pop(each)
+                for each in self._waits.pop(message_id, ())
+                if all(cause in self._nodes for cause in self._waiting[each][2])
+            ]
         return Change(
             tuple(self.page(confirmed_before, self._confirmed_count)),
             ordered_before - changed,
