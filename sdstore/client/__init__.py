@@ -1,7 +1,8 @@
 """Clients of a store node's HTTP interface, blocking and asynchronous, and participants on them.
 
 Requests are built (`calls`) and answers read (`replies`) by pure functions; `StoreClient` and
-`AsyncStoreClient` only move bytes. `ParticipantDriver` runs SDS participants on stores.
+`AsyncStoreClient` only move bytes. `ParticipantDriver` runs SDS participants on stores;
+`ParticipantFile` keeps them in a SQLite file.
 docs/python.md shows how they are used.
 """
 
@@ -20,6 +21,7 @@ from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.mvds import AsyncMvdsSession, MvdsSession
+from sdstore.client.participantfile import ParticipantFile, ParticipantFileError
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
 from sdstore.client.retry import Retry
 
@@ -39,6 +41,8 @@ __all__ = [
     "Options",
     "ParticipantChannel",
     "ParticipantDriver",
+    "ParticipantFile",
+    "ParticipantFileError",
     "Persistence",
     "PublishItem",
     "PublishOutcome",

@@ -68,7 +68,8 @@ from sdstore.sds.participant import Participant
 CURSOR_KEY = "driver/cursor/"
 """Keys of the driver in a channel's saved state: followed by a store's URL. The value is a cursor."""
 
-_DRIVER_KEYS = "driver/"
+DRIVER_KEYS = "driver/"
+"""The start of all keys of the driver; the participant knows nothing of them."""
 
 PENDING_EFFECTS_MAX = 500
 """Effects that gather in a batch before a reader waits for it to be carried out."""
@@ -363,7 +364,7 @@ class ParticipantChannel:
         self.participant = Participant.restore(
             channel_id,
             sender_id,
-            {key: value for key, value in saved.items() if not key.startswith(_DRIVER_KEYS)},
+            {key: value for key, value in saved.items() if not key.startswith(DRIVER_KEYS)},
             self._log,
             options=options,
         )
