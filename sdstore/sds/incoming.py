@@ -1,10 +1,13 @@
 """Messages that wait for their causes, and the causes that are missing.
 
 A message waits while a cause of it is not met. A cause is met when it is in the log, or lost (under
-`OnLost.DELIVER`), or a sync message, or the message itself. A message that waits itself is not met.
+`OnLost.DELIVER`), or the message itself. A message that waits itself is not met. Participants of
+version 1 log sync messages and name them: in messages without a sender, as theirs are, the ID of a sync
+message is met as well.
 
 A missing message is known by reference only: a waiting message or a sync message names it. It is asked
-for at once and then with doubling pauses; after `lost_after_ms` it is lost. Lost IDs are remembered.
+for at once and then with doubling pauses; after `lost_after_ms` it is lost. Lost IDs are remembered, and
+asked for now and then.
 
 At the bounds the sender with most waiting messages loses its oldest (`overflow`), so that a flood of
 messages without causes displaces itself.
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from sdstore.sds.effects import Lost, Missing
 from sdstore.sds.model import HistoryEntry, Message
@@ -52,6 +55,13 @@ class _Missing:
     is_passed: bool = False  # a message that depends on it was delivered
 
 
+@dataclass(slots=True)
+class _LostId:
+    entry: HistoryEntry
+    fetch_ms: int
+    attempts: int = 0
+
+
 class Incoming:
     """See the module. Times are those of the participant's monotonic clock."""
 
@@ -74,7 +84,8 @@ class Incoming:
         self._noted: OrderedDict[str, None] = OrderedDict()  # missing, named by sync messages only
         self._due: list[tuple[int, str]] = []
         self._to_fetch: dict[str, None] = {}
-        self._lost: OrderedDict[str, None] = OrderedDict()
+        self._lost: OrderedDict[str, _LostId] = OrderedDict()
+        self._lost_due: list[tuple[int, str]] = []
         self._sync_ids: OrderedDict[str, None] = OrderedDict()
         self._place = 0
         self._knots_ms = 0
@@ -124,7 +135,9 @@ class Incoming:
         message = arrived.message
         for entry in message.causal_history:
             cause = entry.message_id
-            if self._is_logged(cause) or cause == message.message_id or cause in self._sync_ids:
+            if self._is_logged(cause) or cause == message.message_id:
+                continue
+            if not message.sender_id and cause in self._sync_ids:
                 continue
             if cause in self._lost and self._options.on_lost is OnLost.DELIVER:
                 if cause not in arrived.gap:
@@ -138,11 +151,11 @@ class Incoming:
         delivered before."""
         is_passed = False
         if message_id in self._missing:
-            is_passed = self._missing.pop(message_id).is_passed
-            self._noted.pop(message_id, None)
-            self._to_fetch.pop(message_id, None)
+            is_passed = self._missing[message_id].is_passed
+            self._forget_missing(message_id)
         if message_id in self._lost:
             del self._lost[message_id]
+            self._to_fetch.pop(message_id, None)
             self._turn.delete(LOST + message_id)
             is_passed = self._options.on_lost is OnLost.DELIVER
         return is_passed
@@ -187,7 +200,7 @@ class Incoming:
             self._noted[message_id] = None
             if len(self._noted) > self._options.noted_max:
                 oldest, _ = self._noted.popitem(last=False)
-                del self._missing[oldest]
+                self._forget_missing(oldest)
 
     def note_sync(self, message_id: str, *, is_saved: bool) -> None:
         """The ID of a sync message, which is no missing message for participants of version 1."""
@@ -236,7 +249,7 @@ class Incoming:
                 ready.append(self._remove(message_id))
         return ready
 
-    def take_after_gap(self, message_id: str) -> Arrived:
+    def take_after_gap(self, message_id: str, elapsed_ms: int) -> Arrived:
         """A waiting message, to be delivered although causes of it are unmet: they are its gap."""
         arrived = self._remove(message_id)
         for cause in sorted(arrived.unmet):
@@ -250,7 +263,7 @@ class Incoming:
             if not others:
                 del self._dependents[cause]
                 if cause in self._missing:
-                    self._lose(cause)
+                    self._lose(cause, elapsed_ms)
         arrived.unmet.clear()
         return arrived
 
@@ -262,11 +275,15 @@ class Incoming:
             del others[message_id]
             if not others:
                 del self._dependents[cause]
-                self._missing.pop(cause, None)
-                self._to_fetch.pop(cause, None)
+                self._forget_missing(cause)
         if message_id in self._dependents:
             hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
             self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)
+
+    def _forget_missing(self, message_id: str) -> None:
+        self._missing.pop(message_id, None)
+        self._noted.pop(message_id, None)
+        self._to_fetch.pop(message_id, None)
 
     def overflow(self) -> str | None:
         """The message to give way at the bounds: the oldest one of the sender with most of them."""
@@ -289,8 +306,8 @@ class Incoming:
     # ---- the sweep
 
     def sweep(self, elapsed_ms: int) -> list[str]:
-        """Ask again for what is missing. Returns the IDs that are lost now; their dependents are
-        still to be released."""
+        """Ask again for what is missing and lost. Returns the IDs that are lost now; their dependents
+        are still to be released."""
         options = self._options
         lost = []
         due = self._due
@@ -300,7 +317,7 @@ class Incoming:
             if missing is None or due_ms != min(missing.lost_ms, missing.fetch_ms):
                 continue  # it arrived since
             if missing.lost_ms <= elapsed_ms:
-                self._lose(message_id)
+                self._lose(message_id, elapsed_ms)
                 lost.append(message_id)
                 continue
             self._to_fetch[message_id] = None
@@ -308,7 +325,28 @@ class Incoming:
             missing.attempts += 1
             missing.fetch_ms = elapsed_ms + min(pause_ms, options.fetch_retry_ms_max)
             heappush(due, (min(missing.lost_ms, missing.fetch_ms), message_id))
+        self._retry_lost(elapsed_ms)
         return lost
+
+    def _retry_lost(self, elapsed_ms: int) -> None:
+        count = 0
+        due = self._lost_due
+        while due and due[0][0] <= elapsed_ms and count < self._options.fetches_per_effect:
+            due_ms, message_id = heappop(due)
+            lost = self._lost.get(message_id)
+            if lost is None or lost.fetch_ms != due_ms:
+                continue
+            count += 1
+            self._to_fetch[message_id] = None
+            lost.attempts += 1
+            self._schedule_lost(message_id, lost, elapsed_ms)
+
+    def _schedule_lost(self, message_id: str, lost: _LostId, elapsed_ms: int) -> None:
+        lost.fetch_ms = elapsed_ms + (self._options.lost_retry_ms << min(lost.attempts, 32))
+        heappush(self._lost_due, (lost.fetch_ms, message_id))
+        if len(self._lost_due) > 2 * len(self._lost) + 64:  # mostly of messages that arrived
+            self._lost_due = [(each.fetch_ms, key) for key, each in self._lost.items()]
+            heapify(self._lost_due)
 
     def knots(self, elapsed_ms: int) -> list[str]:
         """Messages that wait for each other in a circle, or behind one, in log order.
@@ -347,27 +385,35 @@ class Incoming:
 
     def _entries(self, message_id: str) -> list[HistoryEntry]:
         """One entry for each known hint, or one without."""
-        entry = self._missing[message_id].entry
+        known = self._missing.get(message_id) or self._lost[message_id]
+        entry = known.entry
         hints = self._hints.of(message_id) or (entry.retrieval_hint,)
         return [HistoryEntry(message_id, hint, entry.sender_id) for hint in hints]
 
-    def _lose(self, message_id: str) -> None:
-        del self._missing[message_id]
-        self._noted.pop(message_id, None)
-        self._to_fetch.pop(message_id, None)
-        self._lost[message_id] = None
+    def _lose(self, message_id: str, elapsed_ms: int) -> None:
+        entry = self._missing[message_id].entry
+        self._forget_missing(message_id)
+        self._lost[message_id] = lost = _LostId(entry, 0)
+        self._schedule_lost(message_id, lost, elapsed_ms)
         self._place += 1
-        self._turn.put(LOST + message_id, pb.Forgone(place=self._place))
+        record = pb.Forgone(
+            place=self._place, retrieval_hint=entry.retrieval_hint, sender_id=entry.sender_id
+        )
+        self._turn.put(LOST + message_id, record)
         self._turn.effects.append(Lost(message_id))
         if len(self._lost) > self._options.lost_max:
             oldest, _ = self._lost.popitem(last=False)
+            self._to_fetch.pop(oldest, None)
             self._turn.delete(LOST + oldest)
 
     # ---- restore
 
     def restore(self, saved: SavedState) -> None:
         """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`."""
-        self._lost.update(dict.fromkeys(saved.lost))
+        for message_id, record in saved.lost.items():
+            entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
+            self._lost[message_id] = lost = _LostId(entry, 0)
+            self._schedule_lost(message_id, lost, elapsed_ms=0)
         self._sync_ids.update(dict.fromkeys(saved.sync))
         places = [each.place for each in saved.waiting.values()]
         places += (each.place for each in (*saved.lost.values(), *saved.sync.values()))

@@ -106,6 +106,9 @@ class ParticipantOptions:
     fetch_retry_ms: int = 10_000
     """The pause before `Missing` names a message again. It doubles each time."""
     fetch_retry_ms_max: int = 120_000
+    lost_retry_ms: int = 600_000
+    """The pause before `Missing` names a lost message again, first 10 minutes. It doubles each time, so
+    what is lost for good costs ever less, and what a partition kept away is found after it."""
     fetches_per_effect: int = 100
     """Messages in one `Missing` effect: a lookup of a store takes 100 keys."""
     waiting_max: int = 4_096
@@ -158,7 +161,7 @@ class ParticipantOptions:
         for name in (
             "attempts_max", "clock_step_max_ms", "deliveries_max", "fetch_retry_ms",
             "fetches_per_effect", "heads_max", "hints_max", "hints_per_message", "lost_after_ms",
-            "lost_max", "missing_max", "noted_max", "resend_ms", "resends_per_tick", "sent_max",
+            "lost_max", "lost_retry_ms", "missing_max", "noted_max", "resend_ms", "resends_per_tick", "sent_max",
             "sync_ids_max", "waiting_bytes_max", "waiting_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:

@@ -136,8 +136,8 @@ class Participant:
     ) -> Participant:
         """The participant that wrote `state` and `log`.
 
-        The next call of any method also returns the deliveries that were not confirmed. Raises
-        `LocalProtocolError` with the codes of `state.read_state`. If the log has more or less than the
+        The next call that gives a time also returns the deliveries that were not confirmed, and the
+        status if anything is missing, waiting, lost or unacknowledged. Raises `LocalProtocolError` with the codes of `state.read_state`. If the log has more or less than the
         state expects, because only one of them was copied back, the participant continues from both.
         """
         saved = read_state(state, channel_id, sender_id)
@@ -365,14 +365,16 @@ class Participant:
             self._deliver_all([arrived])
             return
         self._incoming.wait(arrived, self._clock.elapsed_ms)
-        while (displaced := self._incoming.overflow()) is not None:
-            self._displace(displaced)
+        self._make_room()
 
-    def _displace(self, message_id: str) -> None:
-        if self.options.on_lost is OnLost.DELIVER:
-            self._deliver_all([self._incoming.take_after_gap(message_id)])
-        else:
-            self._incoming.drop(message_id, self._clock.elapsed_ms)
+    def _make_room(self) -> None:
+        """Keep the bounds of waiting."""
+        elapsed_ms = self._clock.elapsed_ms
+        while (message_id := self._incoming.overflow()) is not None:
+            if self.options.on_lost is OnLost.DELIVER:
+                self._deliver_all([self._incoming.take_after_gap(message_id, elapsed_ms)])
+            else:
+                self._incoming.drop(message_id, elapsed_ms)
 
     # ---- delivering
 
@@ -471,7 +473,9 @@ class Participant:
                 self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
         for message_id in self._incoming.knots(self._clock.elapsed_ms):
             if self._incoming.waits(message_id):
-                self._deliver_all([self._incoming.take_after_gap(message_id)])
+                self._deliver_all(
+                    [self._incoming.take_after_gap(message_id, self._clock.elapsed_ms)]
+                )
 
     def _is_sync_due(self) -> bool:
         """The timer ended, or a repair request is due."""
@@ -509,6 +513,7 @@ class Participant:
         for arrived in ready:
             self._turn.delete(WAITING + arrived.message.message_id)
         self._deliver_all(ready)
+        self._make_room()  # with other options, or forgotten lost IDs, more can be missing than before
 
     # ---- log, filter, state
 
@@ -584,7 +589,6 @@ class Participant:
             self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
         self._load_incoming(saved)
         self._fill_bloom()
-        self._status = self.status
 
     def _load_incoming(self, saved: SavedState) -> None:
         """Messages that wait. Those that can be delivered now follow with the first call."""

@@ -155,6 +155,22 @@ def test_held_messages_wait_for_lost_causes_forever() -> None:
     assert bob.participant.status == Status()
 
 
+def test_a_lost_message_is_asked_for_again_with_ever_longer_pauses_also_after_a_restart() -> None:
+    bob = Device("bob", quiet(lost_retry_ms=1_000_000))
+    history = (HistoryEntry("m1", b"hint", "ada"),)
+    bob.hear(encode(Message("m2", CHANNEL, "ada", 2, history, content=b"x")))
+    bob.wait(310)
+    times = [second for second in range(310, 8_000, 10) if asked(bob.wait(10, 10))]
+    assert times == [1_290, 3_290, 7_290]
+    bob.crash()
+    bob.wait(990, 10)
+    (missing,) = of(Missing, bob.wait(20))
+    assert missing.entries == history
+    bob.hear(written("m1", 1))
+    assert bob.delivered[-1].is_late
+    assert asked(bob.wait(10_000, 50)) == []
+
+
 def test_lost_ids_are_remembered_up_to_a_bound() -> None:
     bob = Device("bob", quiet(lost_max=5))
     for number in range(9):
@@ -274,6 +290,8 @@ def test_the_id_of_a_sync_message_is_a_met_cause_also_after_a_restart() -> None:
     bob.hear(sync("s1", sender=""))
     bob.crash()
     bob.hear(written("m1", 1, "s1", sender=""))
+    assert bob.texts == ["m1"]
+    bob.hear(written("m2", 2, "s1"))  # not of version 1: only the content of s1 would do
     assert bob.texts == ["m1"]
 
 

@@ -14,6 +14,7 @@ from sdstore.sds import (
     Participant,
     ParticipantOptions,
     Save,
+    Status,
 )
 
 CHANNEL = "room"
@@ -36,6 +37,7 @@ class Device:
         self.state: dict[str, bytes] = {}
         self.delivered: list[Deliver] = []
         self.effects: list[Effect] = []
+        self.status = Status()  # as the effects said
         self.now_ms = NOON_MS
         self.participant = Participant(CHANNEL, name, options=self.options, log=self.log)
 
@@ -68,6 +70,8 @@ class Device:
                 self.write(effect)
             elif isinstance(effect, Deliver):
                 self.delivered.append(effect)
+            elif isinstance(effect, Status):
+                self.status = effect
         if deliveries := of(Deliver, effects):
             effects = effects + self.carry_out(self.participant.confirm(deliveries[-1].number))
         return effects
@@ -83,6 +87,7 @@ class Device:
     def crash(self) -> None:
         """Start again from what is on the disk."""
         self.log = deepcopy(self.log)
+        self.status = Status()
         self.participant = Participant.restore(
             CHANNEL, self.name, dict(self.state), self.log, options=self.options
         )
