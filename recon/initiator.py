@@ -24,7 +24,7 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -145,6 +145,18 @@ class Initiator:
         """Pay for a call that moved content from the same budget. Raises `RemoteProtocolError`."""
         self._budget.bytes += content_call_bytes
         self._budget.check(len(self._view), elapsed_s)
+
+    def rekey(self, view: View, header: SessionHeader) -> None:
+        """Continue under another key: the first request was answered under a new nonce.
+
+        Its ranges were compared with summaries under the old key, so the answers call them different
+        unless they are empty.
+        """
+        self._view, self._header, self._total = view, header, view.total()
+        for request_id, flying in self._in_flight.items():
+            hashes, counts = view.summaries(view.locate(flying.work.ranges))
+            work = replace(flying.work, counts=counts, hashes=hashes)
+            self._in_flight[request_id] = flying._replace(work=work)
 
     def next_request(self, elapsed_s: float = 0.0) -> OutgoingRequest | None:
         """The next message, or None: nothing waits, or enough is in flight, or it is over."""

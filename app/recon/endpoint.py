@@ -43,8 +43,8 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
-RESUME_BYTES = 48
-"""The two fields of a truncated reply: the place to resume, and the length of the next request."""
+RESUME_BYTES = 66
+"""Of a truncated reply the place to resume and the length of the next request; a renewed nonce."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
@@ -99,7 +99,9 @@ class ReconEndpoint:
             # Remember the interest even if the nonce has expired, so that it need not be sent again.
             known = self._interests.find(request.session, caller)
             if refusal := self._refusal(request, caller.name.encode()):
-                return refusal
+                if refusal.status != wire.NONCE_EXPIRED or not request.renew:
+                    return refusal
+                request.session.responder_nonce = refusal.responder_nonce
             if known is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
             name, mutual = known
@@ -166,6 +168,8 @@ class ReconEndpoint:
         await self._fill(response, view, request.fetch, room, allowance)
         response.push_outcomes.extend(outcomes)
         response.policy = self._policy_for(caller)
+        if request.renew:
+            response.responder_nonce = request.session.responder_nonce
         self._budgets.replies.spend(caller.name, response.ByteSize())
         return response
 

@@ -362,6 +362,7 @@ async def reconcile(
         interest,
         memory=memories.of(channel_id),
         fetch_only=not send,
+        opens_at_once=True,
         changed=on_progress or (lambda _: None),
     )
     memories.learn(channel_id, memory)

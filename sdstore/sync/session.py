@@ -33,6 +33,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from recon.codec import closing_request, read_total
 from recon.errors import RemoteProtocolError
@@ -48,7 +49,7 @@ from recon.events import (
     Stated,
     Unsupported,
 )
-from recon.initiator import Initiator, OutgoingRequest
+from recon.initiator import Initiator, OutgoingRequest, refusal_of
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import NONCE_BYTES
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
@@ -70,6 +71,7 @@ from sdstore.sync.report import (
     misbehaved,
     outcome_of,
 )
+from sdstore.wire.recon_pb2 import ReconResponse
 
 ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more would only queue at the peer
 MOVES_IN_FLIGHT_MAX = 3  # one on the network, one at the peer, one at our own writer
@@ -94,13 +96,15 @@ async def sync_with_peer(
     nonce_secret: bytes | None = None,
     dry_run: bool = False,
     fetch_only: bool = False,
+    opens_at_once: bool = False,
     changed: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[SyncReport, PeerMemory]:
     """Make a replica and a peer equal over the mutual part of `interest`.
 
     Returns the report, and the memory for the next session with this peer. `changed` is called with the
     progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
-    sends nothing. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
+    sends nothing. With `opens_at_once` a session without a nonce begins with its first comparison, which
+    saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
     its sessions. Never raises for faults of the peer: the report contains them.
     """
     started_s = time.monotonic()
@@ -108,6 +112,7 @@ async def sync_with_peer(
     session.nonce_secret = nonce_secret or os.urandom(NONCE_BYTES)
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
+    session.opens_at_once = opens_at_once
     outcome, code, detail = await _judged(session, limits.seconds_max)
     is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
     session.show_progress(is_last=True, is_equal=is_equal)
@@ -165,6 +170,7 @@ class _Session:
         self.nonce_secret = b""
         self.fetches = True
         self.sends = True
+        self.opens_at_once = False
         # For the report.
         self.counts = Counts()
         self.missing_here = 0
@@ -186,6 +192,7 @@ class _Session:
         self._interest = interest
         self._memory = memory
         self._mutual, self._mutual_bytes = Interest(), b""
+        self._opened: Opened | None = None
         self.aside = SetAside(memory.aside_over(b""))
         self._changed = changed
         self._segments: tuple[tuple[SegmentState, float], ...] = ()
@@ -249,9 +256,37 @@ class _Session:
         ours = initiator_nonce(self.nonce_secret, os.urandom(NONCE_BYTES // 2))
         theirs = self._memory.responder_nonce
         if len(theirs) != NONCE_BYTES:
-            theirs = await self.exchange.first_contact(ours, self._mutual_bytes)
+            if self.opens_at_once:
+                theirs = await self._open(ours)
+            else:
+                theirs = await self.exchange.first_contact(ours, self._mutual_bytes)
             self._memory = replace(self._memory, responder_nonce=theirs)
         return SessionHeader(ours, theirs, self._mutual_bytes)
+
+    async def _open(self, ours: bytes) -> bytes:
+        """The responder's nonce, and the first answer under it, if the responder gives one.
+
+        The request has summaries under a key that the responder does not use, so it compares nothing;
+        the answer summarises the responder's parts of its ranges.
+        """
+        header = SessionHeader(ours, os.urandom(NONCE_BYTES), self._mutual_bytes)
+        await self.replica.catch_up()
+        initiator = new_initiator(self, self.replica.view(header.key(), self._mutual), header)
+        request = initiator.next_request()
+        if request is None:  # no interest has no ranges
+            return await self.exchange.first_contact(ours, self._mutual_bytes)
+        request.message.session.CopyFrom(header.message(in_full=True))
+        request.message.renew = True
+        response = await self.exchange.call(request.message)
+        refusal = refusal_of(response)
+        if isinstance(refusal, Expired):  # it does not know `renew`
+            return refusal.responder_nonce
+        if refusal is not None:
+            raise error_of(refusal)
+        if len(response.responder_nonce) != NONCE_BYTES:
+            raise misbehaved("the peer answered a request without a valid nonce")
+        self._opened = Opened(initiator, request.request_id, response)
+        return response.responder_nonce
 
     async def _attempt(self, header: SessionHeader) -> None:
         """Passes under one key until the peer's total equals ours.
@@ -308,7 +343,8 @@ class _Session:
         compared = self._proof_of(view)
         self.stated, self.found_count = None, 0
         recent = self.replica.arrived_count - self._memory.arrived_count
-        one_pass = _Pass(self, header, view, recent)
+        one_pass = _Pass(self, header, view, recent, self._opened)
+        self._opened = None
         await one_pass.run()
         if self.fetches:
             await self._fetch_lost(one_pass.moves)
@@ -398,17 +434,43 @@ class _Session:
         )
 
 
+class Opened(NamedTuple):
+    """The first request of a session that began without a nonce, and its answer under a new one."""
+
+    initiator: Initiator
+    request_id: int
+    response: ReconResponse
+
+
+def new_initiator(
+    session: _Session, view: View, header: SessionHeader, recent: int = 0
+) -> Initiator:
+    """The engine of one pass, within the session's bounds."""
+    limits = replace(
+        RECON_LIMITS,
+        response_bytes_max=session.limits.answer_bytes_max,
+        in_flight_max=ASKS_IN_FLIGHT_MAX,
+    )
+    return Initiator(view, header, limits=limits, seed=secrets.randbits(64), recent=recent)
+
+
 class _Pass:
     """One comparison of two sets: requests about ranges, and concurrent requests for content."""
 
-    def __init__(self, session: _Session, header: SessionHeader, view: View, recent: int) -> None:
-        limits = replace(
-            RECON_LIMITS,
-            response_bytes_max=session.limits.answer_bytes_max,
-            in_flight_max=ASKS_IN_FLIGHT_MAX,
-        )
-        seed = secrets.randbits(64)
-        self._initiator = Initiator(view, header, limits=limits, seed=seed, recent=recent)
+    def __init__(
+        self,
+        session: _Session,
+        header: SessionHeader,
+        view: View,
+        recent: int,
+        opened: Opened | None,
+    ) -> None:
+        if opened is None:
+            self._initiator = new_initiator(session, view, header, recent)
+        else:
+            self._initiator = opened.initiator
+            self._initiator.rekey(view, header)
+        self._opened = opened
         self.moves = Moves(
             session.replica,
             view,
@@ -427,6 +489,8 @@ class _Pass:
 
     async def run(self) -> None:
         """Run until nothing is left to ask or to move."""
+        if self._opened is not None:
+            self._receive(self._opened.request_id, self._opened.response)
         try:
             while tasks := self._launched():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -466,8 +530,10 @@ class _Pass:
         return waiting >= MOVE_ELEMENTS_MAX or not self._asks
 
     async def _ask(self, request: OutgoingRequest) -> None:
-        response = await self._session.exchange.call(request.message)
-        for event in self._initiator.receive(request.request_id, response, self._elapsed_s()):
+        self._receive(request.request_id, await self._session.exchange.call(request.message))
+
+    def _receive(self, request_id: int, response: ReconResponse) -> None:
+        for event in self._initiator.receive(request_id, response, self._elapsed_s()):
             self._take(event)
 
     def _take(self, event: Event) -> None:

@@ -136,7 +136,7 @@ class Item(_message.Message):
     def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., absent: _Optional[_Union[Item.Absent, _Mapping]] = ..., order: _Optional[int] = ..., id: _Optional[bytes] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total", "renew")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class ReconRequest(_message.Message):
     IDLE_ROOT_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
     version: int
     session: Session
     ranges: Ranges
@@ -155,7 +156,8 @@ class ReconRequest(_message.Message):
     idle_root: bytes
     padding: bytes
     total: bool
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ...) -> None: ...
+    renew: bool
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ..., renew: _Optional[bool] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")

@@ -167,7 +167,7 @@ def test_ten_missing_of_twenty_thousand_take_few_round_trips_and_few_bytes(
 
     report = run(scenario())
     assert staged(log) == [f"m{n}" for n in sorted(missing)]
-    assert report.rounds <= 5
+    assert report.rounds <= 4
     assert report.bytes_up + report.bytes_down - content_bytes < 4_000
 
 
@@ -529,6 +529,55 @@ def test_pages_are_read_where_a_store_does_not_reconcile_with_us(
     assert "read all pages" in first.detail
     assert again.entries_received == 0
     assert log.staged(40)[-1].retrieval_hint == b"hint"
+
+
+def test_a_store_that_does_not_renew_nonces_costs_a_round_trip_more(
+    node: RunningNode, channel_id: str
+) -> None:
+    publish(node, messages(channel_id, range(40)))
+
+    def knows_no_renewal(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if not request.renew:
+            return response
+        nonce = response.responder_nonce
+        return ReconResponse(version=2, status=NONCE_EXPIRED, responder_nonce=nonce)
+
+    logs = [log_with(messages(channel_id, range(30))) for _ in range(2)]
+    [short] = backfilled(node, channel_id, logs[0])
+    [long] = backfilled(node, channel_id, logs[1], mangle=knows_no_renewal)
+    assert staged(logs[0]) == staged(logs[1]) == [f"m{n}" for n in range(30, 40)]
+    assert long.rounds == short.rounds + 1
+
+
+@pytest.mark.parametrize("nonce", [b"", b"short", bytes(17)])
+def test_an_answer_under_a_nonce_that_is_none_is_a_fault(
+    node: RunningNode, channel_id: str, nonce: bytes
+) -> None:
+    publish(node, messages(channel_id, range(5)))
+
+    def renames(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+        response.responder_nonce = nonce
+        return response
+
+    [report] = backfilled(node, channel_id, MemoryLog(), mangle=renames)
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_misbehaved")
+
+
+def test_an_answer_under_another_nonce_than_the_one_stated_harms_nothing(
+    node: RunningNode, channel_id: str
+) -> None:
+    every = messages(channel_id, range(40))
+    publish(node, every)
+    log = log_with(every[:30])
+
+    def misstates(request: ReconRequest, response: ReconResponse) -> ReconResponse:
+        if request.renew:
+            response.responder_nonce = bytes(16)
+        return response
+
+    [report] = backfilled(node, channel_id, log, mangle=misstates)
+    assert report.outcome in (SyncOutcome.PEER_FAULT, SyncOutcome.IN_SYNC)
+    assert set(staged(log)) <= {f"m{n}" for n in range(30, 40)}
 
 
 def test_a_store_that_hands_out_nonces_for_ever_is_at_fault(

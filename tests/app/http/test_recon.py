@@ -112,6 +112,22 @@ def test_first_contact_brings_the_nonce_of_the_pair_and_a_forged_one_is_refused(
     assert ask(node, request_in(header)).status == wire.OK
 
 
+def test_a_request_that_renews_is_answered_under_the_nonce_that_it_is_given(
+    node: RunningNode,
+) -> None:
+    nonce = hand_shake(node).responder_nonce
+    for number in range(4):
+        assert node.publish(message(number)).status_code == 201
+    for used in (b"", os.urandom(16), nonce):
+        header = SessionHeader(NONCE, used, EVERYTHING)
+        response = ask(node, request_in(header, renew=True, total=True))
+        assert (response.status, response.responder_nonce) == (wire.OK, nonce)
+        # The total is the one of the key that the nonce gives.
+        settled = SessionHeader(NONCE, nonce, EVERYTHING)
+        assert response.total == ask(node, request_in(settled, total=True)).total
+    assert not ask(node, request_in(settled)).responder_nonce
+
+
 def test_a_nonce_outlives_a_restart(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         header = hand_shake(node)
