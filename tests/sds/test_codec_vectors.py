@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from sdstore.sds.bloom import Form, read_filter
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.schemes import verifies
-from tests.support.sds_vectors import load, message_vectors
+from tests.support.sds_vectors import VECTORS, load, message_vectors
 
 # The writer's IDs and ours differ by design: an empty element is dropped, and these bytes are a
 # version 2 entry as well as a version 1 ID.
@@ -98,6 +99,42 @@ def test_each_writers_dialect_is_recognised() -> None:
 @by_name([v for v in VALID if "js_decodes_as" in v[1]])
 def test_kinds_are_what_js_waku_says(name: str, vector: dict[str, Any]) -> None:
     assert decode(bytes.fromhex(vector["hex"]))[0].kind.value == vector["js_decodes_as"]
+
+
+@by_name(VALID)
+def test_content_and_timestamp_give_the_kind_of_every_recorded_message(
+    name: str, vector: dict[str, Any]
+) -> None:
+    fields = vector["fields"]
+    has_content, has_lamport = bool(fields["content_hex"]), fields["lamport_timestamp"] is not None
+    expected = {
+        (True, True): Kind.CONTENT,
+        (False, True): Kind.SYNC,
+        (True, False): Kind.EPHEMERAL,
+    }[has_content, has_lamport]
+    assert decode(bytes.fromhex(vector["hex"]))[0].kind is expected
+
+
+def test_the_recorded_filters_are_read_in_their_writers_form() -> None:
+    found = {}
+    for name, vector in VALID:
+        message, _ = decode(bytes.fromhex(vector["hex"]))
+        if message.bloom_filter:
+            received = read_filter(message.bloom_filter)
+            found[name] = None if received is None else received.form
+    full_size = {name for name, form in found.items() if form is Form.JS}
+    assert len(full_size) >= 3
+    # The others are samples of a few bytes, which are no filters.
+    assert set(found.values()) == {Form.JS, None}
+    assert {
+        len(decode(bytes.fromhex(dict(VALID)[n]["hex"]))[0].bloom_filter) for n in full_size
+    } == {18_752}
+
+
+def test_every_file_of_vectors_is_read_by_a_test() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in VECTORS.parent.rglob("*.py")]
+    for path in VECTORS.glob("*.json"):
+        assert any(f'"{path.stem}' in source for source in sources), path.name
 
 
 def test_a_frame_without_content_and_timestamp_is_refused_as_js_waku_does() -> None:
