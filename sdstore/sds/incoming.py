@@ -54,6 +54,10 @@ class _Missing:
     attempts: int = 1
     is_passed: bool = False  # a message that depends on it was delivered
 
+    @property
+    def due_ms(self) -> int:
+        return min(self.lost_ms, self.fetch_ms)
+
 
 @dataclass(slots=True)
 class _LostId:
@@ -233,7 +237,10 @@ class Incoming:
         )
         self._missing[message_id] = missing
         self._to_fetch[message_id] = None
-        heappush(self._due, (min(missing.lost_ms, missing.fetch_ms), message_id))
+        heappush(self._due, (missing.due_ms, message_id))
+        if len(self._due) > 2 * len(self._missing) + 64:  # mostly of messages that arrived
+            self._due = [(each.due_ms, key) for key, each in self._missing.items()]
+            heapify(self._due)
 
     # ---- release
 
@@ -314,7 +321,7 @@ class Incoming:
         while due and due[0][0] <= elapsed_ms:
             due_ms, message_id = heappop(due)
             missing = self._missing.get(message_id)
-            if missing is None or due_ms != min(missing.lost_ms, missing.fetch_ms):
+            if missing is None or due_ms != missing.due_ms:
                 continue  # it arrived since
             if missing.lost_ms <= elapsed_ms:
                 self._lose(message_id, elapsed_ms)
@@ -324,7 +331,7 @@ class Incoming:
             pause_ms = options.fetch_retry_ms << min(missing.attempts, 32)
             missing.attempts += 1
             missing.fetch_ms = elapsed_ms + min(pause_ms, options.fetch_retry_ms_max)
-            heappush(due, (min(missing.lost_ms, missing.fetch_ms), message_id))
+            heappush(due, (missing.due_ms, message_id))
         self._retry_lost(elapsed_ms)
         return lost
 

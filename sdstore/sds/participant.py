@@ -56,7 +56,7 @@ from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
 from sdstore.sds.model import LAMPORT_MAX, Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Outgoing, SentState
-from sdstore.sds.references import Hints, References
+from sdstore.sds.references import Hints, References, fingerprint
 from sdstore.sds.repair import Repair
 from sdstore.sds.state import OWNER, PROGRESS, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
@@ -329,9 +329,13 @@ class Participant:
         if self._repair is not None:
             self._repair.received(message_id)
         if self._is_logged(message_id):
-            self._count_copy(message, self.log.frame(message_id) or frame, is_own=is_own)
+            known = self._references.recent.get(message_id)
+            if known is None:
+                known = _fingerprint_of(self.log.frame(message_id))
+            self._count_copy(message, known, is_own=is_own)
         elif self._incoming.waits(message_id):
-            self._count_copy(message, self._incoming.frame(message_id), is_own=is_own)
+            known = _fingerprint_of(self._incoming.frame(message_id))
+            self._count_copy(message, known, is_own=is_own)
         else:
             # Also a message of our own that the log lacks: it was lost with a file.
             self._take_new(message, frame, hint or self._hints.best(message_id))
@@ -346,15 +350,12 @@ class Participant:
         self._incoming.note(message.causal_history, self._clock.elapsed_ms)
         self._sync.sync_arrived(self._clock.elapsed_ms)
 
-    def _count_copy(self, message: Message, known_frame: bytes, *, is_own: bool) -> None:
+    def _count_copy(self, message: Message, known: int | None, *, is_own: bool) -> None:
         """A message with a known ID. The first one stays, whatever this one holds."""
-        known, _ = decode(known_frame)
-        is_same = (message.sender_id, message.lamport_timestamp, message.content) == (
-            known.sender_id,
-            known.lamport_timestamp,
-            known.content,
-        )
-        self.ignored["own" if is_own and is_same else "duplicate" if is_same else "variant"] += 1
+        if known != fingerprint(message):
+            self.ignored["variant"] += 1
+        else:
+            self.ignored["own" if is_own else "duplicate"] += 1
 
     def _take_new(self, message: Message, frame: bytes, hint: bytes) -> None:
         message_id = message.message_id
@@ -647,6 +648,10 @@ def _for_application(message: Message) -> Message:
         message.causal_history,
         content=message.content,
     )
+
+
+def _fingerprint_of(frame: bytes | None) -> int | None:
+    return None if frame is None else fingerprint(decode(frame)[0])
 
 
 def _last_number(log: ParticipantLog, after: int) -> int:

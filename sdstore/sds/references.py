@@ -49,6 +49,11 @@ class Hints:
         return hints[0] if hints else b""
 
 
+def fingerprint(message: Message) -> int:
+    """Equal for copies of a message; different, but for 1 in 2^64, for others with the same ID."""
+    return hash((message.sender_id, message.lamport_timestamp, message.content))
+
+
 _Place = tuple[int, bytes, HistoryEntry]
 
 
@@ -60,12 +65,12 @@ class References:
         self._hints = hints
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
-        self.recent: OrderedDict[str, None] = OrderedDict()
+        self.recent: OrderedDict[str, int] = OrderedDict()  # IDs, and fingerprints of the messages
 
     def logged(self, message: Message, hint: bytes, *, is_head: bool) -> None:
         """A message of the log. `is_head`: no logged message refers to it, and our clock reached it."""
         message_id = message.message_id
-        self.recent[message_id] = None
+        self.recent[message_id] = fingerprint(message)
         if len(self.recent) > RECENT_MAX:
             self.recent.popitem(last=False)
         heads = self._heads
