@@ -151,6 +151,8 @@ class DriverOptions:
     """Each channel has a connection for its live stream; `join` refuses more."""
     requests_max: int = 8
     """Publications, lookups and walks at the same time, of all channels."""
+    copies_max: int = 2
+    """Other stores that get a copy of each frame, for participants that follow those."""
     catch_ups_max: int = 2
     """Channels that catch up at the same time."""
     missed_messages_max: int = 1_000
@@ -179,8 +181,8 @@ class DriverError(Exception):
 class ParticipantDriver:
     """Runs one participant per channel against some stores; see the module.
 
-    `stores` are the base URLs of stores that hold the same channels and reconcile with each other: the
-    driver publishes to one of them and follows one of them. `persistence` keeps the participants; the
+    `stores` are the base URLs of stores that hold the same channels and reconcile with each other. The
+    driver follows one of them, and publishes to it and to some others. `persistence` keeps the participants; the
     application closes it after the driver. `connect` makes the client of a URL, for tokens and transports.
     `clock_ms` is the wall clock. Use it in an `async with` statement.
     """
@@ -206,7 +208,9 @@ class ParticipantDriver:
         )
         self.requests = asyncio.Semaphore(self.options.requests_max)
         self.catch_ups = asyncio.Semaphore(self.options.catch_ups_max)
-        self.outbox = Outbox(self.stores, self.requests, self._on_published)
+        self.outbox = Outbox(
+            self.stores, self.requests, self._on_published, self.options.copies_max
+        )
         self._channels: dict[str, ParticipantChannel] = {}
         self._unsaved: dict[str, ParticipantChannel] = {}
         self._has_unsaved = asyncio.Event()

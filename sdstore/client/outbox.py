@@ -1,13 +1,16 @@
-"""Frames on their way to a store, published in order and in batches.
+"""Frames on their way to the stores, published in order and in batches.
 
-Frames of content messages wait while no store answers. A frame that the outbox has no room for is left
-out: the participant broadcasts it again later. Sync and ephemeral messages are dropped if they cannot be
-sent at once, because they are worth nothing later.
+One store must accept each frame. Frames of content messages wait while no store answers. A frame that
+the outbox has no room for is left out: the participant broadcasts it again later. Sync and ephemeral
+messages are dropped if they cannot be sent at once, because they are worth nothing later.
+
+Other stores then get copies, so that participants who follow those get the message live. A copy is
+tried once: the stores reconcile with each other.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sdstore.client.batching import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
@@ -22,6 +25,9 @@ OUTBOX_FRAMES_MAX = 10_000
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024
 """Eight batches; 3,400 frames of js-waku's size."""
+
+COPIES_MAX = BATCH_ITEMS_MAX
+"""Frames that wait to be copied to one store; then the oldest is left out."""
 
 REFUSED_MAX = 10_000
 """Refused messages that are remembered. A forgotten one is offered and reported again."""
@@ -50,10 +56,13 @@ class Outbox:
         stores: Stores,
         requests: asyncio.Semaphore,
         on_outcome: Callable[[Waiting, PublishOutcome], None],
+        copies_max: int = 0,
     ) -> None:
         self._stores = stores
         self._requests = requests
         self._on_outcome = on_outcome
+        self._copies_max = copies_max
+        self._copiers = [_Copier(store, stores) for store in stores.all]
         self._waiting: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
         self._waiting_bytes = 0
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -83,6 +92,12 @@ class Outbox:
 
     async def run(self) -> None:
         """Publish until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for copier in self._copiers:
+                tasks.create_task(copier.run())
+            await self._publish_all()
+
+    async def _publish_all(self) -> None:
         while True:
             await self._added.wait()
             store = await self._stores.choose(PUBLISHING)
@@ -114,6 +129,7 @@ class Outbox:
                 PublishOutcome("refused", each.broadcast.message_id, each.channel_id, error=error)
             ]
         refused = self._take_outcomes(store, batch, outcomes)
+        self._copy(store, [each for each, o in zip(batch, outcomes, strict=True) if not o.error])
         refused_by = (*refused_by, store)
         for other in self._stores.ready(PUBLISHING):
             if refused and other not in refused_by:
@@ -148,6 +164,12 @@ class Outbox:
             self._stores.failed(store, PUBLISHING, error)
         return refused
 
+    def _copy(self, source: Store, accepted: Sequence[Waiting]) -> None:
+        ready = self._stores.ready(PUBLISHING)
+        others = [each for each in self._copiers if each.store in ready and each.store != source]
+        for copier in others[: self._copies_max]:
+            copier.add([PublishItem(each.broadcast.frame) for each in accepted])
+
     def _put(self, waiting: Waiting, *, is_last: bool = True) -> None:
         self._waiting[waiting.key] = waiting
         self._waiting.move_to_end(waiting.key, last=is_last)
@@ -172,3 +194,31 @@ class Outbox:
             del self._waiting[waiting.key]
             self._waiting_bytes -= len(waiting.broadcast.frame)
         return batch
+
+
+class _Copier:
+    """Copies frames to one store, one request at a time."""
+
+    def __init__(self, store: Store, stores: Stores) -> None:
+        self.store = store
+        self._stores = stores
+        self._items: deque[PublishItem] = deque(maxlen=COPIES_MAX)
+        self._added = asyncio.Event()
+
+    def add(self, items: Iterable[PublishItem]) -> None:
+        """Copy these soon."""
+        self._items.extend(items)
+        self._added.set()
+
+    async def run(self) -> None:
+        """Copy until cancelled."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            items = list(self._items)
+            self._items.clear()
+            try:
+                async for _ in self.store.client.publish_batch(items):
+                    pass
+            except StoreError as error:
+                self._stores.failed(self.store, PUBLISHING, error)

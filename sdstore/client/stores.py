@@ -65,7 +65,7 @@ class Stores:
     def __init__(
         self, stores: Sequence[Store], back_off: BackOff, draw: random.Random | None = None
     ) -> None:
-        self._stores = stores
+        self.all = tuple(stores)
         self._back_off = back_off
         self._draw = draw or random.Random()
         self._home: Store | None = None
@@ -74,7 +74,7 @@ class Stores:
     def ready(self, scope: str) -> list[Store]:
         """The stores that can be tried now, the home first, the others in random order."""
         now_s = time.monotonic()
-        found = [store for store in self._stores if store.ready_at_s(scope) <= now_s]
+        found = [store for store in self.all if store.ready_at_s(scope) <= now_s]
         self._draw.shuffle(found)
         # A home that only lacks this scope stays the home for the others.
         is_homeless = self._home is None or self._home.ready_at_s(NODE) > now_s
@@ -87,7 +87,7 @@ class Stores:
         """The home, or another store if the home does not serve `scope`; waits until one can be tried."""
         while not (found := self.ready(scope)):
             self._changed.clear()
-            ready_at_s = min(store.ready_at_s(scope) for store in self._stores)
+            ready_at_s = min(store.ready_at_s(scope) for store in self.all)
             try:
                 async with asyncio.timeout(max(ready_at_s - time.monotonic(), 0.001)):
                     await self._changed.wait()
@@ -112,7 +112,7 @@ class Stores:
 
     async def close(self) -> None:
         """Close the connections to all stores."""
-        for store in self._stores:
+        for store in self.all:
             await store.client.close()
 
 

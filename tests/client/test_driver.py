@@ -175,6 +175,35 @@ def test_when_one_of_two_stores_dies_the_other_is_used(
         run(scenario([url, other.url]))
 
 
+def test_participants_that_follow_different_stores_hear_each_other(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    async def scenario(urls: list[str]) -> None:
+        async with (
+            joined(urls, "ada", draw=InOrder(), **place) as ada,
+            joined(urls[::-1], "bob", draw=InOrder(), **place) as bob,
+        ):
+            homes = {each.store_url for each in ada.of(Connection) + bob.of(Connection)}
+            assert homes == set(urls)
+            message_id = await ada.channel.send(b"hello")
+            await ada.channel.send(b"typing", ephemeral=True)
+            await bob.until(lambda bob: bob.texts == [b"hello"])
+            await bob.until(lambda bob: bob.of(Ephemeral))
+            await bob.channel.send(b"hello, ada")
+            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
+            # A copy that cannot be made holds up nothing.
+            ada.driver.stores.all[1].client.publish_batch = broken  # type: ignore[method-assign]
+            await ada.channel.send(b"not copied")
+            await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 2)
+
+    async def broken(_: Any) -> Any:
+        await asyncio.sleep(3_600)
+        yield
+
+    with running_node(tmp_path) as other:
+        run(scenario([url, other.url]))
+
+
 def chain(channel_id: str, count: int) -> list[bytes]:
     """Frames of messages that each refer to the two before."""
     frames = []
