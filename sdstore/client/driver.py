@@ -11,10 +11,10 @@
 
 Theory of operation. Every input of a participant (a frame, a message to send, a confirmation, a tick)
 changes it at once and gives effects. The effects of a channel gather in a batch. `_carry_out` takes
-the batches of all channels: first it saves them, one transaction per channel, then it carries out their
-other effects. So nothing is delivered or broadcast before it is saved, and a burst costs one transaction.
-A save runs on the event loop: participants, logs and files are of one thread, and a save of a local file
-takes less than a switch of threads would gain.
+the batches of all channels: first it saves them in one transaction, then it carries out their other
+effects. So nothing is delivered or broadcast before it is saved, and a burst costs one transaction. A
+save runs on the event loop and holds it up for some milliseconds: participants, logs and their file
+belong to one thread.
 
 Each channel has two tasks. `_follow` keeps a live stream to one store:
 
@@ -106,11 +106,14 @@ class Persistence(Protocol):
     def state(self, channel_id: str) -> Mapping[str, bytes]:
         """What the saved effects of a channel have written."""
 
-    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
-        """Write all `Save` effects and the pending rows of the log in one transaction.
+    def confirmed(self, channel_id: str) -> int:
+        """The last delivery that the application confirmed in a transaction of its own, or 0."""
 
-        Raises an error with a `code` of `UNSAVED_CODES` if a later save may succeed and will write this
-        one's part of the log, too.
+    def save_all(self, effects: Mapping[str, Iterable[Effect]]) -> None:
+        """Write the `Save` effects and the pending rows of the logs of these channels in one transaction.
+
+        Raises an error with a `code` of `UNSAVED_CODES` if nothing was written and a later save, which
+        gets the same effects again, can succeed.
         """
 
 
@@ -119,7 +122,7 @@ class MemoryPersistence:
 
     def __init__(self) -> None:
         self._logs: dict[str, MemoryLog] = {}
-        self._states: dict[str, dict[str, bytes]] = {}
+        self._states: dict[str, dict[str, bytes | None]] = {}
 
     def log(self, channel_id: str) -> MemoryLog:
         """See `Persistence`."""
@@ -127,18 +130,22 @@ class MemoryPersistence:
 
     def state(self, channel_id: str) -> dict[str, bytes]:
         """See `Persistence`."""
-        return dict(self._states.get(channel_id, {}))
+        saved = self._states.get(channel_id, {})
+        return {key: value for key, value in saved.items() if value is not None}
 
-    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
+    def confirmed(self, channel_id: str) -> int:  # noqa: ARG002
+        """See `Persistence`: there are no other transactions."""
+        return 0
+
+    def save_all(self, effects: Mapping[str, Iterable[Effect]]) -> None:
         """See `Persistence`."""
-        state = self._states.setdefault(channel_id, {})
-        for effect in effects:
-            if isinstance(effect, Save):
-                for key, value in effect.changes:
-                    if value is None:
-                        state.pop(key, None)
-                    else:
-                        state[key] = value
+        for channel_id, some in effects.items():
+            state = self._states.setdefault(channel_id, {})
+            for effect in some:
+                if isinstance(effect, Save):
+                    state.update(effect.changes)
+            for key in [key for key, value in state.items() if value is None]:
+                del state[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +292,26 @@ class ParticipantDriver:
         while True:
             await self._has_unsaved.wait()
             self._has_unsaved.clear()
-            unsaved, self._unsaved = self._unsaved, {}
-            for channel in unsaved.values():
-                if not channel.save():
-                    asyncio.get_running_loop().call_later(SAVE_RETRY_S, self.has_effects, channel)
+            if not self.save():
+                await asyncio.sleep(SAVE_RETRY_S)
+                self._has_unsaved.set()
             await asyncio.sleep(0)
+
+    def save(self) -> bool:
+        """Save all batches, then carry out their other effects; False if it must be tried again."""
+        unsaved = self._unsaved
+        saves = {each.channel_id: saves for each in unsaved.values() if (saves := each.saves())}
+        if saves:
+            try:
+                self.persistence.save_all(saves)
+            except Exception as error:
+                if getattr(error, "code", None) in UNSAVED_CODES:
+                    return False
+                raise
+        self._unsaved = {}
+        for channel in unsaved.values():
+            channel.carry_out()
+        return True
 
     async def _tick(self) -> None:
         while True:
@@ -317,8 +339,7 @@ class ParticipantDriver:
         self._error = error or DriverError("closed", "the driver was closed")
         try:
             if error is None:
-                for channel in channels:
-                    channel.save()
+                self.save()
         finally:
             for channel in channels:
                 channel.end(error)
@@ -434,11 +455,12 @@ class ParticipantChannel:
 
     async def leave(self) -> None:
         """Stop taking part. What is saved stays, and `join` continues from it."""
-        await self.carried_out()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.save()
+        self._driver.has_effects(self)
+        if not self._driver.save():
+            await self.carried_out()
         self._driver.forget(self)
         self.end(None)
 
@@ -446,6 +468,8 @@ class ParticipantChannel:
 
     def begin(self) -> None:
         """Start the channel's tasks."""
+        if confirmed := self._driver.persistence.confirmed(self.channel_id):
+            self.apply(self.participant.confirm(confirmed))
         self.apply(self.participant.tick(self._driver.now_ms()))
         self._take_staged()
         self._tasks = [
@@ -483,25 +507,21 @@ class ParticipantChannel:
             await batch.is_done.wait()
             self._driver.check()
 
-    def save(self) -> bool:
-        """Save the batch, then carry out its other effects; False if the save must be tried again."""
-        batch = self._batch
-        saves: list[Effect] = [each for each in batch.effects if isinstance(each, Save)]
-        changes = self._cursor_changes
-        if changes:
-            cursors = (
-                (CURSOR_KEY + url, c if c is None else c.encode()) for url, c in changes.items()
-            )
-            saves.append(Save(tuple(cursors)))
-        if saves:
-            try:
-                self._driver.persistence.save(self.channel_id, saves)
-            except Exception as error:
-                if getattr(error, "code", None) in UNSAVED_CODES:
-                    return False
-                raise
+    def saves(self) -> list[Effect]:
+        """What is to save of the batch, and the cursors of what it contains."""
+        saves: list[Effect] = [each for each in self._batch.effects if isinstance(each, Save)]
+        if self._cursor_changes:
+            changes = [
+                (CURSOR_KEY + url, None if cursor is None else cursor.encode())
+                for url, cursor in self._cursor_changes.items()
+            ]
+            saves.append(Save(tuple(changes)))
+        return saves
+
+    def carry_out(self) -> None:
+        """Carry out the other effects of the saved batch."""
+        batch, self._batch = self._batch, _Batch()
         self._cursor_changes = {}
-        self._batch = _Batch()
         for effect in batch.effects:
             match effect:
                 case Save():
@@ -513,7 +533,6 @@ class ParticipantChannel:
                 case _:
                     self._events.put(effect)
         batch.is_done.set()
-        return True
 
     def on_published(self, message_id: str, outcome: PublishOutcome) -> None:
         """A store has a message of ours, or refused it."""

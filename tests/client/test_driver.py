@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -456,11 +456,11 @@ class Recorded(MemoryPersistence):
         self.errors: list[Exception] = []
         self.saves_count = 0
 
-    def save(self, channel_id: str, effects: Iterable[Effect]) -> None:
+    def save_all(self, effects: Mapping[str, Iterable[Effect]]) -> None:
         if self.errors:
             raise self.errors.pop(0)
         self.saves_count += 1
-        super().save(channel_id, effects)
+        super().save_all(effects)
 
 
 class BusyError(Exception):
