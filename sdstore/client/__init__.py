@@ -8,7 +8,13 @@ docs/python.md shows how they are used.
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
-from sdstore.client.channelevents import ChannelEvent, Connection, EventsDropped, Refused
+from sdstore.client.channelevents import (
+    BackfillProgress,
+    ChannelEvent,
+    Connection,
+    EventsDropped,
+    Refused,
+)
 from sdstore.client.driver import (
     DriverError,
     DriverOptions,
@@ -29,6 +35,7 @@ __all__ = [
     "AsyncLiveStream",
     "AsyncMvdsSession",
     "AsyncStoreClient",
+    "BackfillProgress",
     "ChannelEvent",
     "Connection",
     "DriverError",

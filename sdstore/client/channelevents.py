@@ -15,6 +15,7 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
+from sdstore.sync.report import Progress
 
 EVENTS_MAX = 1_000
 """Events that wait for the application, without deliveries. The participant bounds those itself: it
@@ -33,6 +34,14 @@ class Connection:
     state: Literal["offline", "catching_up", "online"]
     code: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillProgress:
+    """The log is compared with a store, and gets what it lacks. `progress` counts and shows how far."""
+
+    store_url: str
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,7 @@ ChannelEvent = (
     | Lost
     | Status
     | Connection
+    | BackfillProgress
     | Refused
     | EventsDropped
 )
@@ -81,8 +91,9 @@ class EventQueue:
         self._error: Exception | None = None
 
     def put(self, event: ChannelEvent) -> None:
-        """Add an event. A status replaces the one directly before it, which nobody has read."""
-        if isinstance(event, Status) and self._events and isinstance(self._events[-1], Status):
+        """Add an event. A status or a progress replaces an unread one directly before it."""
+        last = self._events[-1] if self._events else None
+        if isinstance(event, Status | BackfillProgress) and type(last) is type(event):
             self._events[-1] = event
             return
         if not isinstance(event, Deliver):

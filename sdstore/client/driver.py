@@ -43,7 +43,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from sdstore.client.aio import AsyncStoreClient
-from sdstore.client.channelevents import ChannelEvent, Connection, EventQueue, Refused
+from sdstore.client.channelevents import (
+    BackfillProgress,
+    ChannelEvent,
+    Connection,
+    EventQueue,
+    Refused,
+)
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.outbox import Outbox, Waiting
@@ -64,6 +70,7 @@ from sdstore.sds.log import BackfillLog, MemoryLog, ParticipantLog
 from sdstore.sds.model import Dialect, HistoryEntry, MessageError
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
+from sdstore.sync.report import Progress
 
 CURSOR_KEY = "driver/cursor/"
 """Keys of the driver in a channel's saved state: followed by a store's URL. The value is a cursor."""
@@ -85,6 +92,9 @@ WANTED_MAX = 10_000
 
 FETCHED_AT_ONCE = 1_000
 """Missing messages in one lookup."""
+
+RECONCILE_PAUSE_S = 60.0
+"""Between two backfills of a channel because of causes far back: anybody can send messages with such."""
 
 SAVE_RETRY_S = 1.0
 """The pause after a save that failed for lack of room or because the file was busy."""
@@ -339,6 +349,8 @@ class ParticipantDriver:
         self._error = error or DriverError("closed", "the driver was closed")
         try:
             if error is None:
+                for channel in channels:
+                    self.has_effects(channel)
                 self.save()
         finally:
             for channel in channels:
@@ -406,7 +418,9 @@ class ParticipantChannel:
         self._has_wanted = asyncio.Event()
         self._is_caught_up = asyncio.Event()
         self._is_connected = False
-        self._has_staged = True
+        self._has_staged = False
+        self._reconciling = asyncio.Lock()
+        self._reconcile_at_s = 0.0
         self._said: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -471,7 +485,6 @@ class ParticipantChannel:
         if confirmed := self._driver.persistence.confirmed(self.channel_id):
             self.apply(self.participant.confirm(confirmed))
         self.apply(self.participant.tick(self._driver.now_ms()))
-        self._take_staged()
         self._tasks = [
             self._driver.start(self._follow(), f"follow {self.channel_id}"),
             self._driver.start(self._fetch(), f"fetch {self.channel_id}"),
@@ -566,9 +579,8 @@ class ParticipantChannel:
                 await self._catch_up(store)
             self._keep_cursor(store, start)
             self._driver.stores.succeeded(store, scope)
-            # What was staged comes before what the stream brings.
-            while self._take_staged():
-                await self.carried_out()
+            # What is staged comes before what the stream brings.
+            await self._drain()
             self._is_caught_up.set()
             self._want(self._not_found.values())
             self._say(Connection(store.url, "online"))
@@ -610,14 +622,30 @@ class ParticipantChannel:
         return True
 
     async def _reconcile(self, store: Store) -> None:
-        async for stored in store.client.messages(self.channel_id, page_size=1_000):
-            self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
-            if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
-                await self.carried_out()
+        """Stage what the store has and the log lacks; raises `StoreError`."""
+
+        def show(progress: Progress) -> None:
+            self._events.put(BackfillProgress(store.url, progress))
+
+        async with self._reconciling:
+            try:
+                report = await store.client.backfill(self.channel_id, self._log, show)
+            except Exception as error:
+                if (code := getattr(error, "code", None)) in UNSAVED_CODES:
+                    raise StoreError(code, 0, f"the log cannot be written now: {error}") from error
+                raise
+        if not report.in_sync:
+            raise StoreError(report.code or report.outcome, 0, report.detail)
 
     def _receive(self, frame: bytes, retrieval_hint: bytes) -> None:
         now_ms = self._driver.now_ms()
         self.apply(self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None))
+
+    async def _drain(self) -> None:
+        """Let the participant take what a complete backfill staged, as far as it has room now."""
+        self._has_staged = True
+        while self._take_staged():
+            await self.carried_out()
 
     def _take_staged(self) -> bool:
         """Let the participant take some staged messages; False if there are none, or no room."""
@@ -701,7 +729,22 @@ class ParticipantChannel:
         for each in retrieval.in_log_order():
             self._receive(each.frame, each.retrieval_hint)
         await self.carried_out()
+        if not retrieval.is_complete:
+            await self._fetch_depths(store)
         return [each for each in entries if each.message_id not in retrieval.found]
+
+    async def _fetch_depths(self, store: Store) -> None:
+        """The causes go back too far to walk: reconcile, but not again at once."""
+        if time.monotonic() < self._reconcile_at_s:
+            return
+        self._reconcile_at_s = time.monotonic() + RECONCILE_PAUSE_S
+        try:
+            async with self._driver.catch_ups:
+                await self._reconcile(store)
+        except StoreError as error:
+            self._driver.stores.failed(store, channel_scope(self.channel_id), error)
+        else:
+            await self._drain()
 
 
 def _hint_of(live: LiveMessage) -> bytes:

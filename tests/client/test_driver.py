@@ -13,8 +13,8 @@ import pytest
 
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
-from sdstore.client.channelevents import Connection, Refused
-from sdstore.client.driver import DriverError, MemoryPersistence, ParticipantDriver
+from sdstore.client.channelevents import BackfillProgress, Connection, Refused
+from sdstore.client.driver import CURSOR_KEY, DriverError, MemoryPersistence, ParticipantDriver
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import (
     Acknowledged,
@@ -23,6 +23,7 @@ from sdstore.sds.effects import (
     Ephemeral,
     GaveUp,
     Lost,
+    Save,
     StoredRemotely,
 )
 from sdstore.sds.model import HistoryEntry, Message
@@ -55,7 +56,10 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
     async def checked() -> None:
         await scenario
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        async with asyncio.timeout(5):
+            # The event loop closes generators that were left, in tasks of its own.
+            while asyncio.all_tasks() != {asyncio.current_task()}:
+                await asyncio.sleep(0.001)
 
     asyncio.run(checked())
 
@@ -241,6 +245,115 @@ def test_a_missing_chain_of_1000_comes_from_another_store_in_few_calls(
         run(scenario(other.url))
 
 
+def test_after_a_long_absence_the_log_is_backfilled(url: str, place: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        async with joined([url], "ada", **place) as ada:
+            async with joined([url], "bob", file, **place) as bob:
+                await ada.channel.send(b"0")
+                await bob.until(lambda bob: bob.texts == texts(1))
+            await asyncio.gather(*(ada.channel.send(text) for text in texts(60, 1)))
+            await ada.driver.outbox.emptied()
+            network = Network()
+            impatient = replace(QUICK, missed_messages_max=50)
+            late = {"network": network, "options": impatient, **place}
+            async with joined([url], "bob", file, **late) as bob:
+                await bob.until(lambda bob: len(bob.texts) == 60)
+                assert bob.texts == texts(60, 1)
+                assert [each.number for each in bob.deliveries] == list(range(2, 62))
+                assert bob.of(BackfillProgress)[-1].progress.entries_received >= 10
+            assert network.counts["POST /v1/recon"] > 0
+            network.counts.clear()
+            async with joined([url], "bob", file, **late) as bob:
+                assert network.counts == {
+                    "GET /v1/channels/live": 1,
+                    "GET /v1/channels/messages": 1,
+                }
+
+    run(scenario())
+
+
+def test_a_cursor_that_the_store_no_longer_accepts_leads_to_a_backfill(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    async def scenario(other: str) -> None:
+        file = MemoryPersistence()
+        async with joined([url], "ada", **place) as ada:
+            async with joined([url], "bob", file, **place):
+                pass
+            with StoreClient(other) as store:
+                foreign = str(store.feed().next).encode()
+            [key] = [key for key in file.state(place["channel_id"]) if key.startswith(CURSOR_KEY)]
+            assert key == CURSOR_KEY + url
+            file.save_all({place["channel_id"]: [Save(((key, foreign),))]})
+            await ada.channel.send(b"hello")
+            await ada.driver.outbox.emptied()
+            network = Network()
+            async with joined([url], "bob", file, network=network, **place) as bob:
+                await bob.until(lambda bob: bob.texts == [b"hello"])
+            assert network.counts["POST /v1/recon"] > 0
+            assert file.state(place["channel_id"])[key] != foreign
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
+def test_a_catch_up_that_fails_goes_on_with_another_store(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    frames = chain(place["channel_id"], 300)
+
+    async def scenario(other: str) -> None:
+        for each in (url, other):
+            with StoreClient(each) as store:
+                list(store.publish_batch(frames))
+        network = Network()
+        port = httpx.URL(url).port
+
+        def failing(request: httpx.Request) -> httpx.Response | None:
+            is_third = network.counts["POST /v1/recon"] >= 3
+            return httpx.Response(500) if request.url.port == port and is_third else None
+
+        network.answer = failing
+        draw = InOrder()
+        file = MemoryPersistence()
+        async with joined([url, other], "bob", file, network=network, draw=draw, **place) as bob:
+            await bob.until(lambda bob: len(bob.texts) == 300)
+            assert [each.message.message_id for each in bob.deliveries] == [
+                f"m{number}" for number in range(300)
+            ]
+            offline = [each for each in bob.of(Connection) if each.state == "offline"]
+            assert {each.store_url for each in offline} == {url}
+        cursors = [key for key in file.state(place["channel_id"]) if key.startswith(CURSOR_KEY)]
+        assert cursors == [CURSOR_KEY + other], "a cursor is kept only after a catch-up"
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
+def test_causes_too_far_back_for_a_walk_are_backfilled(
+    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frames = chain(place["channel_id"], 400)
+    monkeypatch.setattr("sdstore.client.retrieval.WALKS_MAX", 1)
+
+    async def scenario(other: str) -> None:
+        with StoreClient(other) as store:
+            list(store.publish_batch(frames[:-1]))
+        network = Network()
+        draw = InOrder()
+        async with joined([url, other], "bob", network=network, draw=draw, **place) as bob:
+            network.counts.clear()
+            with StoreClient(url) as store:
+                store.publish(frames[-1])
+            await bob.until(lambda bob: len(bob.texts) == 400)
+            assert network.counts["POST /v1/recon"] > 0
+            assert network.counts["POST /v1/messages/ancestors"] == 1
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
 def test_sync_and_ephemeral_messages_are_relayed_live(url: str, place: dict[str, Any]) -> None:
     async def scenario() -> None:
         syncs = replace(SMALL, sync_ms=200)
@@ -284,7 +397,7 @@ def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
         refused_at_s: list[float] = []
 
         def busy(request: httpx.Request) -> httpx.Response | None:
-            if request.method == "POST" and not refused_at_s:
+            if request.url.path == "/v1/messages/batch" and not refused_at_s:
                 refused_at_s.append(time.monotonic())
                 return httpx.Response(status, headers={"retry-after": "1"})
             return None

@@ -73,25 +73,21 @@ class _Cuttable(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = aiter(self._stream)
+        while (chunk := await self._next(chunks)) is not None:
+            yield chunk
+
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        chunk = asyncio.ensure_future(anext(chunks, None))
         cut = asyncio.create_task(self._cut.wait())
         try:
-            while True:
-                chunk = asyncio.create_task(anext(chunks, None))  # type: ignore[arg-type]
-                try:
-                    await asyncio.wait({chunk, cut}, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    chunk.cancel()
-                    await asyncio.gather(chunk, return_exceptions=True)
-                    raise
-                if not chunk.done():
-                    chunk.cancel()
-                    await asyncio.gather(chunk, return_exceptions=True)
-                    raise httpx.ReadError("the connection was cut")
-                if (given := chunk.result()) is None:
-                    return
-                yield given
+            await asyncio.wait({chunk, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if not chunk.done():
+                raise httpx.ReadError("the connection was cut")
+            return chunk.result()
         finally:
+            chunk.cancel()
             cut.cancel()
+            await asyncio.gather(chunk, cut, return_exceptions=True)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
