@@ -19,12 +19,13 @@ def examples(page: str) -> list[str]:
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
 def test_the_examples_run_one_after_the_other_and_print_what_they_say(
-    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = examples(page)
     assert found
     names: dict[str, Any] = {"__name__": "example"}
-    with running_node(tmp_path) as node:
+    monkeypatch.chdir(tmp_path)  # examples write files
+    with running_node(tmp_path / "node") as node:
         for example in found:
             exec(compile(example.replace(NODE, node.url), page, "exec"), names)
             printed = capsys.readouterr().out

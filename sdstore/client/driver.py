@@ -110,14 +110,16 @@ class ChannelLog(ParticipantLog, BackfillLog, Protocol):
 class Persistence(Protocol):
     """Where the participants of a program live: `ParticipantFile`, or `MemoryPersistence`."""
 
+    def participant(
+        self, channel_id: str, sender_id: str, options: ParticipantOptions | None = None
+    ) -> Participant:
+        """The participant of a channel from where its last save left it, or a new one."""
+
     def log(self, channel_id: str) -> ChannelLog:
-        """The log of a channel."""
+        """The log of a channel's participant."""
 
     def state(self, channel_id: str) -> Mapping[str, bytes]:
         """What the saved effects of a channel have written."""
-
-    def confirmed(self, channel_id: str) -> int:
-        """The last delivery that the application confirmed in a transaction of its own, or 0."""
 
     def save_all(self, effects: Mapping[str, Iterable[Effect]]) -> None:
         """Write the `Save` effects and the pending rows of the logs of these channels in one transaction.
@@ -134,6 +136,16 @@ class MemoryPersistence:
         self._logs: dict[str, MemoryLog] = {}
         self._states: dict[str, dict[str, bytes | None]] = {}
 
+    def participant(
+        self, channel_id: str, sender_id: str, options: ParticipantOptions | None = None
+    ) -> Participant:
+        """See `Persistence`."""
+        state = self.state(channel_id)
+        own = {key: value for key, value in state.items() if not key.startswith(DRIVER_KEYS)}
+        return Participant.restore(
+            channel_id, sender_id, own, self.log(channel_id), options=options
+        )
+
     def log(self, channel_id: str) -> MemoryLog:
         """See `Persistence`."""
         return self._logs.setdefault(channel_id, MemoryLog())
@@ -142,10 +154,6 @@ class MemoryPersistence:
         """See `Persistence`."""
         saved = self._states.get(channel_id, {})
         return {key: value for key, value in saved.items() if value is not None}
-
-    def confirmed(self, channel_id: str) -> int:  # noqa: ARG002
-        """See `Persistence`: there are no other transactions."""
-        return 0
 
     def save_all(self, effects: Mapping[str, Iterable[Effect]]) -> None:
         """See `Persistence`."""
@@ -398,13 +406,7 @@ class ParticipantChannel:
         self._driver = driver
         self._log = driver.persistence.log(channel_id)
         saved = driver.persistence.state(channel_id)
-        self.participant = Participant.restore(
-            channel_id,
-            sender_id,
-            {key: value for key, value in saved.items() if not key.startswith(DRIVER_KEYS)},
-            self._log,
-            options=options,
-        )
+        self.participant = driver.persistence.participant(channel_id, sender_id, options)
         self._cursors = {
             key.removeprefix(CURSOR_KEY): value.decode()
             for key, value in saved.items()
@@ -482,8 +484,6 @@ class ParticipantChannel:
 
     def begin(self) -> None:
         """Start the channel's tasks."""
-        if confirmed := self._driver.persistence.confirmed(self.channel_id):
-            self.apply(self.participant.confirm(confirmed))
         self.apply(self.participant.tick(self._driver.now_ms()))
         self._tasks = [
             self._driver.start(self._follow(), f"follow {self.channel_id}"),

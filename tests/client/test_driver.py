@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +14,7 @@ import httpx
 import pytest
 
 from app.limits import DEFAULT_LIMITS
-from sdstore.client import StoreClient
+from sdstore.client import ParticipantFile, StoreClient
 from sdstore.client.channelevents import BackfillProgress, Connection, Refused
 from sdstore.client.driver import CURSOR_KEY, DriverError, MemoryPersistence, ParticipantDriver
 from sdstore.sds.codec import encode
@@ -56,10 +58,9 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
     async def checked() -> None:
         await scenario
-        async with asyncio.timeout(5):
-            # The event loop closes generators that were left, in tasks of its own.
-            while asyncio.all_tasks() != {asyncio.current_task()}:
-                await asyncio.sleep(0.001)
+        for _ in range(100):
+            await asyncio.sleep(0)  # the event loop closes generators in tasks of its own
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(checked())
 
@@ -311,8 +312,8 @@ def test_a_catch_up_that_fails_goes_on_with_another_store(
         port = httpx.URL(url).port
 
         def failing(request: httpx.Request) -> httpx.Response | None:
-            is_third = network.counts["POST /v1/recon"] >= 3
-            return httpx.Response(500) if request.url.port == port and is_third else None
+            is_second = network.counts["POST /v1/recon"] >= 2
+            return httpx.Response(500) if request.url.port == port and is_second else None
 
         network.answer = failing
         draw = InOrder()
@@ -693,5 +694,82 @@ def test_a_participant_that_left_continues_where_it_was(url: str, place: dict[st
             assert bob.deliveries[0].number == 2
             await bob.channel.leave()
             await reading
+
+    run(scenario())
+
+
+def test_a_file_takes_the_confirmation_in_the_transaction_of_the_application(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "bob.db"
+        async with joined([url], "ada", **place) as ada:
+            with ParticipantFile(path) as file:
+                async with joined([url], "bob", file, confirms=False, **place) as bob:
+                    for text in texts(3):
+                        await ada.channel.send(text)
+                    await bob.until(lambda bob: len(bob.texts) == 3)
+                    with file.transaction() as connection:
+                        file.confirm(connection, place["channel_id"], 2)
+                    await bob.channel.send(b"hello, ada")
+            await ada.until(lambda ada: ada.texts == [b"hello, ada"])
+            with ParticipantFile(path) as file:
+                async with joined([url], "bob", file, **place) as again:
+                    await ada.channel.send(b"3")
+                    await again.until(lambda bob: len(bob.texts) == 2)
+                    assert again.texts == texts(2, 2)
+                    assert [each.number for each in again.deliveries] == [3, 4]
+                    assert len(file.log(place["channel_id"])) == 5
+
+    run(scenario())
+
+
+PROGRAM = """
+import asyncio, sys
+from sdstore.client import ParticipantDriver, ParticipantFile
+
+async def main(url, path, channel_id):
+    with ParticipantFile(path) as file:
+        async with ParticipantDriver([url], file) as driver:
+            channel = await driver.join(channel_id, "ada")
+            for number in range(1_000_000):
+                print(await channel.send(b"%d" % number), flush=True)
+
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
+)
+def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
+    url: str, place: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    path = tmp_path / "ada.db"
+    arguments = [sys.executable, "-c", PROGRAM, url, str(path), place["channel_id"]]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        lines = [program.stdout.readline() for _ in range(50)]
+        program.send_signal(number)
+        out, err = program.communicate(timeout=30)
+    assert (program.returncode, err) == (code, b"")
+    sent = [line.decode().strip() for line in lines + out.splitlines(keepends=True)]
+    sent = [each for each in sent if len(each) == 64]
+
+    async def scenario() -> None:
+        eager = replace(SMALL, resend_ms=50, resend_possibly_ms=50)
+        with ParticipantFile(path) as file:
+            log = file.log(place["channel_id"])
+            assert len(log) - len(sent) in (0, 1), "the last one was not printed"
+            async with (
+                joined([url], "ada", file, participant=eager, **place),
+                joined([url], "bob", **place) as bob,
+            ):
+                await bob.until(lambda bob: len(bob.texts) == len(log))
+                assert [each.message.message_id for each in bob.deliveries][: len(sent)] == sent
 
     run(scenario())

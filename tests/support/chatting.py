@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, MutableSequence
+from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -193,6 +194,11 @@ class joined:  # noqa: N801 - used like a function
             await app.until(lambda app: app.is_online)
         return app
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._driver.__aexit__(*error)
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._driver.__aexit__(exc_type, exc, traceback)
         await asyncio.gather(self._reading, return_exceptions=True)
