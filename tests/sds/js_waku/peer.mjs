@@ -8,7 +8,6 @@
 //   {"op": "sweep", "peer"}     -> {"missing", "repairs", "unacknowledged", "possibly", "events"}
 //   {"op": "state", "peer"}     -> {"lamport", "log", "incoming", "outgoing", "filter"}
 //   {"op": "bloom", "ids"}      -> {"filter"}
-//   {"op": "measure", ...}      -> see below
 // Any number of peers live in the process, under one clock: Date.now() is what "clock" set last, and
 // the package has no timers. A failure of the package -> {"error": text}.
 
@@ -117,6 +116,7 @@ function plain(detail) {
   if (typeof detail === "string") return detail;
   if (Array.isArray(detail)) return detail.map(({ messageId }) => messageId);
   if (detail.error) return String(detail.error);
+  if (detail.tReq ?? detail.tResp) return [detail.messageId, detail.tReq ?? detail.tResp];
   return detail.messageId ?? detail.messageIds;
 }
 
