@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import mmh3
 import numpy as np
 
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.farmhash import fingerprint64
 
 if TYPE_CHECKING:
@@ -88,9 +89,10 @@ class BloomFilter:
         self, capacity: int = CAPACITY, error_rate: float = ERROR_RATE, form: Form = Form.JS
     ) -> None:
         if capacity < 1 or not 0 < error_rate < 1:
-            raise ValueError(
+            raise LocalProtocolError(
+                "bad_option",
                 f"a bloom filter needs capacity >= 1 and 0 < error_rate < 1, not {capacity} "
-                f"and {error_rate}"
+                f"and {error_rate}",
             )
         self.capacity = capacity
         self.form = form

@@ -47,6 +47,7 @@ class ParticipantOptions:
     bloom: Form | None = Form.JS
     """The form of the filter in our messages; `None`: our messages carry none. All forms are read."""
     bloom_capacity: int = CAPACITY
+    """IDs in our filter. At the capacity it is made anew from the newest half of them."""
     bloom_error_rate: float = ERROR_RATE
     """js-waku reads only filters of the default capacity and error rate."""
 
@@ -103,9 +104,11 @@ class ParticipantOptions:
     lost_after_ms: int = 300_000
     """A missing message is lost after 5 minutes: SDS-R answers within 2, a store within seconds."""
     on_lost: OnLost = OnLost.DELIVER
+    """`DELIVER`: messages whose causes are lost are delivered after a gap. `HOLD`: they wait on."""
     fetch_retry_ms: int = 10_000
     """The pause before `Missing` names a message again. It doubles each time."""
     fetch_retry_ms_max: int = 120_000
+    """The longest pause, until the message is lost."""
     lost_retry_ms: int = 600_000
     """The pause before `Missing` names a lost message again, first 10 minutes. It doubles each time, so
     what is lost for good costs ever less, and what a partition kept away is found after it."""
@@ -126,7 +129,8 @@ class ParticipantOptions:
     lost_max: int = 10_000
     """Lost IDs remembered, 2 MB. The oldest is forgotten first; a message that names it waits again."""
     sync_ids_max: int = 1_000
-    """IDs of sync messages remembered, because participants of version 1 name them as causes."""
+    """IDs of sync messages remembered, because participants of version 1 name them as causes. The oldest
+    is forgotten first."""
 
     # ---- sync messages
 
@@ -148,7 +152,7 @@ class ParticipantOptions:
     deliveries_max: int = 1_000
     """Deliveries that the application has not confirmed. Later ones wait in the log."""
     hints_max: int = 4_096
-    """Messages whose retrieval hints are remembered, 2 MB."""
+    """Messages whose retrieval hints are remembered, 2 MB. The oldest are forgotten first."""
     hints_per_message: int = 4
     """Retrieval hints of one message: a message can be in several stores under different keys."""
 

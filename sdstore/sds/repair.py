@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 
 PARTICIPANTS_PER_GROUP = 128
@@ -72,8 +73,8 @@ class RepairOptions:
     answers_max: int = 1_000
     """Answers that wait for their T_resp, 0.3 MB. At the bound a request is ignored."""
     answers_per_requester: int = 30
-    """Answers to one requester in T_max, 0.6 MB with js-waku's filters: three per message that it can
-    send in 12 s. More requests are ignored until the next T_max begins."""
+    """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
+    More requests are ignored until the next T_max begins."""
     answers_in_all: int = 300
     """Answers to all requesters in T_max, 5.6 MB: senders are not authenticated, so one requester can
     pretend to be many."""
@@ -81,13 +82,16 @@ class RepairOptions:
     """Answers that one call of `answers` returns; the others follow with the next call."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for values that make no sense."""
+        """Raises `LocalProtocolError` (`bad_option`) for values that make no sense."""
         if not 0 <= self.t_min_ms < self.t_max_ms:
-            raise ValueError(
-                f"0 <= t_min_ms < t_max_ms does not hold: {self.t_min_ms}, {self.t_max_ms}"
+            raise LocalProtocolError(
+                "bad_option",
+                f"0 <= t_min_ms < t_max_ms does not hold: {self.t_min_ms}, {self.t_max_ms}",
             )
         if self.groups is not None and self.groups < 1:
-            raise ValueError(f"groups is {self.groups}, and must be at least 1")
+            raise LocalProtocolError(
+                "bad_option", f"groups is {self.groups}, and must be at least 1"
+            )
 
 
 class _Schedule:

@@ -22,6 +22,7 @@ from sdstore.sds.bloom import (
     read_filter,
 )
 from sdstore.sds.codec import decode
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.farmhash import fingerprint64
 from tests.support.sds_vectors import load
 
@@ -212,7 +213,7 @@ def test_a_filter_that_was_rebuilt_equals_a_new_one() -> None:
 
 @pytest.mark.parametrize(("capacity", "error_rate"), [(0, 0.1), (-1, 0.1), (1, 0.0), (1, 1.0)])
 def test_impossible_parameters_are_refused(capacity: int, error_rate: float) -> None:
-    with pytest.raises(ValueError, match="a bloom filter needs"):
+    with pytest.raises(LocalProtocolError, match="bad_option: a bloom filter needs"):
         BloomFilter(capacity, error_rate)
 
 

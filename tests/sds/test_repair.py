@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.repair import Repair, RepairOptions, hash_of_text
 from tests.support.sds_vectors import load
@@ -429,5 +430,5 @@ def test_repair_goes_on_when_requests_and_answers_are_lost() -> None:
     "options", [{"t_min_ms": 5, "t_max_ms": 5}, {"t_min_ms": -1}, {"groups": 0}], ids=str
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(LocalProtocolError, match="bad_option"):
         RepairOptions(**options)
