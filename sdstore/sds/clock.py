@@ -37,16 +37,23 @@ class Clock:
         self.elapsed_ms += min(max(now_ms - self.now_ms, 0), self._step_max_ms)
         self.now_ms = now_ms
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the dialect has no timestamp for another message."""
+        return self._next() > self._lamport_max
+
     def next_lamport(self) -> int:
         """The timestamp of the next message; it becomes `lamport` once the message is sent."""
-        lamport = max(self.now_ms // self._unit_ms, self.lamport + 1)
-        if lamport > self._lamport_max:
+        if self.is_exhausted:
             raise LocalProtocolError(
                 "lamport_exhausted",
-                f"the next Lamport timestamp is {lamport}; dialect {self._dialect.label} ends at "
-                f"{self._lamport_max}",
+                f"the next Lamport timestamp is {self._next()}; dialect {self._dialect.label} "
+                f"ends at {self._lamport_max}",
             )
-        return lamport
+        return self._next()
+
+    def _next(self) -> int:
+        return max(self.now_ms // self._unit_ms, self.lamport + 1)
 
     def received(self, lamport: int) -> bool:
         """Follow the timestamp of a delivered message; False if it is too far ahead to follow."""

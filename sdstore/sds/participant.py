@@ -68,6 +68,10 @@ FRAME_BYTES_MAX = 1 << 20
 OWN_IDS_MAX = 64
 """Our newest sync and ephemeral messages, to recognise them when they come back without a sender."""
 
+ID_LENGTH_MAX = 1_024
+"""Characters of a message ID or sender ID. With longer ones, messages that refer to them would not fit
+into a frame; a store refuses them as well."""
+
 REPAIRS_READ_MAX = 16
 """Entries read of a received repair request; the specification allows three."""
 
@@ -75,6 +79,9 @@ RESTORED_COUNT = 256
 """Logged messages read at restore to find the heads: 5 ms. An older head is no longer named."""
 
 _REPAIR_DIALECTS = frozenset({Dialect.V2, Dialect.NIM})
+
+_LOOKS_LIKE_ENTRY = "\x0a\x12\x1a"
+"""Version 1 cannot name IDs that begin so: readers would take them for entries of version 2."""
 
 
 class Participant:
@@ -87,8 +94,9 @@ class Participant:
         *,
         options: ParticipantOptions | None = None,
         log: ParticipantLog | None = None,
+        state: Mapping[str, bytes] | None = None,
     ) -> None:
-        """A participant without saved state. Its log may have messages.
+        """A new participant, or with `state` the same as `restore`. Its log may have messages.
 
         `sender_id` can be empty, as in versions 1 and 2; then its own messages are recognised by ID.
         Raises `LocalProtocolError` for IDs that no message can hold.
@@ -122,7 +130,7 @@ class Participant:
         self._has_owner = False
         self._ready: list[Arrived] = []  # restored, to be delivered with the first call
         self._own_ids: deque[str] = deque(maxlen=OWN_IDS_MAX)
-        self._load(SavedState())
+        self._load(read_state(state or {}, channel_id, sender_id))
 
     @classmethod
     def restore(
@@ -137,13 +145,11 @@ class Participant:
         """The participant that wrote `state` and `log`.
 
         The next call that gives a time also returns the deliveries that were not confirmed, and the
-        status if anything is missing, waiting, lost or unacknowledged. Raises `LocalProtocolError` with the codes of `state.read_state`. If the log has more or less than the
-        state expects, because only one of them was copied back, the participant continues from both.
+        status if anything is missing, waiting, lost or unacknowledged. If the log has more or less than
+        the state expects, because only one of them was copied back, the participant continues from
+        both. Raises `LocalProtocolError` with the codes of `state.read_state`.
         """
-        saved = read_state(state, channel_id, sender_id)
-        participant = cls(channel_id, sender_id, options=options, log=log)
-        participant._load(saved)
-        return participant
+        return cls(channel_id, sender_id, options=options, log=log, state=state)
 
     @property
     def status(self) -> Status:
@@ -216,7 +222,11 @@ class Participant:
     def _message(self, message_id: str, lamport: int, content: bytes) -> Message:
         history = self._references.causal_history()
         if self.options.dialect is Dialect.V1:
-            history = tuple(HistoryEntry(entry.message_id) for entry in history)
+            history = tuple(
+                HistoryEntry(entry.message_id)
+                for entry in history
+                if entry.message_id[0] not in _LOOKS_LIKE_ENTRY
+            )
         bloom = b"" if self._bloom is None else self._bloom.to_bytes()
         repairs: tuple[HistoryEntry, ...] = ()
         if self._repair is not None and self.options.dialect in _REPAIR_DIALECTS:
@@ -280,11 +290,8 @@ class Participant:
         return self._finish()
 
     def _take(self, message: Message, frame: bytes, hint: bytes) -> None:
-        if message.channel_id != self.channel_id:
-            self.ignored["other_channel"] += 1
-            return
-        if len(message.causal_history) > self.options.history_read_max:
-            self.ignored["history_too_long"] += 1
+        if (reason := self._refusal(message)) is not None:
+            self.ignored[reason] += 1
             return
         is_own = self._is_own(message)
         if message.lamport_timestamp is None:
@@ -303,6 +310,19 @@ class Participant:
         else:
             self._take_sync(message, is_own=is_own)
 
+    def _refusal(self, message: Message) -> str | None:
+        """Why a message is ignored whatever it says."""
+        if message.channel_id != self.channel_id:
+            return "other_channel"
+        if len(message.causal_history) > self.options.history_read_max:
+            return "history_too_long"
+        if len(message.message_id) > ID_LENGTH_MAX or len(message.sender_id) > ID_LENGTH_MAX:
+            return "id_too_long"
+        for entry in message.causal_history:
+            if len(entry.message_id) > ID_LENGTH_MAX or len(entry.sender_id) > ID_LENGTH_MAX:
+                return "id_too_long"
+        return None
+
     def _is_own(self, message: Message) -> bool:
         """By sender if the message has one; senderless messages by ID."""
         if message.sender_id:
@@ -315,7 +335,11 @@ class Participant:
         if self._repair is not None:
             self._repair.heard(message.sender_id)
             if message.repair_request:
-                requests = message.repair_request[:REPAIRS_READ_MAX]
+                requests = [
+                    entry
+                    for entry in message.repair_request[:REPAIRS_READ_MAX]
+                    if max(len(entry.message_id), len(entry.sender_id)) <= ID_LENGTH_MAX
+                ]
                 elapsed_ms = self._clock.elapsed_ms
                 self._repair.requested(message.sender_id, requests, self._has, elapsed_ms)
 
@@ -418,24 +442,24 @@ class Participant:
 
     def _redeliver(self) -> None:
         """Hand out what waits in the log, up to the bound of unconfirmed deliveries."""
-        last = min(self._number, self._confirmed + self.options.deliveries_max)
-        while self._delivered < last:
+        while self._delivered < self._number:
+            last = min(self._number, self._confirmed + self.options.deliveries_max)
+            if last <= self._delivered:
+                return
             entries = self.log.deliveries(self._delivered, last - self._delivered)
-            if not entries:
-                self._delivered = last  # numbers that the log lost
-                break
+            first = entries[0].number if entries else self._number + 1
+            if first > last:  # the log lost numbers: nobody can confirm them
+                if self._delivered > self._confirmed:
+                    return
+                self._confirmed = self._delivered = first - 1
+                self._turn.must_save = True
             for entry in entries:
                 if entry.number > last:
-                    self._delivered = last
                     break
                 self._delivered = entry.number
+                message = _for_application(entry.message)
                 self._turn.effects.append(
-                    Deliver(
-                        entry.number,
-                        _for_application(entry.message),
-                        entry.after_gap,
-                        entry.is_late,
-                    )
+                    Deliver(entry.number, message, entry.after_gap, entry.is_late)
                 )
 
     def stored(self, message_id: str, retrieval_hint: bytes | None = None) -> list[Effect]:
@@ -491,7 +515,7 @@ class Participant:
     def _send_sync(self, now_ms: int) -> None:
         self._sync.sync_sent(self._clock.elapsed_ms)
         is_empty = not self._references.recent and not self._incoming.waiting_count
-        if is_empty and not self.options.sync_when_empty:
+        if self._clock.is_exhausted or (is_empty and not self.options.sync_when_empty):
             return
         lamport = self._clock.next_lamport()
         message_id = self._sync.unique_id("sync", now_ms)

@@ -186,9 +186,10 @@ def test_with_many_unacknowledged_messages_each_filter_is_asked_for_some() -> No
     options = ParticipantOptions(bloom=None, sync_ms=0, reviewed_per_filter=4)
     ada = Device("ada", options)
     ids = [id_of(ada.say(str(number))) for number in range(20)]
-    for number in range(10):
-        ada.hear(sync_message(f"peer {number}", *ids))
-    assert {state_of(ada, each) for each in ids} == {Acknowledgement.ACKNOWLEDGED}
+    for number in range(15):
+        ada.hear(sync_message(f"peer {number}", *ids[8:]))  # the oldest were received by nobody
+    assert {state_of(ada, each) for each in ids[8:]} == {Acknowledgement.ACKNOWLEDGED}
+    assert {state_of(ada, each) for each in ids[:8]} == {Acknowledgement.UNACKNOWLEDGED}
 
 
 def test_filters_that_carry_received_ids_acknowledge_over_a_live_exchange() -> None:

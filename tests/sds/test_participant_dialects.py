@@ -95,6 +95,41 @@ def test_a_peer_cannot_exhaust_the_clock() -> None:
         assert len(ada.log) == 3
 
 
+@pytest.mark.parametrize("message_id", ["\n\x01a", "\n", "\x12", "\x1a\x01b"])
+def test_an_id_that_version_1_cannot_name_does_not_silence_it(message_id: str) -> None:
+    ada = Device("ada", ParticipantOptions(dialect=Dialect.V1, bloom=None))
+    ada.hear(encode(Message(message_id, CHANNEL, "eve", 1, content=b"x")))
+    ada.hear(encode(Message("m2", CHANNEL, "eve", 2, content=b"x")))
+    message, _ = decode(ada.say("still here"))
+    assert message.causal_history == (HistoryEntry("m2"),)
+    assert syncs(ada, 60)
+
+
+def test_long_ids_do_not_silence_anybody() -> None:
+    ada = Device("ada", ParticipantOptions(bloom=None))
+    long = "x" * 500_000
+    for number, message in enumerate((
+        Message(long, CHANNEL, "eve", 1, content=b"x"),
+        Message("m1", CHANNEL, long, 1, content=b"x"),
+        Message("m2", CHANNEL, "eve", 1, (HistoryEntry(long),), content=b"x"),
+        Message("m3", CHANNEL, "eve", 1, (HistoryEntry("m0", b"", long),), content=b"x"),
+        Message("m4", CHANNEL, "eve", 1, (HistoryEntry(long, b"", "eve"),)),
+    ), start=1):  # fmt: skip
+        ada.hear(encode(message))
+        assert ada.participant.ignored["id_too_long"] == number
+    ada.hear(encode(Message("y" * 1_024, CHANNEL, "z" * 1_024, 1, content=b"x")))
+    assert len(ada.log) == 1
+    assert len(ada.say("still here")) < 5_000
+    assert syncs(ada, 60)
+
+
+def test_sync_messages_end_with_the_timestamps_of_the_dialect() -> None:
+    ada = acknowledged("ada", ParticipantOptions(dialect=Dialect.V1, bloom=None))
+    ada.now_ms = (INT32_MAX - 20) * 1_000
+    ada.wait(1)
+    assert len(syncs(ada, 400)) <= 21
+
+
 # ---- the Lamport clock
 
 

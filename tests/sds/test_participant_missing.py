@@ -102,6 +102,14 @@ def test_effects_name_a_bounded_number_of_messages() -> None:
 # ---- lost
 
 
+def test_a_clock_that_is_set_forward_loses_nothing() -> None:
+    bob = Device("bob")
+    bob.hear(written("m2", 2, "m1"))
+    bob.now_ms += 365 * 24 * 3_600_000
+    assert of(Lost, bob.wait(239)) == []  # the jump counts as one minute
+    assert of(Lost, bob.wait(2)) == [Lost("m1")]
+
+
 def test_a_lost_cause_is_a_gap_and_arrives_late() -> None:
     bob = Device("bob")
     bob.hear(written("m3", 3, "m2"), written("m4", 4, "m3", "m1"))

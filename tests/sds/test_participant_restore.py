@@ -168,6 +168,31 @@ def test_a_log_that_is_behind_the_state_gets_its_messages_again_under_new_number
     assert eve.wait(1) == []
 
 
+def test_numbers_that_the_log_lost_do_not_break_the_bound_of_deliveries() -> None:
+    options = ParticipantOptions(bloom=None, sync_ms=0, deliveries_max=2)
+    frames = conversation()
+    participant = Participant(CHANNEL, "eve", options=options)
+    state: dict[str, bytes] = {}
+    effects = [*participant.receive(frames[0], NOON_MS), *participant.confirm(1)]
+    log = deepcopy(participant.log)
+    for frame in frames[1:]:
+        effects += participant.receive(frame, NOON_MS)
+    effects += participant.confirm(5)
+    for save in of(Save, effects):
+        state.update((key, value) for key, value in save.changes if value is not None)
+    restored = Participant.restore(CHANNEL, "eve", state, log, options=options)
+    numbers = []
+    for frame in frames[1:]:
+        numbers += [each.number for each in of(Deliver, restored.receive(frame, NOON_MS))]
+    assert numbers == [6, 7]
+    # The state of the first start once more: what it does not know of comes in steps of two.
+    again = Participant.restore(CHANNEL, "eve", {}, restored.log, options=options)
+    numbers = [each.number for each in of(Deliver, again.tick(NOON_MS))]
+    assert numbers == [1]
+    numbers = [each.number for each in of(Deliver, again.confirm(1))]
+    assert numbers == [6, 7]
+
+
 def test_a_sent_message_that_the_log_lost_is_given_up() -> None:
     ada = Device("ada")
     ada.say("one")
