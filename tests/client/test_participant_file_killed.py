@@ -1,0 +1,243 @@
+"""A program that is killed at any moment loses nothing that it saved, and handles each message once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
+
+from sdstore.client.participantfile import ParticipantFile, ParticipantFileError
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import entry_digest
+from sdstore.sds.effects import Broadcast, Deliver
+from sdstore.sds.log import Staged
+from sdstore.sds.participant import Participant
+
+CHANNEL = "general"
+MESSAGES_COUNT = 1_500
+INBOX = Table("inbox", MetaData(), Column("number", Integer), Column("content", LargeBinary))
+
+
+def conversation() -> list[bytes]:
+    """Frames of a sender, each of which names those before it."""
+    bob = Participant(CHANNEL, "bob")
+    frames = []
+    for n in range(MESSAGES_COUNT):
+        effects = bob.send(b"message %d" % n, 1_000 + n)
+        frames += [each.frame for each in effects if isinstance(each, Broadcast)]
+    return frames
+
+
+def program(path: Path, frames: list[bytes], seed: int, report: int) -> None:
+    """Receive, stage and take frames in a shuffled order; handle and confirm what is delivered.
+
+    Frame numbers are reported when they are on the disk, and `confirmed` after each delivery.
+    """
+    random = Random(seed)
+    with ParticipantFile(path) as file:
+        with file.transaction() as connection:
+            INBOX.create(connection, checkfirst=True)
+        ada = file.participant(CHANNEL, "ada")
+        log = file.log(CHANNEL)
+        effects = ada.tick(5_000)
+        start = max(len(log) - 20, 0)
+        while start < len(frames):
+            block = list(range(start, min(start + 30, len(frames))))
+            random.shuffle(block)
+            start += 25
+            for part in (block[:10], block[10:]):
+                if random.random() < 0.3:
+                    messages = [(decode(frames[n])[0], frames[n]) for n in part]
+                    log.stage(
+                        [
+                            Staged(message, frame, entry_digest(message))
+                            for message, frame in messages
+                            if not log.digests([message.message_id])
+                        ],
+                        [],
+                    )
+                    effects += ada.take_staged(5_000, random.randrange(1, 20))
+                else:
+                    for n in part:
+                        effects += ada.receive(frames[n], 5_000)
+                if random.random() < 0.2:
+                    effects += ada.send(b"from ada %d" % random.getrandbits(60), 5_000)
+                file.save(CHANNEL, effects)
+                os.write(report, b"".join(b"%d\n" % n for n in part))
+                for effect in effects:
+                    if isinstance(effect, Deliver):
+                        with file.transaction() as connection:
+                            values = {"number": effect.number, "content": effect.message.content}
+                            connection.execute(insert(INBOX).values(values))
+                            file.confirm(connection, CHANNEL, effect.number)
+                        os.write(report, b"confirmed\n")
+                numbers = [each.number for each in effects if isinstance(each, Deliver)]
+                effects = ada.confirm(numbers[-1]) if numbers else []
+
+
+def killed(path: Path, frames: list[bytes], seed: int, after_s: float) -> tuple[list[str], int]:
+    """The reports of a program that is killed after some time, and its exit status."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        status = 1
+        try:
+            program(path, frames, seed, writing)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    time.sleep(after_s)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reading) as reports:
+        return reports.read().split(), status
+
+
+def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> int:
+    """The number of deliveries in the file."""
+    ids = [decode(frame)[0].message_id for frame in frames]
+    with ParticipantFile(path) as file:
+        assert file._raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        log, state = file.log(CHANNEL), file.state(CHANNEL)
+        staged = {each.message.message_id: each.frame for each in log.staged(10_000)}
+        for n in saved:
+            found = log.frame(ids[n]) or staged.get(ids[n])
+            if found is None:
+                found = file.participant(CHANNEL, "ada")._incoming.frame(ids[n])
+                assert f"waiting/{ids[n]}" in state
+            assert found == frames[n]
+        delivered = log.deliveries(0, 10_000)
+        assert [each.number for each in delivered] == list(range(1, len(delivered) + 1))
+        contents = [each.message.content for each in delivered]
+        assert contents == [b"message %d" % n for n in range(len(delivered))]  # causal order
+        with file.transaction() as connection:
+            rows = connection.execute(select(INBOX).order_by(INBOX.c.number)).all()
+        assert [tuple(row) for row in rows] == list(enumerate(contents[: len(rows)], 1))
+        assert len(rows) >= confirmed
+        own = len(log) - len(delivered)
+        assert own >= 0
+        effects = file.participant(CHANNEL, "ada").tick(6_000)
+        again = [each.number for each in effects if isinstance(each, Deliver)]
+        # Those that wait can follow; what was handled never comes again.
+        assert again[: len(delivered) - len(rows)] == list(range(len(rows) + 1, len(delivered) + 1))
+        return len(delivered)
+
+
+def kill_and_check(path: Path, seconds: float, seed: int) -> tuple[int, int]:
+    """Rounds and deliveries."""
+    random, frames = Random(seed), conversation()
+    saved: set[int] = set()
+    confirmed = rounds = delivered = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        reports, status = killed(path, frames, random.getrandbits(32), random.uniform(0.0, 0.25))
+        assert status in (0, signal.SIGKILL), seed
+        if not path.exists():
+            continue
+        with ParticipantFile(path) as file, file.transaction() as connection:
+            INBOX.create(connection, checkfirst=True)
+        saved |= {int(each) for each in reports if each != "confirmed"}
+        confirmed += reports.count("confirmed")
+        delivered = check(path, frames, saved, confirmed)
+        rounds += 1
+        if delivered == MESSAGES_COUNT:
+            path.unlink()
+            saved, confirmed = set(), 0
+    return rounds, delivered
+
+
+def test_a_program_that_is_killed_loses_nothing_and_handles_nothing_twice(tmp_path: Path) -> None:
+    seed = int(os.environ.get("SDSTORE_SEED", time.time_ns() % 2**32))
+    print(f"SDSTORE_SEED={seed}")
+    rounds, delivered = kill_and_check(tmp_path / "chat.db", 4.0, seed)
+    assert rounds >= 3
+    assert delivered
+
+
+@pytest.mark.soak
+def test_a_program_that_is_killed_for_minutes_loses_nothing(tmp_path: Path) -> None:
+    minutes = float(os.environ.get("SOAK_MINUTES", "60")) / 20
+    seed = time.time_ns() % 2**32
+    print(f"SDSTORE_SEED={seed}")
+    kill_and_check(tmp_path / "chat.db", minutes * 60, seed)
+
+
+def test_the_file_is_written_as_durably_as_sqlite_can(tmp_path: Path) -> None:
+    with ParticipantFile(tmp_path / "chat.db") as file:
+        found: dict[str, Any] = {
+            name: file._raw.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
+        }
+    assert found == {"journal_mode": "wal", "synchronous": 2}
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    path = tmp_path / "chat.db"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with ParticipantFile(path):
+                os.write(writing, b"open")
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(reading, 4) == b"open"
+        with pytest.raises(ParticipantFileError) as refused:
+            ParticipantFile(path)
+        assert refused.value.code == "in_use"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+    ParticipantFile(path).close()
+
+
+def test_a_disk_that_fails_ends_the_use_of_the_file_until_it_is_opened_anew(tmp_path: Path) -> None:
+    """Files of the child cannot grow beyond a size: SQLite sees a fault of the disk, not a full one."""
+    path = tmp_path / "chat.db"
+    frames = conversation()[:200]
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            file = ParticipantFile(path)
+            ada = file.participant(CHANNEL, "ada")
+            file.save(CHANNEL, ada.receive(frames[0], 5_000))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+            codes = []
+            for frame in frames[1:]:
+                try:
+                    file.save(CHANNEL, ada.receive(frame, 5_000))
+                except ParticipantFileError as error:
+                    codes.append(error.code)
+                    if len(codes) == 3:
+                        break
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+            status = 0 if codes == ["unavailable"] * 3 else 2
+        except ValueError:  # the limit cannot be raised again, which is fine
+            status = 0 if codes == ["unavailable"] * 3 else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    with ParticipantFile(path) as file:
+        assert file._raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        delivered = file.log(CHANNEL).deliveries(0, 1_000)
+        assert [each.frame for each in delivered] == frames[: len(delivered)]
+        ada = file.participant(CHANNEL, "ada")
+        for frame in frames:
+            file.save(CHANNEL, ada.receive(frame, 6_000))
+        assert len(file.log(CHANNEL)) == 200
