@@ -1,0 +1,304 @@
+"""A chat in the terminal, over a store node, that survives restarts and absence.
+
+    sdstore serve                                 # in one terminal
+    python examples/chat.py ada                   # in a second one
+    python examples/chat.py bob                   # in a third one
+
+Everything that was written and read is in a file (NAME.chat.db by default). The state of a message of
+your own is shown behind it: `sent` (it is in your file, and leaves as soon as a store answers),
+`stored` (a store has it), `acknowledged` (another participant has it). Ctrl-D or Ctrl-C ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import codecs
+import os
+import re
+import shutil
+import sys
+import termios
+import time
+import tty
+import unicodedata
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from sdstore.client import (
+    Connection,
+    DriverError,
+    DriverOptions,
+    ParticipantChannel,
+    ParticipantDriver,
+    ParticipantFile,
+    ParticipantFileError,
+    Refused,
+)
+from sdstore.client.stores import BackOff
+from sdstore.sds import LAMPORT_MAX, decode
+from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, StoredRemotely
+from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.log import ParticipantLog
+from sdstore.sds.outgoing import Acknowledgement
+
+HISTORY_LINES = 50  # earlier messages shown at the start
+LINES_KEPT = 500  # shown messages whose state can still change
+INPUT_CHARS_MAX = 10_000
+RECONNECT_S_MAX = 5.0  # between attempts: a person waits in front of it
+
+CTRL_D, CTRL_U, CTRL_W = "\x04", "\x15", "\x17"
+BACKSPACE = "\x7f\b"
+ESCAPE_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?")
+ERASE_BOTTOM = "\r\x1b[1A\x1b[J"  # two rows, with the cursor in the second one
+
+
+def main() -> int:
+    """Parse the command line and chat; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", help="your name in the chat")
+    parser.add_argument("channel", nargs="?", default="lobby")
+    parser.add_argument("--store", action="append", metavar="URL", help="repeatable")
+    parser.add_argument("--file", help="default: NAME.chat.db")
+    arguments = parser.parse_args()
+    stores = arguments.store or ["http://127.0.0.1:8000"]
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        parser.error("this is a chat for a terminal")
+    try:
+        with (
+            ParticipantFile(arguments.file or f"{arguments.name}.chat.db") as file,
+            screen() as view,
+        ):
+            asyncio.run(chat(file, view, arguments.name, arguments.channel, stores))
+    except KeyboardInterrupt:
+        return 0
+    except (DriverError, LocalProtocolError, ParticipantFileError) as error:
+        print(f"chat.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def chat(
+    file: ParticipantFile, view: Screen, name: str, channel_id: str, stores: list[str]
+) -> None:
+    """Join the channel; show what arrives and send what is typed, until the input ends."""
+    options = DriverOptions(back_off=BackOff(max_s=RECONNECT_S_MAX))
+    async with ParticipantDriver(stores, file, options=options) as driver:
+        channel = await driver.join(channel_id, name)
+        shown = show_history(file, view, channel)
+        tasks = [
+            asyncio.create_task(show_events(view, channel, shown)),
+            asyncio.create_task(send_lines(view, channel)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def show_history(file: ParticipantFile, view: Screen, channel: ParticipantChannel) -> set[str]:
+    """Show the newest messages of the log; returns their IDs."""
+    log = file.log(channel.channel_id)
+    shown = set()
+    for reference in log.newest(HISTORY_LINES, LAMPORT_MAX + 1):
+        message_id = reference.entry.message_id
+        view.show(line_of(log, message_id), message_id, state_of(channel, message_id))
+        shown.add(message_id)
+    view.show(f"-- {plain(channel.channel_id)}: {len(log):,} messages so far --")
+    return shown
+
+
+async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]) -> None:
+    """Show deliveries and news, and confirm what was shown."""
+    connection = "connecting"
+    async for event in channel.events():
+        match event:
+            case Deliver(number, message, after_gap):
+                if message.message_id not in shown:  # else it comes again: it was not confirmed
+                    gap = " (after a lost message)" if after_gap else ""
+                    view.show(line_of(channel.participant.log, message.message_id) + gap)
+                await channel.confirm(number)
+            case StoredRemotely(message_id) | Acknowledged(message_id) | GaveUp(message_id):
+                view.mark(message_id, state_of(channel, message_id))
+            case Refused(message_id, code, _):
+                view.mark(message_id, f"refused by the store: {code}")
+            case Connection(url, "online"):
+                connection = f"connected to {url}"
+            case Connection(url, "catching_up"):
+                connection = f"catching up with {url}"
+            case Connection(url, _, code):
+                connection = f"{url} is down ({code}), trying again; messages wait here"
+        waiting = channel.status.unacknowledged
+        unacknowledged = f"{waiting} not yet acknowledged, " if waiting else ""
+        view.show_status(f"{channel.status}, {unacknowledged}{connection}")
+
+
+async def send_lines(view: Screen, channel: ParticipantChannel) -> None:
+    """Send each typed line."""
+    async for line in view.lines():
+        message_id = await channel.send(line.encode())
+        text = line_of(channel.participant.log, message_id)
+        view.show(text, message_id, state_of(channel, message_id))
+
+
+def state_of(channel: ParticipantChannel, message_id: str) -> str:
+    """The state of a message of ours in words; empty for others'."""
+    known = channel.participant.sent_state(message_id)
+    if known is None:
+        return ""
+    if known.acknowledgement is Acknowledgement.ACKNOWLEDGED:
+        return "acknowledged"
+    if known.acknowledgement is Acknowledgement.GIVEN_UP:
+        return "stored, nobody acknowledged it" if known.is_stored else "nobody has it"
+    return "stored" if known.is_stored else "sent"
+
+
+def line_of(log: ParticipantLog, message_id: str) -> str:
+    """Time, sender and text of a logged message."""
+    message, _ = decode(log.frame(message_id) or b"")
+    text = f"{plain(message.sender_id)}: {plain(message.content.decode(errors='replace'))}"
+    try:  # a Lamport timestamp is the sender's clock in milliseconds, or anything
+        at = time.localtime((message.lamport_timestamp or 0) / 1_000)
+    except (ValueError, OverflowError, OSError):
+        return f"      {text}"
+    return f"{time.strftime('%H:%M', at)} {text}"
+
+
+def plain(text: str) -> str:
+    """Text without control characters: others must not control this terminal."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
+# --- the terminal ------------------------------------------------------------------------------
+
+
+@contextmanager
+def screen() -> Iterator[Screen]:
+    """The terminal, with keys instead of lines as input; restored at the end."""
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)
+    view = Screen()
+    try:
+        yield view
+    finally:
+        view.close()
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+class Screen:
+    """Messages that scroll, and below them two rows: the status, and the line being typed.
+
+    The state behind a message is written anew while the message is visible.
+    """
+
+    def __init__(self) -> None:
+        self._status = "connecting"
+        self._typed = ""
+        self._shown: deque[list[str]] = deque(maxlen=LINES_KEPT)  # text, message ID, state
+        sys.stdout.write(self._bottom())
+        sys.stdout.flush()
+
+    def show(self, text: str, message_id: str = "", state: str = "") -> None:
+        """Add a line."""
+        self._shown.append([text, message_id, state])
+        self._write(_styled(text, state) + "\n")
+
+    def mark(self, message_id: str, state: str) -> None:
+        """Change the state of a message."""
+        width, height = shutil.get_terminal_size()
+        above = 0
+        for line in reversed(self._shown):
+            rows = _rows(line, width)
+            above += rows
+            if line[1] != message_id:
+                continue
+            line[2] = state
+            if above > height - 2:
+                return  # it scrolled away
+            if _rows(line, width) == rows:
+                down = above - rows + 1
+                changed = f"{_styled(line[0], state)}\x1b[K\r\x1b[{down}B"
+                self._write(f"\x1b[{above}A{changed}")
+            else:
+                self.show(f"  {line[0]}", "", state)
+            return
+
+    def show_status(self, text: str) -> None:
+        """Replace the status."""
+        if text != self._status:
+            self._status = text
+            self._write("")
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Typed lines, until Ctrl-D or the end of the input."""
+        typed: asyncio.Queue[bytes] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        loop.add_reader(0, lambda: typed.put_nowait(os.read(0, 65_536)))
+        try:
+            while data := await typed.get():
+                # Arrows and function keys send escape sequences, which do nothing here.
+                for key in ESCAPE_SEQUENCE.sub("", decoder.decode(data)):
+                    if key == CTRL_D and not self._typed:
+                        return
+                    if key in "\r\n":
+                        line, self._typed = self._typed.strip(), ""
+                        if line:
+                            yield line
+                    elif key in BACKSPACE:
+                        self._typed = self._typed[:-1]
+                    elif key == CTRL_U:
+                        self._typed = ""
+                    elif key == CTRL_W:
+                        self._typed = self._typed.rstrip().rpartition(" ")[0]
+                    elif key.isprintable() and len(self._typed) < INPUT_CHARS_MAX:
+                        self._typed += key
+                self._write("")
+        finally:
+            loop.remove_reader(0)
+
+    def close(self) -> None:
+        """Remove the two rows below the messages."""
+        sys.stdout.write(ERASE_BOTTOM)
+        sys.stdout.flush()
+
+    def _write(self, text: str) -> None:
+        """Write above the two rows."""
+        sys.stdout.write(ERASE_BOTTOM + text + self._bottom())
+        sys.stdout.flush()
+
+    def _bottom(self) -> str:
+        width = shutil.get_terminal_size().columns - 1
+        status = f"[{self._status}]"
+        typed = f"> {self._typed}"
+        while _width(status) > width:
+            status = status[:-2] + "]"
+        while _width(typed) > width:
+            typed = "> " + typed[3:]
+        return f"\x1b[2m{status}\x1b[0m\n{typed}"
+
+
+def _styled(text: str, state: str) -> str:
+    return f"{text}  \x1b[2m({state})\x1b[0m" if state else text
+
+
+def _rows(line: list[str], terminal_width: int) -> int:
+    text, _, state = line
+    width = _width(f"{text}  ({state})" if state else text)
+    return max(-(-width // terminal_width), 1)
+
+
+def _width(text: str) -> int:
+    """The columns of a text: letters of East Asian scripts take two, combining marks none."""
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        for each in text
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
