@@ -46,6 +46,9 @@ CANNOT_RUN = {
     "make run      # one node on http://127.0.0.1:8000, SQLite in ./data": (
         "sets up an environment; the targets are looked up, and the minute starts what they start"
     ),
+    ".venv/bin/python examples/chat.py ada": (
+        "needs a terminal for each person: tests/test_chat_example.py"
+    ),
     'spark.read.format("sdstore").option("url", "sqlite:///data/sdstore.db").load()': (
         "lines of a Spark program: tests/pipeline/test_source.py and test_live.py run them"
     ),
