@@ -12,6 +12,7 @@ BENCHMARKS = (
     "requests",
     "negentropy",
     "mvds",
+    "participant",
     "store",
     "frames",
     "http",

@@ -15,6 +15,7 @@ from sdstore.sds import (
     ParticipantOptions,
     Save,
     Status,
+    decode,
 )
 
 CHANNEL = "room"
@@ -101,5 +102,5 @@ class Device:
     def order(self) -> list[str]:
         """The contents of the log, in log order."""
         references = self.log.newest(len(self.log), 2**63)
-        entries = {each.message.message_id: each for each in self.log._entries.values()}
-        return [entries[each.entry.message_id].message.content.decode() for each in references]
+        frames = (self.log.frame(each.entry.message_id) or b"" for each in references)
+        return [decode(frame)[0].content.decode() for frame in frames]
