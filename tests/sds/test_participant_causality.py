@@ -133,6 +133,20 @@ def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
     assert named >= set(ids)
 
 
+def test_new_heads_do_not_keep_an_old_one_from_its_turn() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, history_max=5))
+    named = set()
+    for turn in range(10):
+        for number in range(3):  # no more than a message can name besides the newest two
+            name = f"t{turn}-{number}"
+            bob.hear(written(name, NOON_MS + 10 * turn + number, sender=name))
+        bob.now_ms = NOON_MS + 10 * turn + 5
+        message, _ = decode(bob.say(f"turn {turn}"))
+        named.update(entry.message_id for entry in message.causal_history)
+        if turn == 2:
+            assert {"t0-0", "t0-1", "t0-2"} <= named
+
+
 def test_a_message_of_our_own_is_ignored_when_it_comes_back() -> None:
     ada = Device("ada")
     frame = ada.say("hello")

@@ -13,6 +13,7 @@ from sdstore.sds import (
     Deliver,
     LocalProtocolError,
     MemoryLog,
+    Missing,
     OnLost,
     Participant,
     ParticipantOptions,
@@ -102,6 +103,42 @@ def test_a_waiting_message_survives_a_restart() -> None:
     eve.hear(frames[0])
     assert eve.texts == ["ada 0", "bob 0"]
     assert not [key for key in eve.state if key.startswith("waiting/")]
+
+
+def test_a_waiting_message_is_not_missing_after_a_restart() -> None:
+    frames = conversation()
+    eve = Device("eve")
+    eve.hear(frames[2], frames[1])  # the third names the second, which arrives after it
+    assert eve.participant.status == Status(missing=1, waiting=2)
+    eve.crash()
+    assert eve.participant.status == Status(missing=1, waiting=2)
+    (missing,) = of(Missing, eve.wait(1))
+    assert [each.message_id for each in missing.entries] == [decode(frames[0])[0].message_id]
+
+
+def test_a_waiting_message_whose_cause_is_in_the_log_meanwhile_is_delivered() -> None:
+    frames = conversation()
+    eve, other = Device("eve"), Device("eve")
+    eve.hear(frames[1])
+    other.hear(frames[0])
+    eve.log = other.log  # newer than the state
+    eve.crash()
+    eve.wait(1)
+    assert eve.texts == ["ada 0", "bob 0"]
+    assert not [key for key in eve.state if key.startswith("waiting/")]
+
+
+def test_the_heads_are_found_again_after_a_restart() -> None:
+    eve = Device("eve")
+    for number in range(5):
+        eve.hear(Device(f"peer {number}").say("at the same time"))
+    eve.hear(conversation()[0])
+    eve.crash()
+    message, _ = decode(eve.say("all of you"))
+    assert len(message.causal_history) == 6
+    eve.crash()
+    message, _ = decode(eve.say("and again"))
+    assert len(message.causal_history) == 2
 
 
 def test_sent_messages_and_their_acknowledgement_survive_a_restart() -> None:
