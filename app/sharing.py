@@ -61,6 +61,15 @@ class Holding:
         self._share.forget(self)
         self.resize(0)
 
+    def release_after_pass(self) -> None:
+        """Release in a later pass of the event loop; a share releases one of these in each pass.
+
+        For turns. A request that waits for nothing is answered in one step of the event loop. If it gave
+        its turn back at once, all requests that have arrived would be answered one after the other
+        before the loop looks at any other connection.
+        """
+        self._share.release_after_pass(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -95,6 +104,7 @@ class Share:
         self._holdings: set[Holding] = set()
         self._waiters: OrderedDict[str, deque[_Waiter]] = OrderedDict()
         self._growing: _Growing | None = None
+        self._ending: deque[Holding] = deque()
         self._sweep: asyncio.TimerHandle | None = None
 
     async def take(self, caller: str, units: int, holder: Holder | None = None) -> Holding:
@@ -170,6 +180,17 @@ class Share:
             if waiters:
                 # Move it behind all others: each caller gets one turn before any gets a second.
                 self._waiters[caller] = waiters
+
+    def release_after_pass(self, holding: Holding) -> None:
+        """See `Holding`."""
+        self._ending.append(holding)
+        if len(self._ending) == 1:
+            asyncio.get_running_loop().call_soon(self._release_next)
+
+    def _release_next(self) -> None:
+        self._ending.popleft().release()
+        if self._ending:
+            asyncio.get_running_loop().call_soon(self._release_next)
 
     def forget(self, holding: Holding) -> None:
         """Stop checking the progress of a holding."""

@@ -18,6 +18,7 @@ BENCHMARKS = (
     "http",
     "postgres",
     "pipeline",
+    "stampede",
 )
 
 

@@ -10,6 +10,7 @@ with the count. The low bytes of an element's hash are its short id.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import blake3
@@ -40,16 +41,25 @@ _NAME_BITS = np.uint64(8 * SHORT_ID_BYTES)
 _NAME_MASK = np.uint64(2 ** (8 * SHORT_ID_BYTES) - 1)
 
 
+class _Buffers(threading.local):
+    """What one chunk is hashed in. Each thread has its own pair, which all its hashers share."""
+
+    def __init__(self) -> None:
+        self.left = np.empty((_CHUNK + 1, 2), dtype="<u8")
+        self.right = np.empty((_CHUNK + 1, 2), dtype="<u8")
+        self.left_bytes = memoryview(self.left.data).cast("B")
+        self.right_bytes = memoryview(self.right.data).cast("B")
+
+
+_buffers = _Buffers()
+
+
 class ElementHasher:
     """Hashes of elements under one session key. One instance serves one thread."""
 
     def __init__(self, key: SessionKey) -> None:
         # ECB is the block function itself here, the building block of the CBC-MAC above.
         self._encrypt = Cipher(algorithms.AES(key.raw), modes.ECB()).encryptor()  # noqa: S305
-        self._left = np.empty((_CHUNK + 1, 2), dtype="<u8")
-        self._right = np.empty((_CHUNK + 1, 2), dtype="<u8")
-        self._left_bytes = memoryview(self._left.data).cast("B")
-        self._right_bytes = memoryview(self._right.data).cast("B")
 
     def hash_into(self, orders: U64, ids: U8, low: U64, high: U64) -> None:
         """Write the two lanes of each element's hash: orders u64[n], ids u8[n, 32], lanes u64[n]."""
@@ -63,12 +73,12 @@ class ElementHasher:
     def _hash_chunk(self, orders: U64, words: U64) -> U64:
         count = len(orders)
         size = count * _BLOCK_BYTES
-        left, right = self._left[:count], self._right[:count]
+        left, right = _buffers.left[:count], _buffers.right[:count]
         left[...] = words[:, :2]
-        self._encrypt.update_into(self._left_bytes[:size], self._right_bytes)
+        self._encrypt.update_into(_buffers.left_bytes[:size], _buffers.right_bytes)
         right ^= words[:, 2:]
         right[:, 0] ^= orders
-        self._encrypt.update_into(self._right_bytes[:size], self._left_bytes)
+        self._encrypt.update_into(_buffers.right_bytes[:size], _buffers.left_bytes)
         return left
 
     def lanes(self, orders: U64, ids: U8) -> tuple[U64, U64]:

@@ -37,11 +37,18 @@ class _Segment:
     firsts: I64  # where each group's rows begin; one more at the end
     rows: U32  # ascending within each group
 
-    def rows_of(self, wanted: U32) -> U32:
+    def _places(self, wanted: U32) -> I64:
         places = np.searchsorted(self.groups, wanted)
         known = places < len(self.groups)
         known[known] = self.groups[places[known]] == wanted[known]
-        places = places[known]
+        return places[known]
+
+    def count(self, wanted: U32) -> int:
+        places = self._places(wanted)
+        return int((self.firsts[places + 1] - self.firsts[places]).sum())
+
+    def rows_of(self, wanted: U32) -> U32:
+        places = self._places(wanted)
         counts = self.firsts[places + 1] - self.firsts[places]
         owner, within = spread(counts)
         rows: U32 = self.rows[self.firsts[places][owner] + within]
@@ -69,6 +76,11 @@ class Postings:
             pieces.append((young + covered).astype(np.uint32))
         rows = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
         return rows[rows < stop] if covered > stop else rows
+
+    def count(self, groups: Collection[int]) -> int:
+        """Rows of the groups, but for the youngest ones, which no segment covers yet."""
+        wanted = np.fromiter(groups, dtype=np.uint32, count=len(groups))
+        return sum(segment.count(wanted) for segment in self._segments)
 
     def extend(self, snapshot: Snapshot) -> None:
         """Cover the rows of a snapshot, once there are enough of them. The inserting thread only."""

@@ -8,10 +8,11 @@ small unsorted tail, so following a slow stream of them stays cheap.
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -30,7 +31,13 @@ from recon.elements import (
     spread,
 )
 from recon.hashing import ElementHasher, Total, short_ids_of, summary_hash, summary_hashes
-from recon.limits import ASIDE_ROW_FIRST, VIEW_BYTES, VIEW_ELEMENT_BYTES, VIEW_GROUP_BYTES
+from recon.limits import (
+    ASIDE_ROW_FIRST,
+    SELECTED_ELEMENT_BYTES,
+    VIEW_BYTES,
+    VIEW_ELEMENT_BYTES,
+    VIEW_GROUP_BYTES,
+)
 from recon.session import SessionKey
 from recon.store import EMPTY_RUN, Columns, Run, element_sequence, merge_runs, prefix_sums, push_run
 
@@ -40,7 +47,10 @@ if TYPE_CHECKING:
 _BUILD_CHUNK = 1 << 14  # elements gathered at a time: 512 KiB of ids
 _WORD = (1 << 64) - 1
 _NO_COUNT, _NO_SUM = np.zeros((), np.int64), np.zeros((), np.uint64)  # of a view without runs
+_NO_TAIL = np.empty((4, 0), np.uint64)  # orders, rows, low, high
 TAIL_MAX = 512  # new elements that wait unsorted; more become a run
+SMALL_ELEMENTS_MAX = 1 << 16  # of a small interest: hashed in 1 ms
+SELECTION_BEHIND_MAX = 2_048  # rows that a view looks through for what came after its selection
 WIDE_SHARE = 8  # an interest in more than 1/8 of the rows is filtered by a scan, not by postings
 
 
@@ -56,8 +66,40 @@ class Places:
         return Places(tuple(s[which] for s in self.starts), tuple(s[which] for s in self.stops))
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The elements of an interest among the rows below `seen`, ascending, with their IDs in one piece.
+
+    Choosing, sorting and gathering cost four times as much as hashing and do not depend on the session
+    key, so the views of many sessions over one interest share a selection.
+    """
+
+    orders: U64
+    rows: U32
+    ids: U8
+    seen: int
+
+    @classmethod
+    def of(cls, index: RangeIndex, groups: frozenset[int], window: OrderWindow) -> Selection:
+        """The elements of `groups` in `window` as of now."""
+        snapshot = index.state.snapshot
+        rows = index.postings.rows_of(snapshot, groups, snapshot.size)
+        columns = snapshot.take(rows)
+        wanted = np.flatnonzero(_in_window(window, columns.orders))
+        orders, ids = columns.orders[wanted], columns.ids[wanted]
+        sequence = element_sequence(orders, heads_of(ids))
+        return cls(orders[sequence], rows[wanted[sequence]], ids[sequence], snapshot.size)
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+
 class View:
-    """Elements of an interest, hashed under a session key. Belongs to one thread."""
+    """Elements of an interest, hashed under a session key. Belongs to one thread.
+
+    `selection`: what the interest selects, if it is known already. Then the view costs one pass of the
+    hash over it.
+    """
 
     def __init__(
         self,
@@ -65,19 +107,25 @@ class View:
         key: SessionKey,
         groups: frozenset[int] | None,
         window: OrderWindow,
+        selection: Selection | None = None,
     ) -> None:
         self._index = index
         self._hasher = ElementHasher(key)
         self._groups = groups
         self._wanted = None if groups is None else np.array(sorted(groups), dtype=np.uint32)
         self._window = window
-        self._tail = np.empty((4, TAIL_MAX), dtype=np.uint64)  # orders, rows, low, high
+        self._tail = _NO_TAIL
         self._tail_count = 0
         self._tail_sums = 0, 0
         state = index.state
         self._snapshot = state.snapshot
-        self._seen = state.sorted_count
-        self._runs = self._first_runs(state)
+        if selection is None:
+            self._seen = state.sorted_count
+            self._runs = self._first_runs(state)
+        else:
+            self._seen = selection.seen
+            run = self._keyed(selection.orders, selection.rows, selection.ids)
+            self._runs = (run,) if len(run) else ()
         self.refresh()
 
     def __len__(self) -> int:
@@ -101,7 +149,7 @@ class View:
 
     def _run_of_rows(self, rows: U32) -> tuple[Run, ...]:
         columns = self._snapshot.take(rows)
-        wanted = self._in_window(columns.orders)
+        wanted = _in_window(self._window, columns.orders)
         orders, rows = columns.orders[wanted], rows[wanted]
         if not len(rows):
             return ()
@@ -120,14 +168,16 @@ class View:
         mine = np.isin(self._snapshot.take(rows).groups, self._wanted)
         return orders[mine], rows[mine]
 
-    def _keyed(self, orders: U64, rows: U32 | None) -> Run:
-        """A run with its sums: one pass over the ids, in element order."""
+    def _keyed(self, orders: U64, rows: U32 | None, ids_here: U8 | None = None) -> Run:
+        """A run with its sums: one pass over the ids, in element order. `ids_here`: gathered already."""
         count = len(orders)
         low, high = np.empty(count + 1, np.uint64), np.empty(count + 1, np.uint64)
         low[0] = high[0] = 0
         for start in range(0, count, _BUILD_CHUNK):
             stop = min(start + _BUILD_CHUNK, count)
-            if rows is None:
+            if ids_here is not None:
+                ids = ids_here[start:stop]
+            elif rows is None:
                 ids = self._snapshot.slice(start, stop).ids
             else:
                 ids = self._snapshot.ids_of(rows[start:stop])
@@ -136,11 +186,6 @@ class View:
         np.cumsum(low, out=low)
         np.cumsum(high, out=high)
         return Run(orders, rows, low, high)
-
-    def _in_window(self, orders: U64) -> Mask:
-        lower, upper = self._window
-        wanted = orders >= np.uint64(lower)
-        return wanted if upper is None else wanted & (orders < np.uint64(upper))
 
     def refresh(self) -> int:
         """Take in what was inserted since the last call; returns how many elements came."""
@@ -151,7 +196,7 @@ class View:
         news = self._snapshot.slice(seen, self._seen)
         rows = np.arange(seen, self._seen, dtype=np.uint32)
         if self._groups is not None or self._window != (0, None):
-            mine = self._in_window(news.orders)
+            mine = _in_window(self._window, news.orders)
             if self._wanted is not None:
                 mine &= np.isin(news.groups, self._wanted)
             news, rows = news.take(mine), rows[mine]
@@ -165,6 +210,8 @@ class View:
 
     def _add_to_tail(self, orders: U64, ids: U8, rows: U32) -> None:
         start, stop = self._tail_count, self._tail_count + len(rows)
+        if stop and self._tail is _NO_TAIL:
+            self._tail = np.empty((4, TAIL_MAX), np.uint64)
         tail = self._tail[:, start:stop]
         tail[0], tail[1] = orders, rows
         self._hasher.hash_into(orders, ids, tail[2], tail[3])
@@ -315,7 +362,7 @@ class View:
         return view
 
     def _set_apart(self, added: Columns, removed: Columns) -> None:
-        self._tail = np.empty_like(self._tail)
+        self._tail = _NO_TAIL
         if len(removed):
             kept = (self._without(run, removed) for run in self._runs)
             self._runs = tuple(run for run in kept if len(run))
@@ -342,50 +389,115 @@ class View:
         return short_ids_of(low)
 
 
+def _in_window(window: OrderWindow, orders: U64) -> Mask:
+    lower, upper = window
+    wanted = orders >= np.uint64(lower)
+    return wanted if upper is None else wanted & (orders < np.uint64(upper))
+
+
 # ---- the cache of views
 
 
 CacheKey = tuple[bytes, frozenset[int] | None, OrderWindow]
+_SelectionKey = tuple[frozenset[int], OrderWindow]
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBounds:
+    """Bounds of a `ViewCache`.
+
+    `large_max` views of more than `small_elements_max` elements, of `large_bytes_max` bytes together;
+    smaller views, and what small interests select, in bytes.
+    """
+
+    small_elements_max: int = SMALL_ELEMENTS_MAX
+    large_max: int
+    large_bytes_max: int
+    small_bytes_max: int
+    selections_bytes_max: int
 
 
 class ViewCache:
     """A bounded cache of views; it only saves the responder from building them again.
 
-    It is bounded in number and in bytes, and drops the views that were used longest ago; the view
-    used last stays, however large it is. Not thread-safe: one event loop owns it.
+    A few large views and many small ones have bounds of their own, so that the participants of one
+    large group, or of many small ones, keep their views while two nodes reconcile everything. What a
+    small interest selects is kept too: the views of all its sessions are built from it. Each part
+    drops what was used longest ago; the view used last stays, however large it is. Not thread-safe:
+    one event loop owns it.
     """
 
-    def __init__(self, index: RangeIndex, *, views_max: int, bytes_max: int):
+    def __init__(self, index: RangeIndex, bounds: CacheBounds) -> None:
         self._index = index
-        self._views_max = views_max
-        self._bytes_max = bytes_max
-        self._views: OrderedDict[CacheKey, View] = OrderedDict()
+        self._small_max = bounds.small_elements_max
+        self._large: _Recent[CacheKey, View] = _Recent(bounds.large_bytes_max, bounds.large_max)
+        self._small: _Recent[CacheKey, View] = _Recent(bounds.small_bytes_max)
+        self._selections: _Recent[_SelectionKey, Selection] = _Recent(bounds.selections_bytes_max)
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self._large) + len(self._small)
 
     def holds(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> bool:
         """Whether `get` would be cheap (budgets of callers count the others)."""
-        return _cache_key(key, groups, window) in self._views
+        name = _cache_key(key, groups, window)
+        return name in self._small or name in self._large
 
     def get(self, key: SessionKey, groups: Collection[int] | None, window: OrderWindow) -> View:
         """The view, up to date: cached and refreshed, or built."""
         name = _cache_key(key, groups, window)
-        view = self._views.pop(name, None)
+        part = self._small if name in self._small else self._large
+        view = part.pop(name)
         if view is None:
-            view = self._index.view(key, groups, window)
+            view = View(self._index, key, name[1], window, self._selected(name[1], window))
         else:
             view.refresh()
-        self._views[name] = view
-        self._evict()
+        part = self._small if len(view) <= self._small_max else self._large
+        part.put(name, view, _bytes_of(name, view))
         return view
 
-    def _evict(self) -> None:
-        total = sum(_bytes_of(*each) for each in self._views.items())
-        while len(self._views) > 1 and (
-            len(self._views) > self._views_max or total > self._bytes_max
+    def _selected(self, groups: frozenset[int] | None, window: OrderWindow) -> Selection | None:
+        """What a small interest selects: as it is known, or selected again if many rows came since."""
+        if groups is None or self._index.postings.count(groups) > self._small_max:
+            return None
+        selection = self._selections.pop((groups, window))
+        if selection is None or len(self._index) - selection.seen > SELECTION_BEHIND_MAX:
+            selection = Selection.of(self._index, groups, window)
+        size = SELECTED_ELEMENT_BYTES * len(selection) + VIEW_GROUP_BYTES * len(groups)
+        self._selections.put((groups, window), selection, size)
+        return selection
+
+
+class _Recent(Generic[_K, _V]):
+    """Values by key, bounded in bytes and number; the ones put in longest ago are dropped."""
+
+    def __init__(self, bytes_max: int, count_max: int = sys.maxsize) -> None:
+        self._bytes_max = bytes_max
+        self._count_max = count_max
+        self._bytes = 0
+        self._values: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: _K) -> bool:
+        return key in self._values
+
+    def pop(self, key: _K) -> _V | None:
+        """Take a value out, to put it back as the newest."""
+        value, size = self._values.pop(key, (None, 0))
+        self._bytes -= size
+        return value
+
+    def put(self, key: _K, value: _V, size: int) -> None:
+        """Keep a value of `size` bytes, and drop the oldest ones beyond the bounds, but not this one."""
+        self._values[key] = value, size
+        self._bytes += size
+        while len(self._values) > 1 and (
+            len(self._values) > self._count_max or self._bytes > self._bytes_max
         ):
-            total -= _bytes_of(*self._views.popitem(last=False))
+            self._bytes -= self._values.popitem(last=False)[1][1]
 
 
 def _bytes_of(name: CacheKey, view: View) -> int:

@@ -100,6 +100,11 @@ class Exchange(Protocol):
         """The client's address, which identifies it in shares and turns."""
         ...
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client hung up before it got a reply."""
+        ...
+
     async def give(self, reply: Reply) -> None:
         """Send a whole reply."""
         ...

@@ -605,6 +605,11 @@ class Exchange:
         """The client's address, which identifies it in shares and turns."""
         return self._connection.address
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client hung up before it got a reply."""
+        return self._is_complete and not self.is_started
+
     async def run(self) -> None:
         """Let the application answer."""
         connection = self._connection

@@ -95,8 +95,12 @@ class Gateway:
                 with await self._sharing.replies.take(call.address, room_bytes):
                     answer.has_room = True
                     call.turn = await turns.take(call.address, 1)
-                    with call.turn:
+                    try:
+                        if answer.is_for_nobody and route.takes_turns is not Turns.BATCHES:
+                            raise ClientGoneError  # while it waited: a reply costs milliseconds
                         await self._answer(match, call, receive, answer)
+                    finally:
+                        call.turn.release_after_pass()
             else:
                 await self._answer(match, call, receive, answer)
         except (Problem, RequestValidationError, HTTPException) as error:
@@ -162,6 +166,11 @@ class Answer:
     def caller(self) -> str:
         """The client's address in shares and turns; empty if another server does not say."""
         return "" if self._exchange is None else self._exchange.caller
+
+    @property
+    def is_for_nobody(self) -> bool:
+        """Whether the client hung up before it got a reply."""
+        return self._exchange is not None and self._exchange.has_left
 
     async def give(self, reply: Reply) -> None:
         """Send a whole reply, unless another one has begun (it can only be cut short)."""

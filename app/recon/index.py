@@ -39,7 +39,7 @@ from recon.elements import ALL_ORDERS, U8, WHOLE, OrderWindow
 from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
-from recon.view import View, ViewCache
+from recon.view import CacheBounds, View, ViewCache
 
 _log = logging.getLogger(__name__)
 
@@ -107,12 +107,13 @@ class NodeIndex:
 
     def _caches(self) -> tuple[ViewCache, GroupSums]:
         limits = self._limits
-        views = ViewCache(
-            self.elements,
-            views_max=limits.recon_views_max,
-            bytes_max=limits.recon_views_bytes_max,
+        bounds = CacheBounds(
+            large_max=limits.recon_views_max,
+            large_bytes_max=limits.recon_views_bytes_max,
+            small_bytes_max=limits.recon_small_views_bytes_max,
+            selections_bytes_max=limits.recon_selections_bytes_max,
         )
-        return views, GroupSums(self.elements)
+        return ViewCache(self.elements, bounds), GroupSums(self.elements)
 
     async def save(self, path: Path, growth_min: int = 1) -> None:
         """Write the index to `path` if it grew by `growth_min` elements since the last write."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,31 @@ async def test_each_caller_has_one_turn_before_anybody_has_a_second() -> None:
     await asyncio.gather(*waiting)
     assert served == list("abcaaaa")
     assert share.free_units == 1
+
+
+async def test_requests_that_arrived_together_leave_the_event_loop_to_others_between_two_of_them() -> (
+    None
+):
+    share = Share(4, "turns", replace(LIMITS, stall_under_load_s=60))
+    answered: list[str] = []
+
+    async def request(caller: str) -> None:
+        turn = await share.take(caller, 1)
+        # The answer waits for nothing.
+        answered.append(caller)
+        turn.release_after_pass()
+
+    requests = [asyncio.create_task(request(str(n))) for n in range(40)]
+    counts = []
+    while share.free_units < 4 or len(answered) < 40:
+        counts.append(len(answered))
+        await asyncio.sleep(0)  # one pass of the event loop
+    steps = [after - before for before, after in pairwise(counts)]
+    # The first ones find free turns. From then on each pass answers one.
+    assert max(steps) <= 4
+    assert sum(step > 1 for step in steps) <= 1
+    assert answered == list(map(str, range(40)))
+    await asyncio.gather(*requests)
 
 
 async def test_who_finds_no_room_in_time_is_refused_and_leaves_nothing_behind() -> None:

@@ -286,8 +286,8 @@ def _forget_the_tail(sums: Any) -> Any:
 
 
 def _endless_cache(init: Any) -> Any:
-    def wrong(cache: Any, index: Any, *, views_max: int, bytes_max: int) -> None:
-        init(cache, index, views_max=views_max, bytes_max=_ENDLESS)
+    def wrong(cache: Any, index: Any, bounds: Any) -> None:
+        init(cache, index, replace(bounds, large_bytes_max=_ENDLESS, small_bytes_max=_ENDLESS))
 
     return wrong
 

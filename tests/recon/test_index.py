@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from recon.elements import ALL_ORDERS, WHOLE, OrderWindow
 from recon.errors import LocalProtocolError
 from recon.index import SCAN_ROWS_MAX, RangeIndex
-from recon.limits import VIEW_BYTES, VIEW_ELEMENT_BYTES
+from recon.limits import SELECTED_ELEMENT_BYTES, VIEW_BYTES, VIEW_ELEMENT_BYTES
 from recon.session import SessionKey
 from recon.store import NO_SUMS, Run
-from recon.view import ViewCache
+from recon.view import SELECTION_BEHIND_MAX, CacheBounds, ViewCache
 from tests.recon.test_sync import ELEMENTS, crowd
 from tests.support.recon_talk import HEADER, Element, columns_of, insert, set_of
 
@@ -136,10 +137,21 @@ def test_columns_of_the_wrong_shape_or_type_are_the_callers_fault() -> None:
             RangeIndex().insert(*columns)
 
 
+BOUNDS = CacheBounds(
+    small_elements_max=200,
+    large_max=2,
+    large_bytes_max=3 * VIEW_BYTES,
+    small_bytes_max=3 * VIEW_BYTES + 250 * VIEW_ELEMENT_BYTES,
+    selections_bytes_max=2_000 * SELECTED_ELEMENT_BYTES,
+)
+
+
 def test_the_cache_of_views_is_bounded_and_keeps_what_was_used_last() -> None:
     index = RangeIndex()
     insert(index, crowd(1, 100, 100))
-    cache = ViewCache(index, views_max=3, bytes_max=2 * VIEW_BYTES + 250 * VIEW_ELEMENT_BYTES)
+    cache = ViewCache(
+        index, replace(BOUNDS, small_bytes_max=2 * VIEW_BYTES + 250 * VIEW_ELEMENT_BYTES)
+    )
     keys = [SessionKey(bytes([n]) * 16) for n in range(4)]
     views = [cache.get(key, None, ALL_ORDERS) for key in keys]
     assert len(cache) == 2
@@ -147,6 +159,76 @@ def test_the_cache_of_views_is_bounded_and_keeps_what_was_used_last() -> None:
     assert not cache.holds(keys[0], None, ALL_ORDERS)
     insert(index, crowd(2, 30, 100))
     assert len(cache.get(keys[3], None, ALL_ORDERS)) == 130
+
+
+def test_large_views_do_not_drop_small_ones_and_a_view_that_grows_large_counts_as_large() -> None:
+    index = RangeIndex()
+    insert(index, crowd(1, 50, 100), 1)
+    insert(index, crowd(2, 300, 100), 2)
+    cache, window = ViewCache(index, BOUNDS), ALL_ORDERS
+    keys = [SessionKey(bytes([n]) * 16) for n in range(9)]
+    small = cache.get(keys[0], (1,), window)
+    for key in keys:
+        cache.get(key, (2,), window)
+    assert len(cache) == 3  # one small and the two large ones that are allowed
+    assert cache.get(keys[0], (1,), window) is small
+    insert(index, crowd(3, 200, 100), 1)
+    assert cache.get(keys[0], (1,), window) is small
+    assert len(small) == 250
+    assert not cache.holds(keys[7], (2,), window)
+    assert cache.holds(keys[8], (2,), window)
+
+
+def test_an_empty_view_is_cached() -> None:
+    cache = ViewCache(RangeIndex(), BOUNDS)
+    assert cache.get(KEY, (1,), ALL_ORDERS) is cache.get(KEY, (1,), ALL_ORDERS)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(ELEMENTS, st.integers(0, 3)), max_size=8), st.data())
+def test_a_view_from_the_selection_of_an_earlier_one_equals_a_view_of_its_own(
+    batches: list[tuple[set[Element], int]], data: st.DataObject
+) -> None:
+    index = RangeIndex()
+    groups = data.draw(st.sets(st.integers(0, 4)))
+    window = OrderWindow(data.draw(st.integers(0, 5)), data.draw(st.none() | st.integers(3, 9)))
+    cache = ViewCache(index, BOUNDS)
+    for number, (elements, group) in enumerate(batches):
+        insert(index, elements, group)
+        key = SessionKey(bytes([number]) * 16)
+        shared, alone = cache.get(key, groups, window), index.view(key, groups, window)
+        assert set_of(*shared.elements(WHOLE)) == set_of(*alone.elements(WHOLE))
+        assert shared.summary(WHOLE) == alone.summary(WHOLE)
+        assert shared.total() == alone.total()
+
+
+def test_a_selection_is_made_again_when_many_rows_came_since() -> None:
+    index, rng = RangeIndex(), np.random.default_rng(1)
+    cache = ViewCache(index, replace(BOUNDS, small_elements_max=1 << 20))
+    held, are_selected_anew = 0, []
+    for count in (100, SELECTION_BEHIND_MAX, 1, SELECTION_BEHIND_MAX + 1, 3):
+        ids = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+        orders = np.arange(held, held + count, dtype=np.uint64)
+        index.insert(orders, ids, (orders % 2).astype(np.uint32))
+        held += count
+        views = [cache.get(SessionKey(rng.bytes(16)), (1,), ALL_ORDERS) for _ in range(2)]
+        for view in views:
+            assert view.elements(WHOLE)[0].tolist() == list(range(1, held, 2))
+        runs = [view.runs for view in views]
+        shared_all = len(runs[0]) == 1 and runs[0][0].orders is runs[1][0].orders
+        are_selected_anew.append(shared_all)
+    assert are_selected_anew == [True, False, True, True, False]
+
+
+def test_views_of_one_interest_share_what_it_selects() -> None:
+    index, count = RangeIndex(), 10_000
+    ids = np.random.default_rng(1).integers(0, 256, (count, 32), dtype=np.uint8)
+    index.insert(np.arange(count, dtype=np.uint64), ids, np.ones(count, np.uint32))
+    cache = ViewCache(index, replace(BOUNDS, small_elements_max=1 << 16, small_bytes_max=1 << 30))
+    runs = [cache.get(SessionKey(bytes([n]) * 16), (1,), ALL_ORDERS).runs[0] for n in range(3)]
+    assert runs[0].orders is runs[1].orders is runs[2].orders
+    assert runs[0].rows is runs[1].rows
+    assert not np.array_equal(runs[0].low, runs[1].low)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -20,8 +21,10 @@ import pytest
 import zstandard
 
 from app.limits import DEFAULT_LIMITS as LIMITS
+from recon.limits import PROTOCOL_VERSION
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from sdstore.wire import recon_pb2 as recon_wire
 from sdstore.wire import store_pb2 as wire
 from tests.support.attacked import (
     MEMORY_MIB_MAX,
@@ -399,6 +402,35 @@ def test_pages_asked_for_by_the_hundred_delay_no_look_up(node: Attacked, window_
     threading.Thread(target=lambda: list(map(is_cut, [pipelined, *others])), daemon=True).start()
     endure(node, [], window_s)
     for connection in (pipelined, *others):
+        connection.close()
+
+
+def test_dear_requests_that_arrive_together_do_not_all_go_before_the_next_cheap_one(
+    empty_node: Attacked,
+) -> None:
+    """The node finds all of them at once when it looks; the cheap one counts those before it."""
+    nonce = recon_wire.Session(initiator_nonce=bytes(16), interest_bytes=b"\x08\x01")
+    request = recon_wire.ReconRequest(version=PROTOCOL_VERSION, session=nonce)
+    dear = _plain(RECON, request.SerializeToString())
+    crowd = [empty_node.connect() for _ in range(200)]
+    with empty_node.connect() as reader:
+        for connection in (*crowd, reader):  # so that the node has accepted all of them
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        os.kill(empty_node.pid, signal.SIGSTOP)
+        try:
+            for connection in crowd:
+                connection.sendall(dear)
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        finally:
+            os.kill(empty_node.pid, signal.SIGCONT)
+        metrics = b"".join(iter(lambda: reader.recv(1 << 20), b"")).decode()
+    assert all(connection.recv(65_536).startswith(b"HTTP/1.1 200") for connection in crowd)
+    answered = 'sdstore_http_requests_total{method="POST",route="/v1/recon",status="200"} '
+    before = float(metrics.partition(answered)[2].partition("\n")[0] or 0)
+    # A few per pass of the event loop, and the metrics need some passes.
+    assert before < 100
+    for connection in crowd:
         connection.close()
 
 
