@@ -166,6 +166,11 @@ class Node:
         self.port = int(json.loads(line)["url"].rpartition(":")[2])
         return process
 
+    @property
+    def process_id(self) -> int:
+        """Of the process that serves now."""
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """Seconds of CPU that its processes have used."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -203,21 +208,30 @@ def running_node(folder: Path) -> Iterator[Node]:
         node.stop()
 
 
+@dataclass(slots=True)
+class Reads:
+    """The requests of an honest client in ms: its waits, and what the event loop worked meanwhile."""
+
+    waits_ms: list[float] = field(default_factory=list)
+    busy_ms: list[float] = field(default_factory=list)
+
+
 @contextmanager
-def reading(port: int, message_id: str) -> Iterator[list[float]]:
-    """An honest client beside the block; its waits in ms are in the list afterwards."""
-    waits: list[float] = []
+def reading(node: Node, message_id: str) -> Iterator[Reads]:
+    """An honest client beside the block; its figures are there afterwards."""
+    reads = Reads()
+    arguments = map(str, (node.port, node.process_id, message_id, READS_PER_S))
     with subprocess.Popen(
-        [sys.executable, steady_reader.__file__, str(port), message_id, str(READS_PER_S)],
+        [sys.executable, steady_reader.__file__, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         time.sleep(0.3)  # it has started
         try:
-            yield waits
+            yield reads
         finally:
             out, _ = process.communicate(timeout=ANSWER_S_MAX)
-    waits += json.loads(out)
+    reads.waits_ms, reads.busy_ms = json.loads(out)
 
 
 # --- one participant -----------------------------------------------------------------------------
@@ -416,7 +430,7 @@ class Outcome:
     """The figures of one stampede."""
 
     returned: list[Returned]
-    reads_ms: list[float]
+    reads: Reads
     wall_s: float
     node_cpu_s: float
     clients_cpu_s: float
@@ -441,8 +455,13 @@ class Outcome:
 
     @property
     def read_p99_ms(self) -> float:
-        """Of the honest client."""
-        return sorted(self.reads_ms)[len(self.reads_ms) * 99 // 100]
+        """The wait of the honest client."""
+        return _p99(self.reads.waits_ms)
+
+    @property
+    def read_busy_p99_ms(self) -> float:
+        """The work of the event loop while the honest client waits."""
+        return _p99(self.reads.busy_ms)
 
     def row(self, name: str) -> dict[str, Any]:
         """The figures by name."""
@@ -462,10 +481,15 @@ class Outcome:
             "node CPU s": round(self.node_cpu_s, 2),
             "clients CPU s": round(self.clients_cpu_s, 2),
             "node MiB": round(self.node_peak_bytes / 2**20),
-            "GETs": len(self.reads_ms),
+            "GETs": len(self.reads.waits_ms),
             "GET p99 ms": round(self.read_p99_ms, 1),
-            "GET max ms": round(max(self.reads_ms), 1),
+            "GET max ms": round(max(self.reads.waits_ms), 1),
+            "GET p99 CPU ms": round(self.read_busy_p99_ms, 1),
         }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
 
 
 def address_of(number: int) -> str:
@@ -477,14 +501,14 @@ def stampede(scenario: Scenario, folder: Path, seed: int = 1) -> Outcome:
     """Load a store in `folder`, serve it, and let the participants come back."""
     _allow_files()
     indexes, known_id = write_store(folder / "sdstore.db", scenario)
-    with running_node(folder) as node, reading(node.port, known_id) as reads_ms:
+    with running_node(folder) as node, reading(node, known_id) as reads:
         cpu_s, own_cpu_s, wall_s = node.cpu_s(), time.process_time(), time.monotonic()
         returned, logs = uvloop.run(_come_back_all(scenario, node, indexes, seed))
         wall_s, own_cpu_s = time.monotonic() - wall_s, time.process_time() - own_cpu_s
         cpu_s, peak_bytes = node.cpu_s() - cpu_s, node.peak_bytes()
     return Outcome(
         returned=returned,
-        reads_ms=reads_ms,
+        reads=reads,
         wall_s=wall_s,
         node_cpu_s=cpu_s,
         clients_cpu_s=own_cpu_s,

@@ -14,8 +14,7 @@ import pytest
 from bench.stampede import SCENARIOS, Outcome, Scenario, stampede
 
 GET_P99_MS_MAX = 250.0
-RUNS_MAX = 3
-"""The machine can be busy with other things: the honest client is served in time in one of these."""
+"""Work of the event loop while an honest client waits: its wait, if the machine does nothing else."""
 
 
 def check(outcome: Outcome, scenario: Scenario) -> None:
@@ -24,28 +23,16 @@ def check(outcome: Outcome, scenario: Scenario) -> None:
     assert len(outcome.returned) == scenario.participants
     assert outcome.received_count == scenario.participants * scenario.missing
     assert outcome.received_again_count == 0
-
-
-def run_in_time(scenario: Scenario, folder: Path) -> Outcome:
-    """Run the scenario until the honest client is served in time; everything else holds each time."""
-    p99s_ms = []
-    for number in range(RUNS_MAX):
-        run_folder = folder / str(number)
-        run_folder.mkdir()
-        outcome = stampede(scenario, run_folder, seed=number)
-        check(outcome, scenario)
-        assert len(outcome.reads_ms) > 10
-        p99s_ms.append(outcome.read_p99_ms)
-        if p99s_ms[-1] <= GET_P99_MS_MAX:
-            return outcome
-    pytest.fail(f"an honest client waits too long: p99 {p99s_ms} ms")
+    assert len(outcome.reads.waits_ms) > 10
+    assert outcome.read_busy_p99_ms <= GET_P99_MS_MAX
 
 
 def test_participants_that_come_back_together_are_all_whole_and_delay_no_reader(
     tmp_path: Path,
 ) -> None:
     scenario = Scenario(participants=20, messages=500, missing=20, within_s=0.1, drops=1)
-    outcome = run_in_time(scenario, tmp_path)
+    outcome = stampede(scenario, tmp_path)
+    check(outcome, scenario)
     # Nobody is turned away: only the participants themselves break connections.
     assert outcome.refusals == {"ConnectionError": 20}
 
@@ -59,7 +46,8 @@ def test_a_hundred_participants_are_all_whole_and_delay_no_reader(
     scenario = replace(
         SCENARIOS[name], participants=100, channels=channels, messages=2_000, within_s=0.2
     )
-    outcome = run_in_time(scenario, tmp_path)
+    outcome = stampede(scenario, tmp_path)
+    check(outcome, scenario)
     assert not outcome.refusals
 
 
@@ -70,7 +58,8 @@ def test_participants_that_hang_up_in_the_middle_become_whole_and_delay_no_reade
     scenario = replace(
         SCENARIOS["dropped connections"], participants=100, messages=2_000, within_s=0.2
     )
-    outcome = run_in_time(scenario, tmp_path)
+    outcome = stampede(scenario, tmp_path)
+    check(outcome, scenario)
     assert outcome.refusals == {"ConnectionError": 100 * scenario.drops}
 
 
