@@ -10,7 +10,6 @@ with the count. The low bytes of an element's hash are its short id.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 import blake3
@@ -41,19 +40,6 @@ _NAME_BITS = np.uint64(8 * SHORT_ID_BYTES)
 _NAME_MASK = np.uint64(2 ** (8 * SHORT_ID_BYTES) - 1)
 
 
-class _Buffers(threading.local):
-    """What one chunk is hashed in. Each thread has its own pair, which all its hashers share."""
-
-    def __init__(self) -> None:
-        self.left = np.empty((_CHUNK + 1, 2), dtype="<u8")
-        self.right = np.empty((_CHUNK + 1, 2), dtype="<u8")
-        self.left_bytes = memoryview(self.left.data).cast("B")
-        self.right_bytes = memoryview(self.right.data).cast("B")
-
-
-_buffers = _Buffers()
-
-
 class ElementHasher:
     """Hashes of elements under one session key. One instance serves one thread."""
 
@@ -64,22 +50,19 @@ class ElementHasher:
     def hash_into(self, orders: U64, ids: U8, low: U64, high: U64) -> None:
         """Write the two lanes of each element's hash: orders u64[n], ids u8[n, 32], lanes u64[n]."""
         words = ids.view("<u8")
+        # Not kept: hundreds of views have a hasher each. A cipher demands room for one more block.
+        left, right = np.empty((2, min(len(orders), _CHUNK) + 1, 2), "<u8")
+        left_bytes, right_bytes = left.data.cast("B"), right.data.cast("B")
         for start in range(0, len(orders), _CHUNK):
             stop = min(start + _CHUNK, len(orders))
-            low[start:stop], high[start:stop] = self._hash_chunk(
-                orders[start:stop], words[start:stop]
-            ).T
-
-    def _hash_chunk(self, orders: U64, words: U64) -> U64:
-        count = len(orders)
-        size = count * _BLOCK_BYTES
-        left, right = _buffers.left[:count], _buffers.right[:count]
-        left[...] = words[:, :2]
-        self._encrypt.update_into(_buffers.left_bytes[:size], _buffers.right_bytes)
-        right ^= words[:, 2:]
-        right[:, 0] ^= orders
-        self._encrypt.update_into(_buffers.right_bytes[:size], _buffers.left_bytes)
-        return left
+            size = (stop - start) * _BLOCK_BYTES
+            first, second = left[: stop - start], right[: stop - start]
+            first[...] = words[start:stop, :2]
+            self._encrypt.update_into(left_bytes[:size], right_bytes)
+            second ^= words[start:stop, 2:]
+            second[:, 0] ^= orders[start:stop]
+            self._encrypt.update_into(right_bytes[:size], left_bytes)
+            low[start:stop], high[start:stop] = first.T
 
     def lanes(self, orders: U64, ids: U8) -> tuple[U64, U64]:
         """Both lanes as new columns u64[n]."""
