@@ -13,6 +13,7 @@ BENCHMARKS = (
     "negentropy",
     "mvds",
     "participant",
+    "backfill",
     "store",
     "frames",
     "http",
