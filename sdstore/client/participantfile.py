@@ -26,12 +26,12 @@ import os
 import sqlite3
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from sqlalchemy import (
     BigInteger,
@@ -87,6 +87,9 @@ FILTERS_CACHED_MAX = 32
 
 STAGED_PER_READ = 256
 """Staged rows read at a time: a participant takes some hundred per turn."""
+
+IDS_PER_READ = 1_024
+"""IDs looked up at once, some 20 kB of keys: a backfill asks about that many at a time."""
 
 BUSY_TIMEOUT_MS = 5_000
 """Other connections, such as a backup, can hold the file for a moment."""
@@ -248,6 +251,19 @@ _FIND_FRAME = _sql(_logged_with(*_FRAME).where(*_IS_LOGGED_ID))
 _FIND_STAGED = _sql(
     select(_staged.c.staged_no, _staged.c.lamport, _staged.c.digest).where(*_IS_STAGED_ID)
 )
+# Many IDs at once: their keys as JSON. The + keeps SQLite from using an index of channels.
+_LOGGED_OF_KEYS = _sql(
+    select(_log.c.message_id, _log.c.digest).where(
+        text("sds_log.id_key IN (SELECT value FROM json_each(?))"),
+        literal_column("+sds_log.channel_no") == _CHANNEL,
+    )
+)
+_STAGED_OF_KEYS = _sql(
+    select(_staged.c.message_id, _staged.c.digest, _staged.c.staged_no).where(
+        text("sds_staged.id_key IN (SELECT value FROM json_each(?))"),
+        literal_column("+sds_staged.channel_no") == _CHANNEL,
+    )
+)
 _FIND_NOTED = _sql(
     select(_noted.c.lamport).where(
         _noted.c.channel_no == _CHANNEL,
@@ -302,7 +318,12 @@ _DELIVERIES = _sql(
 )
 _STAGED_IN_ORDER = _sql(
     select(
-        _staged.c.lamport, _staged.c.message_id, _staged.c.digest, _staged.c.hint, *_STAGED_FRAME
+        _staged.c.staged_no,
+        _staged.c.lamport,
+        _staged.c.message_id,
+        _staged.c.digest,
+        _staged.c.hint,
+        *_STAGED_FRAME,
     )
     .where(
         _staged.c.channel_no == _CHANNEL,
@@ -708,15 +729,28 @@ class ParticipantFile:
             raise self.give_up("unavailable", f"{self.path} could not be used ({cause})") from error
 
 
+class _Offered(NamedTuple):
+    """A row that `FileLog.staged` returned: the participant will append and unstage it."""
+
+    staged_no: int
+    noted: Noted
+    frame: bytes
+    packed: tuple[bytes, int | None, bytes]
+
+
 class _Unsaved:
-    """An appended entry until the next save."""
+    """An appended entry until the next save; `packed` if its frame was staged."""
 
-    __slots__ = ("digest", "entry", "raw_id")
+    __slots__ = ("digest", "entry", "packed", "raw_id")
 
-    def __init__(self, entry: LogEntry) -> None:
+    def __init__(self, entry: LogEntry, offered: _Offered | None) -> None:
         self.entry = entry
         self.raw_id = entry.message.message_id.encode()
-        self.digest = entry_digest(entry.message)
+        self.packed: tuple[bytes, int | None, bytes] | None = None
+        if offered is not None and offered.frame is entry.frame:
+            self.digest, self.packed = offered.noted.element_id, offered.packed
+        else:
+            self.digest = entry_digest(entry.message)
 
 
 _Place = tuple[int, bytes, Reference]
@@ -745,6 +779,8 @@ class FileLog:
         self._unsaved_bytes = 0
         self._changes: dict[bytes, bytes | None] = {}
         self._unstaged: dict[str, int] = {}  # row numbers
+        self._offered: dict[str, _Offered] = {}  # by the last call of `staged`
+        self._not_logged: set[str] = set()  # of those
         self._new_noted: set[Noted] = set()
         self._staged_from = _FIRST_PLACE  # all staged rows before it are unstaged
         # Two generations of IDs: when the newer one is full it becomes the older one.
@@ -766,6 +802,8 @@ class FileLog:
             or message_id in self._less_recent
         ):
             return True
+        if message_id in self._not_logged:
+            return False
         if self._file.row(_FIND_LOGGED, self._of_id(message_id)) is None:
             return False
         self._remember(message_id)
@@ -794,7 +832,9 @@ class FileLog:
         """See `ParticipantLog`. It raises if too much was appended since the last save."""
         self._file.check()
         message = entry.message
-        unsaved = self._unsaved[message.message_id] = _Unsaved(entry)
+        offered = self._offered.get(message.message_id)
+        unsaved = self._unsaved[message.message_id] = _Unsaved(entry, offered)
+        self._not_logged.discard(message.message_id)
         lamport = message.lamport_timestamp or 0
         reference = Reference(
             lamport, HistoryEntry(message.message_id, entry.retrieval_hint, message.sender_id)
@@ -822,15 +862,21 @@ class FileLog:
     def staged(self, count: int) -> list[Staged]:
         """See `ParticipantLog`."""
         found: list[Staged] = []
-        for place, digest, hint, packed in self._staged_rows():
+        self._offered = {}
+        for staged_no, place, digest, hint, packed in self._staged_rows():
             if len(found) == count:
                 break
-            if _text(place[1]) in self._unstaged:
+            message_id = _text(place[1])
+            if message_id in self._unstaged:
                 if not found:
                     self._staged_from = (place[0], place[1] + b"\0")  # the next possible place
                 continue
             frame = self._file.frame(*packed)
             found.append(Staged(self._file.message(frame), frame, digest, hint))
+            self._offered[message_id] = _Offered(staged_no, Noted(place[0], digest), frame, packed)
+        logged = self._of_ids(_LOGGED_OF_KEYS, self._offered)
+        self._not_logged = self._offered.keys() - {_text(raw_id) for raw_id, *_ in logged}
+        self._not_logged -= self._unsaved.keys()
         return found
 
     def unstage(self, message_ids: Sequence[str]) -> None:
@@ -838,12 +884,13 @@ class FileLog:
         for message_id in message_ids:
             if message_id in self._unstaged:
                 continue
-            row = self._file.row(_FIND_STAGED, self._of_id(message_id))
-            if row is None:
+            if offered := self._offered.get(message_id):
+                staged_no, noted = offered.staged_no, offered.noted
+            elif row := self._file.row(_FIND_STAGED, self._of_id(message_id)):
+                staged_no, noted = row[0], Noted(*row[1:])
+            else:
                 continue
-            staged_no, lamport, digest = row
             self._unstaged[message_id] = staged_no
-            noted = Noted(lamport, digest)
             if not self.contains(message_id) and not self._is_noted(noted):
                 self._new_noted.add(noted)
 
@@ -878,16 +925,14 @@ class FileLog:
 
     def digests(self, message_ids: Sequence[str]) -> dict[str, bytes]:
         """See `BackfillLog`."""
-        found = {}
-        for message_id in message_ids:
-            of_id = self._of_id(message_id)
-            if unsaved := self._unsaved.get(message_id):
-                found[message_id] = unsaved.digest
-            elif row := self._file.row(_FIND_LOGGED, of_id):
-                found[message_id] = row[0]
-            elif message_id not in self._unstaged and (row := self._file.row(_FIND_STAGED, of_id)):
-                found[message_id] = row[2]
-        return found
+        wanted = set(message_ids)
+        staged = {
+            _text(raw_id): digest for raw_id, digest, _ in self._of_ids(_STAGED_OF_KEYS, wanted)
+        }
+        found = {each: digest for each, digest in staged.items() if each not in self._unstaged}
+        logged = self._of_ids(_LOGGED_OF_KEYS, wanted)
+        found |= {_text(raw_id): digest for raw_id, digest in logged}
+        return found | {each: self._unsaved[each].digest for each in wanted & self._unsaved.keys()}
 
     def frames(self, digests: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """See `BackfillLog`. The first call reads all digests: 1 s for a million messages."""
@@ -909,14 +954,16 @@ class FileLog:
     def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
         """See `BackfillLog`."""
         by_id = {each.message.message_id: each for each in messages}
+        stale = [(staged_no,) for _, _, staged_no in self._of_ids(_STAGED_OF_KEYS, by_id)]
         new_noted = {each for each in noted if not self._is_on_disk(each)}
         try:
             with self._file.writing() as raw:
-                for message_id, each in by_id.items():
-                    of_id = self._of_id(message_id)
-                    if row := raw.execute(_FIND_STAGED, of_id).fetchone():
-                        raw.execute(_DELETE_STAGED, row[:1])
-                    raw.execute(_INSERT_STAGED, self._staged_row(raw, of_id, each))
+                raw.executemany(_DELETE_STAGED, stale)
+                rows = [
+                    self._staged_row(raw, self._of_id(message_id), each)
+                    for message_id, each in by_id.items()
+                ]
+                raw.executemany(_INSERT_STAGED, rows)
                 self._write_noted(raw, new_noted, self._saved_count)
         except BaseException:
             self.forget_references()
@@ -973,7 +1020,8 @@ class FileLog:
                     _gap(entry),
                 )
             )
-            frames.append((log_no, *self._packed(raw, message, entry.frame)))
+            packed = unsaved.packed or self._packed(raw, message, entry.frame)
+            frames.append((log_no, *packed))
             log_no += 1
         raw.executemany(_INSERT_LOG, rows)
         raw.executemany(_INSERT_FRAME, frames)
@@ -1008,6 +1056,17 @@ class FileLog:
         hasher.update(raw_id)
         return int.from_bytes(hasher.digest(), "big", signed=True), self.channel_no, raw_id
 
+    def _of_ids(self, statement: str, message_ids: Collection[str]) -> list[Any]:
+        """The rows of a statement over the keys of many IDs; the first column is the ID."""
+        found = []
+        wanted = {self._of_id(each)[0]: _bytes(each) for each in message_ids}
+        keys = list(wanted)
+        for start in range(0, len(keys), IDS_PER_READ):
+            some = json.dumps(keys[start : start + IDS_PER_READ])
+            found += self._file.rows(statement, (some, self.channel_no))
+        ids = set(wanted.values())
+        return [row for row in found if row[0] in ids]
+
     def _remember(self, message_id: str) -> None:
         self._recent.add(message_id)
         if len(self._recent) >= RECENT_IDS_MAX // 2:
@@ -1034,15 +1093,18 @@ class FileLog:
         message = self._file.message(frame)
         return LogEntry(message, frame, number, hint, tuple(after_gap), is_late)
 
-    def _staged_rows(self) -> Iterator[tuple[tuple[int, bytes], bytes, bytes, list[Any]]]:
-        """Place, digest, hint and packed frame of staged rows in log order, from `_staged_from`."""
+    def _staged_rows(self) -> Iterator[tuple[int, tuple[int, bytes], bytes, bytes, Any]]:
+        """Number, place, digest, hint and packed frame of staged rows in log order.
+
+        They begin at `_staged_from`.
+        """
         place, after = self._staged_from, b""
         while rows := self._file.rows(
             _STAGED_IN_ORDER, (self.channel_no, place[0], place[1] + after), STAGED_PER_READ
         ):
-            for lamport, raw_id, digest, hint, *packed in rows:
+            for staged_no, lamport, raw_id, digest, hint, *packed in rows:
                 place, after = (lamport, raw_id), b"\0"
-                yield place, digest, hint, packed
+                yield staged_no, place, digest, hint, tuple(packed)
 
     def _staged_row(
         self, raw: sqlite3.Connection, of_id: tuple[int, int, bytes], staged: Staged
