@@ -912,6 +912,8 @@ class FileLog:
             place = _FIRST_PLACE
             while rows := read(statement, (channel_no, *place), count):
                 place = rows[-1][:2]
+                if statement == _STAGED_ELEMENTS:  # the unstaged ones are logged, or noted by now
+                    rows = [row for row in rows if _text(row[1]) not in self._unstaged]
                 yield [row[0] for row in rows], b"".join([row[2] for row in rows])
         name = (b"", 0)
         while rows := read(_NOTED_ELEMENTS, (channel_no, *name), count):

@@ -260,8 +260,9 @@ class MemoryLog:
         return self._staged[message_id].message.lamport_timestamp or 0, message_id.encode()
 
     def _held(self) -> Iterator[LogEntry | Staged]:
-        yield from map(self._entry, self._logged)
+        """Logged messages last: if a message is staged too, its logged frame and hint count."""
         yield from self._staged.values()
+        yield from map(self._entry, self._logged)
 
     def _entry(self, message_id: str) -> LogEntry:
         frame, hint, _, number, is_late = self._logged[message_id]
