@@ -179,11 +179,11 @@ def test_many_ids_are_looked_up_in_a_filter_of_any_size_as_single_ones_are() -> 
 
 @pytest.mark.parametrize("form", Form)
 def test_false_positives_stay_below_the_target_while_200_000_ids_pass(form: Form) -> None:
-    """Measured with 40,000 other IDs just before each roll-over, when the filter is fullest."""
+    """Measured with other IDs just before each roll-over, when the filter is fullest."""
     rng = random.Random(13)
-    count = 200_000 if form is Form.JS else 30_000
+    count, probe_count = (200_000, 40_000) if form is Form.JS else (15_000, 20_000)
     ids = [f"{rng.getrandbits(256):064x}" for _ in range(count)]
-    probes = pairs_of([f"{rng.getrandbits(256):064x}" for _ in range(40_000)], form)
+    probes = pairs_of([f"{rng.getrandbits(256):064x}" for _ in range(probe_count)], form)
     own = BloomFilter(form=form)
     sizes, rates = set(), []
     for number, message_id in enumerate(ids):
