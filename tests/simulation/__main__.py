@@ -1,0 +1,33 @@
+"""`python -m tests.simulation SEED [--quiet]`: run the schedule of a seed again, and show what happens."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.simulation.laws import BrokenLawError
+from tests.simulation.schedule import schedule_of
+from tests.simulation.world import World
+
+
+def main() -> int:
+    """Run one schedule."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--quiet", action="store_true", help="show the result only")
+    chosen = parser.parse_args()
+    schedule = schedule_of(chosen.seed)
+    print(schedule)
+    for plan in schedule.peers:
+        print(plan)
+    try:
+        World(schedule, None if chosen.quiet else print).run()
+    except BrokenLawError as broken:
+        print(f"broken: {broken}")
+        return 1
+    print("all laws hold")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
