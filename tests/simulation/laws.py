@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sdstore.sds import Dialect, Kind, Message, MessageError, decode
@@ -34,9 +35,6 @@ class BrokenLawError(AssertionError):
     """A law is broken."""
 
 
-REPAIRS_EXIST = False
-
-
 def law(holds: object, what: str) -> None:
     """Raise `BrokenLawError` unless it holds."""
     if not holds:
@@ -46,6 +44,11 @@ def law(holds: object, what: str) -> None:
 def causes(message: Message) -> set[str]:
     """The IDs that a message depends on; itself is none."""
     return {entry.message_id for entry in message.causal_history} - {message.message_id}
+
+
+def for_application(message: Message) -> Message:
+    """A message as applications and logs have it: without what is for participants."""
+    return replace(message, bloom_filter=b"", repair_request=())
 
 
 class Ledger:
@@ -74,6 +77,7 @@ class Ledger:
         self._confirming: list[tuple[int, int]] = []
         self._next_number = 1
         self._status = Status()
+        self._received: set[bytes] = set()
         self._receiving: Message | None = None
         self._inbox: dict[str, Message] = {}
 
@@ -82,12 +86,17 @@ class Ledger:
         """The newest delivery that the application has."""
         return len(self.delivered)
 
+    @property
+    def handed_number(self) -> int:
+        """The newest delivery since the last start."""
+        return self._next_number - 1
+
     # --- life -----------------------------------------------------------------------------------
-    def restarted(self, log: SimLog, status: Status) -> None:
+    def restarted(self, log: SimLog) -> None:
         """Deliveries go on after the last one whose confirmation was written."""
         self._next_number = self.confirmed + 1
         self.confirming = self.confirmed
-        self._status = status
+        self._status = Status()
         own = [each.message.lamport_timestamp or 0 for each in log.ids.values() if not each.number]
         self.lamport_sent = max(own, default=-1)
 
@@ -117,6 +126,8 @@ class Ledger:
         if message.channel_id != CHANNEL:
             return
         self._receiving = message
+        self._received.add(frame)
+        message = for_application(message)
         kind = message.kind
         if kind is Kind.SYNC:
             self.sync_ids.add(message.message_id)
@@ -182,7 +193,8 @@ class Ledger:
         """A logged message was received or is our own, and is as its frame says."""
         message = entry.message
         law(message.kind is Kind.CONTENT, f"logged a {message.kind} message")
-        law(decode(entry.frame)[0] == message, f"{message.message_id} differs from its frame")
+        in_frame = for_application(decode(entry.frame)[0])
+        law(in_frame == message, f"{message.message_id} differs from its frame")
         if entry.number:
             law(message in self.frames.get(message.message_id, ()), "logged what never came")
         for cause in entry.after_gap:
@@ -240,7 +252,7 @@ class Ledger:
                 if not peer.log.contains(cause) and cause not in self.sync_ids
             }
             if not self.plan.holds:
-                lacking -= self.lost
+                lacking -= self.lost - self._inbox.keys()
             law(lacking, f"{message_id} waits although no cause is missing")
 
     def _check_broadcast(self, peer: Peer, effect: Broadcast) -> None:
@@ -252,8 +264,9 @@ class Ledger:
             law(self.sent[message.message_id] == effect.frame, "a resend with other bytes")
             return
         logged = peer.log.ids.get(message.message_id)
-        if effect.kind is Kind.CONTENT and logged is not None and logged.number:
-            law(logged.frame == effect.frame, "a repair with other bytes than those received")
+        if effect.kind is Kind.CONTENT and (logged is None or logged.number):
+            law(effect.frame in self._received, "a repair with other bytes than those received")
+            law(logged is None or logged.frame == effect.frame, "a repair with a variant")
             return
         law(dialect is self.plan.options.dialect or not message.causal_history, "another dialect")
         law(
@@ -267,9 +280,9 @@ class Ledger:
         self._check_references(peer, message)
         self._check_lamport(message)
         if effect.kind is Kind.CONTENT:
-            law(peer.log.contains(message.message_id), "an own message that is not in the log")
-            other = peer.world.messages.setdefault(message.message_id, message)
-            law(other == message, f"two messages have the ID {message.message_id}")
+            sent = for_application(message)
+            other = peer.world.messages.setdefault(message.message_id, sent)
+            law(other == sent, f"two messages have the ID {message.message_id}")
             self.sent[message.message_id] = effect.frame
         else:
             law(message.message_id not in peer.world.messages, "a sync message has a content ID")
@@ -322,7 +335,7 @@ class Ledger:
 
     # --- what comes out, when it is carried out ---------------------------------------------------
     def broadcasts(self, peer: Peer, effect: Broadcast) -> None:
-        if effect.kind is Kind.CONTENT:
+        if effect.message_id in self.sent:
             law(effect.message_id in peer.disk.entries, "broadcast before it was written")
 
     def delivers(self, peer: Peer, effect: Deliver) -> None:
@@ -417,12 +430,14 @@ def _should_get(world: World, peers: list[Peer], peer: Peer, message_id: str) ->
     holds back what follows a loss, or takes nothing for lost.
     """
     log = peer.log.ids
-    gone = (peer.ledger.lost | peer.ledger.skipped) - log.keys()
-    gone |= {
+    schedule = world.schedule
+    gone = {
         each
         for each in world.messages.keys() - log.keys()
         if not _can_get(world, peers, peer, each)
     }
+    if schedule.is_cramped or schedule.attacks:  # it may have forgotten what it lost
+        gone |= (peer.ledger.lost | peer.ledger.skipped) - log.keys()
     waits = peer.plan.holds or peer.plan.options.lost_after_ms >= NEVER_MS
     return message_id not in before_or_at(world, gone) and not (
         waits and before_or_at(world, {message_id}) & gone
@@ -447,11 +462,7 @@ def _can_get(world: World, peers: list[Peer], peer: Peer, message_id: str) -> bo
 
 def can_repair(world: World, peer: Peer) -> bool:
     """Whether it asks for and answers repairs."""
-    return (
-        REPAIRS_EXIST
-        and world.schedule.repairs
-        and peer.plan.options.dialect in {Dialect.V2, Dialect.NIM}
-    )
+    return world.schedule.repairs and peer.plan.options.dialect in {Dialect.V2, Dialect.NIM}
 
 
 def before_or_at(world: World, message_ids: Iterable[str]) -> set[str]:

@@ -12,6 +12,7 @@ from random import Random
 from sdstore.sds import Dialect
 from sdstore.sds.bloom import Form
 from sdstore.sds.options import OnLost, ParticipantOptions
+from sdstore.sds.repair import RepairOptions
 
 CHANNEL = "simulated"
 
@@ -180,6 +181,17 @@ def _common_options(random: Random, *, repairs: bool) -> ParticipantOptions:
         bloom=random.choice([None, Form.JS, Form.JS, Form.NIM]),
         bloom_capacity=random.choice([20, 100]) if small else 10_000,
         lost_after_ms=random.choice([20 * SECOND_MS, 2 * MINUTE_MS, NEVER_MS, NEVER_MS]),
+        repair=_repair(random) if repairs else None,
+    )
+
+
+def _repair(random: Random) -> RepairOptions:
+    t_min_ms = random.choice([0, 1_000, 5_000])
+    return RepairOptions(
+        t_min_ms=t_min_ms,
+        t_max_ms=t_min_ms + random.choice([1_000, 10_000]),
+        requests_per_message=random.choice([2, 10]),
+        answers_per_requester=random.choice([3, 30]),
     )
 
 
@@ -198,6 +210,7 @@ def _options(
         sync_ms=random.choice([3_000, 10_000]),
         sync_ms_max=random.choice([20_000, 60_000]),
         fetch_retry_ms=random.choice([500, 3_000]),
+        lost_retry_ms=random.choice([5_000, 30_000]),
         fetch_retry_ms_max=random.choice([10_000, 60_000]),
         deliveries_max=random.choice([1, 3, 1_000]),
         reviewed_per_filter=random.choice([1, 32]),

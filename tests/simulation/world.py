@@ -139,10 +139,10 @@ class Peer:
             self.participant = Participant(
                 CHANNEL, self.name, options=self.plan.options, log=self.log
             )
-        self.ledger.restarted(self.log, self.participant.status)
+        self.ledger.restarted(self.log)
         self.world.note(self, "starts")
-        if self.plan.confirms_at_start and self.ledger.last_number:
-            self.confirm()
+        if self.plan.confirms_at_start:
+            self.confirm(self.ledger.last_number)
 
     def crash(self) -> None:
         """Stop between two steps; the rest of the effects does not happen."""
@@ -179,8 +179,9 @@ class Peer:
     def tick(self) -> None:
         self.call("tick", lambda it: it.tick(self.now_ms))
 
-    def confirm(self) -> None:
-        number = self.ledger.last_number
+    def confirm(self, number: int | None = None) -> None:
+        """The application has all deliveries up to this one; the newest of this run if not given."""
+        number = self.ledger.handed_number if number is None else number
         if number > self.ledger.confirming and self.participant is not None:
             self.ledger.confirms(self.call_count + 1, number)
             self.call("confirm", lambda it: it.confirm(number))
