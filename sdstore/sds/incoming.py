@@ -39,6 +39,7 @@ class Arrived:
     gap: tuple[str, ...] = ()  # lost causes
     unmet: set[str] = field(default_factory=set)
     since_ms: int = 0
+    place: int = 0
 
     @property
     def order(self) -> tuple[int, bytes]:
@@ -62,8 +63,10 @@ class _Missing:
 @dataclass(slots=True)
 class _LostId:
     entry: HistoryEntry
-    fetch_ms: int
+    place: int
+    fetch_ms: int = 0
     attempts: int = 0
+    is_passed: bool = False
 
 
 class Incoming:
@@ -158,11 +161,22 @@ class Incoming:
             is_passed = self._missing[message_id].is_passed
             self._forget_missing(message_id)
         if message_id in self._lost:
-            del self._lost[message_id]
+            is_passed = self._lost.pop(message_id).is_passed
             self._to_fetch.pop(message_id, None)
             self._turn.delete(LOST + message_id)
-            is_passed = self._options.on_lost is OnLost.DELIVER
         return is_passed
+
+    def passed(self, cause: str) -> None:
+        """A message that depends on this unmet cause is delivered, so the cause will be late."""
+        if (arrived := self._waiting.get(cause)) is not None:
+            if not arrived.is_late:
+                arrived.is_late = True
+                self._save_waiting(arrived)
+        elif (missing := self._missing.get(cause)) is not None:
+            missing.is_passed = True
+        elif (lost := self._lost.get(cause)) is not None and not lost.is_passed:
+            lost.is_passed = True
+            self._save_lost(lost)
 
     def wait(self, arrived: Arrived, elapsed_ms: int, *, is_saved: bool = False) -> None:
         """Keep a message until its causes are met."""
@@ -180,13 +194,17 @@ class Incoming:
                     self._miss(entry, elapsed_ms)
         if not is_saved:
             self._place += 1
-            record = pb.Waiting(
-                place=self._place,
-                frame=arrived.frame,
-                retrieval_hint=arrived.retrieval_hint,
-                is_late=arrived.is_late,
-            )
-            self._turn.put(WAITING + message_id, record)
+            arrived.place = self._place
+            self._save_waiting(arrived)
+
+    def _save_waiting(self, arrived: Arrived) -> None:
+        record = pb.Waiting(
+            place=arrived.place,
+            frame=arrived.frame,
+            retrieval_hint=arrived.retrieval_hint,
+            is_late=arrived.is_late,
+        )
+        self._turn.put(WAITING + arrived.message.message_id, record)
 
     def note(self, history: Iterable[HistoryEntry], elapsed_ms: int) -> None:
         """A sync message names these messages."""
@@ -263,10 +281,6 @@ class Incoming:
             others = self._dependents[cause]
             del others[message_id]
             arrived.gap = (*arrived.gap, cause)
-            if cause in self._waiting:
-                self._waiting[cause].is_late = True
-            else:
-                self._missing[cause].is_passed = True
             if not others:
                 del self._dependents[cause]
                 if cause in self._missing:
@@ -400,18 +414,25 @@ class Incoming:
     def _lose(self, message_id: str, elapsed_ms: int) -> None:
         entry = self._missing[message_id].entry
         self._forget_missing(message_id)
-        self._lost[message_id] = lost = _LostId(entry, 0)
-        self._schedule_lost(message_id, lost, elapsed_ms)
         self._place += 1
-        record = pb.Forgone(
-            place=self._place, retrieval_hint=entry.retrieval_hint, sender_id=entry.sender_id
-        )
-        self._turn.put(LOST + message_id, record)
+        self._lost[message_id] = lost = _LostId(entry, self._place)
+        self._schedule_lost(message_id, lost, elapsed_ms)
+        self._save_lost(lost)
         self._turn.effects.append(Lost(message_id))
         if len(self._lost) > self._options.lost_max:
             oldest, _ = self._lost.popitem(last=False)
             self._to_fetch.pop(oldest, None)
             self._turn.delete(LOST + oldest)
+
+    def _save_lost(self, lost: _LostId) -> None:
+        entry = lost.entry
+        record = pb.Forgone(
+            place=lost.place,
+            retrieval_hint=entry.retrieval_hint,
+            sender_id=entry.sender_id,
+            is_passed=lost.is_passed,
+        )
+        self._turn.put(LOST + entry.message_id, record)
 
     # ---- restore
 
@@ -419,7 +440,8 @@ class Incoming:
         """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`."""
         for message_id, record in saved.lost.items():
             entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
-            self._lost[message_id] = lost = _LostId(entry, 0)
+            lost = _LostId(entry, record.place, is_passed=record.is_passed)
+            self._lost[message_id] = lost
             self._schedule_lost(message_id, lost, elapsed_ms=0)
         self._sync_ids.update(dict.fromkeys(saved.sync))
         places = [each.place for each in saved.waiting.values()]

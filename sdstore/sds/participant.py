@@ -31,7 +31,8 @@ the same numbers, so an application that stores the number with its work handles
 Causal order: a message is delivered after all causes that it names, except those that are lost, which it
 then carries in `after_gap`. Log order equals causal order as long as timestamps grow along references.
 A timestamp that is more than `clock_ahead_ms` ahead does not move our clock; such a message is delivered
-and logged as it was sent, and our messages do not refer to it.
+and logged as it was sent, and our messages refer to it as long as no other does, so that whoever lacks it
+learns of it. Log order differs from causal order there.
 
 Time. `now_ms` is wall-clock time, and enters Lamport timestamps only. Time-outs count the time between
 calls, which is never negative and at most `clock_step_max_ms`: a clock that is set back stops no
@@ -201,7 +202,7 @@ class Participant:
         if retrieval_hint:
             self._hints.learn(message_id, retrieval_hint, is_ours=True)
         entry = LogEntry(_for_application(message), frame, 0, retrieval_hint or b"")
-        self._append(entry, is_head=True)
+        self._append(entry)
         self._add_to_bloom(message_id)
         self._outgoing.add(message_id, self._clock.elapsed_ms)
         self._incoming.arrive(message_id)
@@ -415,14 +416,18 @@ class Participant:
 
     def _deliver(self, arrived: Arrived) -> None:
         message = _for_application(arrived.message)
+        # A lost cause can have arrived while the message waited for another one.
+        gap = tuple(cause for cause in arrived.gap if not self._is_logged(cause))
+        for cause in gap:
+            self._incoming.passed(cause)
         is_reached = self._clock.received(message.lamport_timestamp or 0)
         self._number += 1
         number, hint = self._number, arrived.retrieval_hint
-        entry = LogEntry(message, arrived.frame, number, hint, arrived.gap, arrived.is_late)
-        self._append(entry, is_head=is_reached and not arrived.is_late)
+        entry = LogEntry(message, arrived.frame, number, hint, gap, arrived.is_late)
+        self._append(entry, is_head=not arrived.is_late, is_reached=is_reached)
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
             self._delivered = number
-            self._turn.effects.append(Deliver(number, message, arrived.gap, arrived.is_late))
+            self._turn.effects.append(Deliver(number, message, gap, arrived.is_late))
 
     def confirm(self, number: int) -> list[Effect]:
         """The application has taken all deliveries up to `number`. Confirming again changes nothing.
@@ -545,10 +550,12 @@ class Participant:
     def _is_logged(self, message_id: str) -> bool:
         return message_id in self._references.recent or self.log.contains(message_id)
 
-    def _append(self, entry: LogEntry, *, is_head: bool) -> None:
+    def _append(self, entry: LogEntry, *, is_head: bool = True, is_reached: bool = True) -> None:
         self.log.append(entry)
         self._turn.must_save = True
-        self._references.logged(entry.message, entry.retrieval_hint, is_head=is_head)
+        self._references.logged(
+            entry.message, entry.retrieval_hint, is_head=is_head, is_reached=is_reached
+        )
 
     def _new_bloom(self) -> BloomFilter | None:
         options = self.options
@@ -629,6 +636,7 @@ class Participant:
                     "state_damaged", f"the frame of {message_id!r} is damaged: {error}"
                 ) from error
             arrived = Arrived(message, record.frame, record.retrieval_hint, record.is_late)
+            arrived.place = record.place
             if self._incoming.causes(arrived):
                 self._ready.append(arrived)
             else:
@@ -638,12 +646,17 @@ class Participant:
 
     def _load_references(self) -> None:
         """The heads, which the state does not hold."""
-        for reference in self.log.newest(RESTORED_COUNT, self._clock.lamport + 1):
+        clock = self._clock.lamport
+        reached = self.log.newest(RESTORED_COUNT, clock + 1)
+        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
+        for reference in (*reached, *(each for each in newest if each.lamport_timestamp > clock)):
             frame = self.log.frame(reference.entry.message_id)
             if frame is not None:
                 message, _ = decode(frame)
-                hint = reference.entry.retrieval_hint
-                self._references.logged(message, hint, is_head=True)
+                is_reached = reference.lamport_timestamp <= clock
+                self._references.logged(
+                    message, reference.entry.retrieval_hint, is_reached=is_reached
+                )
 
 
 def _with_id(message: Message, message_id: str) -> Message:

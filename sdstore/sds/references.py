@@ -58,7 +58,7 @@ _Place = tuple[int, bytes, HistoryEntry]
 
 
 class References:
-    """The newest messages and the heads among those whose Lamport timestamp our clock has reached."""
+    """The newest messages among those whose Lamport timestamp our clock has reached, and the heads."""
 
     def __init__(self, options: ParticipantOptions, hints: Hints) -> None:
         self._options = options
@@ -67,8 +67,11 @@ class References:
         self._heads: dict[str, _Place] = {}
         self.recent: OrderedDict[str, int] = OrderedDict()  # IDs, and fingerprints of the messages
 
-    def logged(self, message: Message, hint: bytes, *, is_head: bool) -> None:
-        """A message of the log. `is_head`: no logged message refers to it, and our clock reached it."""
+    def logged(
+        self, message: Message, hint: bytes, *, is_head: bool = True, is_reached: bool = True
+    ) -> None:
+        """A message of the log. `is_head`: no logged message refers to it; `is_reached`: our clock
+        followed its timestamp."""
         message_id = message.message_id
         self.recent[message_id] = fingerprint(message)
         if len(self.recent) > RECENT_MAX:
@@ -76,23 +79,23 @@ class References:
         heads = self._heads
         for entry in message.causal_history:
             heads.pop(entry.message_id, None)
-        if not is_head:
-            return
         place = (
             message.lamport_timestamp or 0,
             message_id.encode(),
             HistoryEntry(message_id, hint, message.sender_id),
         )
-        newest = self._newest
-        if newest and place[:2] < newest[-1][:2]:
-            insort(newest, place, key=_order)
-        else:
-            newest.append(place)
-        if len(newest) > self._options.history_size:
-            del newest[0]
-        heads[message_id] = place
-        if len(heads) > self._options.heads_max:
-            del heads[min(heads, key=lambda each: heads[each][:2])]
+        if is_reached:
+            newest = self._newest
+            if newest and place[:2] < newest[-1][:2]:
+                insort(newest, place, key=_order)
+            else:
+                newest.append(place)
+            if len(newest) > self._options.history_size:
+                del newest[0]
+        if is_head:
+            heads[message_id] = place
+            if len(heads) > self._options.heads_max:
+                del heads[min(heads, key=lambda each: heads[each][:2])]
 
     def causal_history(self) -> tuple[HistoryEntry, ...]:
         """The entries for our next message, in log order."""

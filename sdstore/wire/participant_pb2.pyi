@@ -47,11 +47,13 @@ class Waiting(_message.Message):
     def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ..., is_late: _Optional[bool] = ...) -> None: ...
 
 class Forgone(_message.Message):
-    __slots__ = ("place", "retrieval_hint", "sender_id")
+    __slots__ = ("place", "retrieval_hint", "sender_id", "is_passed")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_PASSED_FIELD_NUMBER: _ClassVar[int]
     place: int
     retrieval_hint: bytes
     sender_id: str
-    def __init__(self, place: _Optional[int] = ..., retrieval_hint: _Optional[bytes] = ..., sender_id: _Optional[str] = ...) -> None: ...
+    is_passed: bool
+    def __init__(self, place: _Optional[int] = ..., retrieval_hint: _Optional[bytes] = ..., sender_id: _Optional[str] = ..., is_passed: _Optional[bool] = ...) -> None: ...
