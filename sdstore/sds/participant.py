@@ -509,8 +509,9 @@ class Participant:
 
     def _is_sync_due(self) -> bool:
         """The timer ended, or a repair request is due."""
-        if self._sync.is_due(self._clock.elapsed_ms):
-            return True
+        return self._sync.is_due(self._clock.elapsed_ms) or self._is_request_due()
+
+    def _is_request_due(self) -> bool:
         if not self.options.sync_ms or self._repair is None:
             return False
         due_ms = self._repair.request_due_ms
@@ -518,9 +519,11 @@ class Participant:
         return is_expressible and due_ms is not None and due_ms <= self._clock.elapsed_ms
 
     def _send_sync(self, now_ms: int) -> None:
+        is_request_due = self._is_request_due()
         self._sync.sync_sent(self._clock.elapsed_ms)
         is_empty = not self._references.recent and not self._incoming.waiting_count
-        if self._clock.is_exhausted or (is_empty and not self.options.sync_when_empty):
+        is_needed = not is_empty or self.options.sync_when_empty or is_request_due
+        if self._clock.is_exhausted or not is_needed:
             return
         lamport = self._clock.next_lamport()
         message_id = self._sync.unique_id("sync", now_ms)

@@ -147,6 +147,28 @@ def test_a_lost_message_that_arrives_still_waits_for_its_own_causes() -> None:
     ]
 
 
+def test_a_lost_message_is_late_only_if_a_message_that_depends_on_it_was_delivered() -> None:
+    bob = Device("bob")
+    bob.hear(sync("s", "m1"))
+    bob.wait(301)
+    assert of(Lost, bob.effects) == [Lost("m1")]
+    bob.hear(written("m1", 1))
+    assert [each.is_late for each in bob.delivered] == [False]
+
+
+def test_a_gap_holds_what_is_missing_at_the_delivery() -> None:
+    bob = Device("bob")
+    bob.hear(sync("s", "m1"))
+    bob.wait(301)
+    bob.hear(written("m3", 3, "m1", "m2"))  # m1 is lost, and arrives before m2
+    bob.hear(written("m1", 1), written("m2", 2))
+    assert [(each.message.message_id, each.after_gap) for each in bob.delivered] == [
+        ("m1", ()),
+        ("m2", ()),
+        ("m3", ()),
+    ]
+
+
 def test_held_messages_wait_for_lost_causes_forever() -> None:
     bob = Device("bob", quiet(on_lost=OnLost.HOLD))
     bob.hear(written("m2", 2, "m1"))
@@ -369,6 +391,16 @@ def test_participants_repair_each_other_without_a_store() -> None:
     assert cleo.texts == ["lost for cleo", "reply"]
     answers = [e for e in of(Broadcast, bob.effects) if e.kind is Kind.CONTENT and e.frame == lost]
     assert len(answers) == 1  # identical bytes
+
+
+def test_a_participant_with_an_empty_log_asks_for_repairs() -> None:
+    options = ParticipantOptions(bloom=None, sync_ms=10_000)
+    ada, bob = Device("ada", options), Device("bob", options)
+    ada.say("lost for bob")
+    talk([ada, bob], 1)
+    bob.hear(*(each.frame for each in of(Broadcast, ada.wait(29)) if each.kind is Kind.SYNC))
+    requests = [decode(each.frame)[0].repair_request for each in of(Broadcast, bob.wait(130))]
+    assert any(requests)
 
 
 @pytest.mark.parametrize("on_lost", list(OnLost))

@@ -64,7 +64,7 @@ class Attacker:
     def _lamport(self) -> int:
         victim = self._victim()
         near = (victim and victim.lamport_timestamp) or 1_763_000_000_000
-        return max(near + self._random.randint(-1_000, 1_000), 0)
+        return min(max(near + self._random.randint(-1_000, 1_000), 0), LAMPORT_MAX - 3 * DAY_MS)
 
     def _message(self, history: tuple[HistoryEntry, ...] = ()) -> Message:
         return Message(
@@ -120,7 +120,9 @@ class Attacker:
         if victim is None or not victim.content:
             return []
         lamport = (victim.lamport_timestamp or 0) + self._random.choice([-1, 0, 1])
-        return [replace(victim, content=b"forged", lamport_timestamp=max(lamport, 0))]
+        return [
+            replace(victim, content=b"forged", lamport_timestamp=min(max(lamport, 0), LAMPORT_MAX))
+        ]
 
     def _long_history(self) -> list[Message]:
         return [
