@@ -46,6 +46,7 @@ class SimLog(MemoryLog):
     def __init__(self) -> None:
         super().__init__()
         self.pending: list[LogEntry | tuple[str, ...]] = []
+        self.ids: dict[str, LogEntry] = {}
         self.last_number = 0
 
     def append(self, entry: LogEntry) -> None:
@@ -57,20 +58,13 @@ class SimLog(MemoryLog):
                 raise BrokenLawError(f"delivery {entry.number} follows {self.last_number}")
             self.last_number = entry.number
         super().append(entry)
+        self.ids[message_id] = entry
         self.pending.append(entry)
 
     def unstage(self, message_ids: Sequence[str]) -> None:
         ids = tuple(message_ids)
         super().unstage(ids)
         self.pending.append(ids)
-
-    @property
-    def ids(self) -> dict[str, LogEntry]:
-        return self._entries
-
-    @property
-    def staged_count(self) -> int:
-        return len(self._staged)
 
 
 @dataclass
@@ -503,7 +497,7 @@ class World:
     def _feed(self, peer: Peer) -> None:
         while peer.take_staged():
             pass
-        if peer.log.staged_count and peer.participant is not None:
+        if peer.participant is not None and peer.log.staged(1):
             self.after(5_000, lambda: self._feed(peer))
 
     # --- the trace ----------------------------------------------------------------------------------
