@@ -39,6 +39,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -178,16 +179,18 @@ class DriverOptions:
     """Publications, lookups and walks at the same time, of all channels."""
     copies_max: int = 2
     """Other stores that get a copy of each frame, for participants that follow those."""
-    catch_ups_max: int = 2
-    """Channels that catch up at the same time."""
+    backfills_max: int = 2
+    """Channels that are backfilled at the same time."""
     missed_messages_max: int = 1_000
     """Messages read after a kept cursor, about a page. After a longer absence reconciling is cheaper."""
     close_s: float = 2.0
     """How long the end of the `async with` waits for frames that are on their way to a store."""
     back_off: BackOff = field(default_factory=BackOff)
     """Pauses before a failed store is tried again."""
-    client: Options = field(default_factory=lambda: Options(retry=Retry(attempts_max=2)))
-    """Timeouts and bounds of the clients. Few retries: another store may answer at once."""
+    client: Options = field(
+        default_factory=lambda: Options(retry=Retry(attempts_max=2, retry_after_max_s=1.0))
+    )
+    """Timeouts and bounds of the clients. They try little: another store may answer at once."""
 
 
 class DriverError(Exception):
@@ -232,7 +235,7 @@ class ParticipantDriver:
             draw,
         )
         self.requests = asyncio.Semaphore(self.options.requests_max)
-        self.catch_ups = asyncio.Semaphore(self.options.catch_ups_max)
+        self.backfills = asyncio.Semaphore(self.options.backfills_max)
         self.outbox = Outbox(
             self.stores, self.requests, self._on_published, self.options.copies_max
         )
@@ -375,6 +378,8 @@ class ParticipantDriver:
         if task.cancelled() or task.exception() is None:
             return
         cause = task.exception()
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
         self._error = DriverError("failed", f"{type(cause).__name__}: {cause}")
         self._error.__cause__ = cause
         for channel in self._channels.values():
@@ -419,7 +424,9 @@ class ParticipantChannel:
         self._not_found: dict[str, HistoryEntry] = {}
         self._has_wanted = asyncio.Event()
         self._is_caught_up = asyncio.Event()
+        self._left_out: dict[bytes, Store] = {}
         self._is_connected = False
+        self._has_left = False
         self._has_staged = False
         self._reconciling = asyncio.Lock()
         self._reconcile_at_s = 0.0
@@ -437,7 +444,7 @@ class ParticipantChannel:
         no other call is needed for that, also after a restart. An ephemeral message is not saved, and is
         dropped if no store answers now.
         """
-        self._driver.check()
+        self._check()
         effects = self.participant.send(
             content, self._driver.now_ms(), retrieval_hint=retrieval_hint, ephemeral=ephemeral
         )
@@ -461,7 +468,7 @@ class ParticipantChannel:
         Returns at once. The confirmation is written with the next save, within a moment; if the program
         stops before, the deliveries come again with the same numbers.
         """
-        self._driver.check()
+        self._check()
         self.apply(self.participant.confirm(number))
 
     @property
@@ -471,6 +478,8 @@ class ParticipantChannel:
 
     async def leave(self) -> None:
         """Stop taking part. What is saved stays, and `join` continues from it."""
+        self._check()
+        self._has_left = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -479,6 +488,11 @@ class ParticipantChannel:
             await self.carried_out()
         self._driver.forget(self)
         self.end(None)
+
+    def _check(self) -> None:
+        self._driver.check()
+        if self._has_left:
+            raise DriverError("closed", f"channel {self.channel_id!r} was left; join it again")
 
     # ---- for the driver
 
@@ -571,12 +585,12 @@ class ParticipantChannel:
                 self._say(Connection(store.url, "offline", error.code, error.detail))
 
     async def _follow_store(self, store: Store, scope: str) -> None:
-        async with store.client.live(self.channel_id) as stream:
+        left_out = partial(self._note_left_out, store)
+        async with store.client.live(self.channel_id, on_left_out=left_out) as stream:
             start = stream.cursor
             self._is_connected = True
             self._say(Connection(store.url, "catching_up"))
-            async with self._driver.catch_ups:
-                await self._catch_up(store)
+            await self._catch_up(store)
             self._keep_cursor(store, start)
             self._driver.stores.succeeded(store, scope)
             # What is staged comes before what the stream brings.
@@ -606,6 +620,7 @@ class ParticipantChannel:
             order="arrival",
             after=cursor,
             page_size=self._driver.options.missed_messages_max,
+            on_left_out=partial(self._note_left_out, store),
         )
         try:
             async for stored in messages:
@@ -627,7 +642,7 @@ class ParticipantChannel:
         def show(progress: Progress) -> None:
             self._events.put(BackfillProgress(store.url, progress))
 
-        async with self._reconciling:
+        async with self._reconciling, self._driver.backfills:
             try:
                 report = await store.client.backfill(self.channel_id, self._log, show)
             except Exception as error:
@@ -678,10 +693,15 @@ class ParticipantChannel:
         except (MessageError, KeyError):
             frame = b""
         if live.digest is None:
-            return frame or encode(live.message)
+            return frame
         if frame_hash(frame).hex() == live.document["meta"].get("frame_hash"):
             return frame
-        return (await store.client.get_entry(live.digest)).frame
+        try:
+            return (await store.client.get_entry(live.digest)).frame
+        except StoreError:
+            if not frame:
+                raise
+            return frame  # other bytes, but the digest says that it is the same message
 
     # ---- missing messages
 
@@ -706,6 +726,7 @@ class ParticipantChannel:
             for entry in entries:
                 if len(self._not_found) < WANTED_MAX:
                     self._not_found[entry.message_id] = entry
+            await self._fetch_left_out()
             if not self._wanted:
                 self._has_wanted.clear()
 
@@ -733,14 +754,33 @@ class ParticipantChannel:
             await self._fetch_depths(store)
         return [each for each in entries if each.message_id not in retrieval.found]
 
+    def _note_left_out(self, store: Store, digests: Iterable[bytes]) -> None:
+        """The store knows these messages and has lost their content."""
+        for digest in digests:
+            if len(self._left_out) < WANTED_MAX:
+                self._left_out[digest] = store
+        self._has_wanted.set()
+
+    async def _fetch_left_out(self) -> None:
+        """Ask the other stores once for what one store lost."""
+        left_out, self._left_out = self._left_out, {}
+        for digest, loser in left_out.items():
+            for store in self._driver.stores.ready(channel_scope(self.channel_id)):
+                if store is not loser:
+                    try:
+                        found = await store.client.get_entry(digest)
+                    except StoreError:
+                        continue
+                    self._receive(found.frame, b"")
+                    break
+
     async def _fetch_depths(self, store: Store) -> None:
         """The causes go back too far to walk: reconcile, but not again at once."""
         if time.monotonic() < self._reconcile_at_s:
             return
         self._reconcile_at_s = time.monotonic() + RECONCILE_PAUSE_S
         try:
-            async with self._driver.catch_ups:
-                await self._reconcile(store)
+            await self._reconcile(store)
         except StoreError as error:
             self._driver.stores.failed(store, channel_scope(self.channel_id), error)
         else:

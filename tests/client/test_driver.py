@@ -18,6 +18,7 @@ from sdstore.client import ParticipantFile, StoreClient
 from sdstore.client.channelevents import BackfillProgress, Connection, Refused
 from sdstore.client.driver import CURSOR_KEY, DriverError, MemoryPersistence, ParticipantDriver
 from sdstore.sds.codec import encode
+from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -29,6 +30,7 @@ from sdstore.sds.effects import (
     StoredRemotely,
 )
 from sdstore.sds.model import HistoryEntry, Message
+from sdstore.wire import store_pb2 as wire
 from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
 from tests.support.store_process import StoreProcess
@@ -353,6 +355,62 @@ def test_causes_too_far_back_for_a_walk_are_backfilled(
 
     with running_node(tmp_path) as other:
         run(scenario(other.url))
+
+
+def test_content_that_one_store_lost_comes_from_another(
+    url: str, place: dict[str, Any], tmp_path: Path
+) -> None:
+    message = Message("lost", place["channel_id"], "carol", 1, content=b"here after all")
+
+    async def scenario(other: str) -> None:
+        file = MemoryPersistence()
+        async with joined([url], "bob", file, **place):
+            pass
+        with StoreClient(other) as store:
+            store.publish(message)
+        page = wire.MessagePage(left_out=[entry_digest(message)]).SerializeToString()
+        network = Network()
+
+        def lost(request: httpx.Request) -> httpx.Response | None:
+            is_page = request.url.path == "/v1/channels/messages"
+            return httpx.Response(200, content=page) if is_page else None
+
+        network.answer = lost
+        draw = InOrder()
+        async with joined([url, other], "bob", file, network=network, draw=draw, **place) as bob:
+            await bob.until(lambda bob: bob.texts == [b"here after all"])
+
+    with running_node(tmp_path) as other:
+        run(scenario(other.url))
+
+
+def test_while_no_store_answers_nothing_is_lost_or_given_up(
+    url: str, place: dict[str, Any]
+) -> None:
+    frames = chain(place["channel_id"], 2)
+    hasty = replace(SMALL, lost_after_ms=400, resend_ms=50, resend_ms_max=50, attempts_max=8)
+
+    async def scenario() -> None:
+        network = Network()
+        async with joined([url], "bob", network=network, participant=hasty, **place) as bob:
+            with StoreClient(url) as store:
+                store.publish(frames[1])
+                await bob.until(lambda bob: bob.channel.status.waiting)
+                network.is_down = True
+                network.cut()
+                await bob.until(lambda bob: not bob.is_online)
+                sent = await bob.channel.send(b"from bob")
+                await asyncio.sleep(1)
+                assert not bob.of(Lost) + bob.of(GaveUp)
+                store.publish(frames[0])
+            network.is_down = False
+            await bob.until(lambda bob: len(bob.texts) == 2)
+            await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
+            assert not bob.of(Lost)
+            # With a store, time passes again.
+            await bob.until(lambda bob: GaveUp(sent) in bob.events)
+
+    run(scenario())
 
 
 def test_sync_and_ephemeral_messages_are_relayed_live(url: str, place: dict[str, Any]) -> None:
@@ -687,6 +745,8 @@ def test_a_participant_that_left_continues_where_it_was(url: str, place: dict[st
             await bob.until(lambda bob: bob.texts == texts(1))
             await channel.leave()
             await reading
+            with pytest.raises(DriverError, match="was left"):
+                await channel.send(b"too late")
             await ada.channel.send(b"1")
             bob = App(driver, await driver.join(place["channel_id"], "bob", SMALL), confirms=True)
             reading = asyncio.create_task(bob.read())
