@@ -388,11 +388,13 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
     url: str, place: dict[str, Any]
 ) -> None:
     frames = chain(place["channel_id"], 2)
-    hasty = replace(SMALL, lost_after_ms=400, resend_ms=50, resend_ms_max=50, attempts_max=8)
+    hasty = replace(SMALL, lost_after_ms=120_000, attempts_max=3, clock_step_max_ms=60_000)
 
     async def scenario() -> None:
+        now_ms = 1_763_000_000_000
         network = Network()
-        async with joined([url], "bob", network=network, participant=hasty, **place) as bob:
+        bobs = {"network": network, "participant": hasty, "clock_ms": lambda: now_ms, **place}
+        async with joined([url], "bob", **bobs) as bob:
             with StoreClient(url) as store:
                 store.publish(frames[1])
                 await bob.until(lambda bob: bob.channel.status.waiting)
@@ -400,14 +402,19 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
                 network.cut()
                 await bob.until(lambda bob: not bob.is_online)
                 sent = await bob.channel.send(b"from bob")
-                await asyncio.sleep(1)
+                for _ in range(10):
+                    now_ms += 60_000
+                    await asyncio.sleep(2 * QUICK.tick_s)
                 assert not bob.of(Lost) + bob.of(GaveUp)
                 store.publish(frames[0])
             network.is_down = False
             await bob.until(lambda bob: len(bob.texts) == 2)
             await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
-            assert not bob.of(Lost)
+            assert not bob.of(Lost) + bob.of(GaveUp)
             # With a store, time passes again.
+            for _ in range(20):
+                now_ms += 60_000
+                await asyncio.sleep(2 * QUICK.tick_s)
             await bob.until(lambda bob: GaveUp(sent) in bob.events)
 
     run(scenario())

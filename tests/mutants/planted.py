@@ -7,7 +7,14 @@ import os
 
 from tests.mutants.fault import ENVIRONMENT, Fault
 
-AREAS = ("mvds", "recon", "sds", "store", "sync")  # modules beside this one, each with its FAULTS
+AREAS = (
+    "driver",
+    "mvds",
+    "recon",
+    "sds",
+    "store",
+    "sync",
+)  # modules beside this one, each with its FAULTS
 
 
 def faults_of(area: str) -> list[Fault]:

@@ -25,8 +25,8 @@ from sdstore.sds.options import ParticipantOptions
 SECONDS_MAX = 20.0
 QUICK_CLIENT = Options(timeout_s=10, retry=Retry(attempts_max=1))
 QUICK = DriverOptions(tick_s=0.05, back_off=BackOff(first_s=0.05, max_s=0.2), client=QUICK_CLIENT)
-SMALL = ParticipantOptions(bloom=None)
-"""Participants without filters: small frames, and acknowledgements by history only."""
+SMALL = ParticipantOptions(bloom=None, sync_ms=0)
+"""Participants without filters and sync messages: only content brings news and acknowledgements."""
 
 
 class Network(httpx.AsyncBaseTransport):
