@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush
 from sdstore.sds.effects import Lost, Missing
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import OnLost, ParticipantOptions
-from sdstore.sds.references import Hints
+from sdstore.sds.references import HINT_BYTES_MAX, Hints
 from sdstore.sds.state import LOST, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -45,6 +45,13 @@ class Arrived:
     def order(self) -> tuple[int, bytes]:
         """Its place in log order."""
         return self.message.lamport_timestamp or 0, self.message.message_id.encode()
+
+
+def _within_bounds(entry: HistoryEntry) -> HistoryEntry:
+    """The entry to remember: without a hint that is too long, which could be as large as a frame."""
+    if len(entry.retrieval_hint) <= HINT_BYTES_MAX:
+        return entry
+    return HistoryEntry(entry.message_id, b"", entry.sender_id)
 
 
 @dataclass(slots=True)
@@ -242,14 +249,14 @@ class Incoming:
         missing = self._missing.get(message_id)
         if missing is not None:
             if entry.sender_id and not missing.entry.sender_id:
-                missing.entry = entry
+                missing.entry = _within_bounds(entry)
             return
         options = self._options
         if message_id in self._lost:  # only under `OnLost.HOLD`: named again, asked for again
             del self._lost[message_id]
             self._turn.delete(LOST + message_id)
         missing = _Missing(
-            HistoryEntry(message_id, entry.retrieval_hint, entry.sender_id),
+            _within_bounds(entry),
             elapsed_ms + options.lost_after_ms,
             elapsed_ms + options.fetch_retry_ms,
         )

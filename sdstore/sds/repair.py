@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from zlib import crc32
 
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
@@ -58,7 +59,7 @@ class RepairOptions:
     hash_text: Callable[[str], int] = hash_of_text
     """The hash of the formulas: a string to an unsigned integer, the same for all participants."""
     participants_max: int = 12_800
-    """Senders counted for the number of groups, 1.3 MB; a sender can invent names. Gives 101 groups."""
+    """Senders counted for the number of groups, 1.3 MB: 101 groups. A sender can invent names."""
 
     wanted_max: int = 1_000
     """Messages to ask for, 0.5 MB. At the bound another one is not asked for; `want` it again later."""
@@ -156,7 +157,7 @@ class Repair:
         self._options = options or RepairOptions()
         self._participant_id = participant_id
         self._own_hash = self._options.hash_text(participant_id)
-        self._participants: set[str] = set()
+        self._participants: set[int] = set()  # CRC-32 of sender IDs, which can be long
         self._wanted: dict[str, _Wanted] = {}
         self._pending: dict[str, _Answer] = {}
         self._t_req = _Schedule()
@@ -196,7 +197,7 @@ class Repair:
         """A message of this sender was received."""
         participants = self._participants
         if sender_id and len(participants) < self._options.participants_max:
-            participants.add(sender_id)
+            participants.add(crc32(sender_id.encode()))
 
     # ---- asking
 

@@ -80,6 +80,21 @@ def test_every_known_hint_of_a_missing_message_is_named() -> None:
     )
 
 
+def test_a_hint_as_large_as_a_frame_is_not_remembered_anywhere() -> None:
+    large = b"h" * 500_000
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, lost_after_ms=5_000))
+    for number, sender_id in enumerate(("", "ada", "ada")):
+        history = tuple(HistoryEntry(f"m{n}", large, sender_id) for n in (0, number))
+        bob.hear(encode(Message(f"d{number}", CHANNEL, "ada", 5, history, content=b"x")))
+    bob.hear(encode(Message("s", CHANNEL, "ada", 5, (HistoryEntry("m9", large, "ada"),))))
+    effects = bob.wait(20)
+    assert bob.participant.status.lost == 4
+    for missing in of(Missing, bob.effects + effects):
+        assert {entry.retrieval_hint for entry in missing.entries} == {b""}
+    # A lost message costs one small record; the frames that waited are in the log.
+    assert sum(map(len, bob.state.values())) < 2_000
+
+
 def test_hints_of_the_transport_enter_our_histories_before_those_of_others() -> None:
     bob = Device("bob")
     history = (HistoryEntry("m1", b"theirs", "ada"),)
