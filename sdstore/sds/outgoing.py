@@ -22,6 +22,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -37,8 +38,8 @@ FILTERS_PER_MESSAGE = 3
 are shared by the messages that they contain."""
 
 FILTERS_KEPT = 64
-"""Received filters kept in all, 2.4 MB in the default size. A message whose filters were dropped starts
-anew with the next one."""
+"""Received filters kept in all, 2.4 MB in the default size. Without a kept one to
+compare with, the next filter adds no grounds, unless it is better alone."""
 
 
 class Acknowledgement(enum.IntEnum):
@@ -67,15 +68,23 @@ class _Sent:
     due_ms: int = 0
     pair: Pair | None = None
     chance: float = 1.0  # that all filters that contained it did so by chance
-    filters: tuple[int, ...] = ()  # keys of kept filters that contain it
+    filters: tuple[int, ...] = ()  # keys of the last filters that contain it
+    is_in_several: bool = False
 
 
-@dataclass(slots=True)
+@dataclass
 class _Seen:
     sender_id: str
     message_id: str  # of the last message that brought it
     filter: ReceivedFilter
-    bits: int
+
+    @cached_property
+    def bits(self) -> int:
+        return int.from_bytes(self.filter.words)
+
+    @cached_property
+    def bits_set(self) -> int:
+        return self.bits.bit_count()
 
 
 class Outgoing:
@@ -159,8 +168,16 @@ class Outgoing:
         key, is_again = self._keep(message, received)
         if is_again:
             return
+        repeats: dict[int, float] = {}  # how much of an earlier filter's error this one repeats
         for message_id, sent in hits:
-            self._found_in(message_id, sent, key, elapsed_ms)
+            self._found_in(sent, key, repeats)
+            if sent.chance <= options.acknowledged_fp_max and sent.is_in_several:
+                self._acknowledge(message_id, sent)
+            elif sent.acknowledgement is Acknowledgement.UNACKNOWLEDGED:
+                sent.acknowledgement = Acknowledgement.POSSIBLY
+                self._turn.effects.append(PossiblyAcknowledged(message_id))
+                self._schedule(message_id, sent, elapsed_ms)
+                self._save(message_id, sent)
 
     def _window(self) -> list[tuple[str, _Sent]]:
         """The active messages to look up now; those that waited longest if there are many."""
@@ -187,31 +204,29 @@ class Outgoing:
                 seen.message_id = message.message_id
                 return key, is_again
         self._seen_count += 1
-        seen = _Seen(
-            message.sender_id, message.message_id, received, int.from_bytes(received.words)
-        )
-        self._seen[self._seen_count] = seen
+        self._seen[self._seen_count] = _Seen(message.sender_id, message.message_id, received)
         if len(self._seen) > FILTERS_KEPT:
             self._seen.popitem(last=False)
         return self._seen_count, False
 
-    def _found_in(self, message_id: str, sent: _Sent, key: int, elapsed_ms: int) -> None:
-        """One more filter contains the message."""
-        kept = [self._seen[each] for each in sent.filters if each in self._seen]
+    def _found_in(self, sent: _Sent, key: int, repeats: dict[int, float]) -> None:
+        """One more filter contains the message: what is the chance now that all of them are wrong?"""
         received = self._seen[key]
-        if not kept:
-            sent.chance = received.filter.false_positive_rate
-        elif key not in sent.filters:
-            sent.chance *= max(_repeats_error(each, received) for each in kept)
-        if key not in sent.filters:
-            sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
-        if kept and sent.chance <= self._options.acknowledged_fp_max:
-            self._acknowledge(message_id, sent)
-        elif sent.acknowledgement is Acknowledgement.UNACKNOWLEDGED:
-            sent.acknowledgement = Acknowledgement.POSSIBLY
-            self._turn.effects.append(PossiblyAcknowledged(message_id))
-            self._schedule(message_id, sent, elapsed_ms)
-            self._save(message_id, sent)
+        rate = received.filter.false_positive_rate
+        sent.is_in_several = bool(sent.filters)
+        if key in sent.filters:
+            return  # in a later message: no new grounds
+        kept = [each for each in sent.filters if each in self._seen]
+        if sent.chance <= self._options.acknowledged_fp_max:
+            pass  # small enough without this one
+        elif not kept:
+            sent.chance = min(sent.chance, rate)  # nothing to compare with: the better one alone
+        else:
+            for each in kept:
+                if each not in repeats:
+                    repeats[each] = _repeats_error(self._seen[each], received)
+            sent.chance = min(sent.chance * max(repeats[each] for each in kept), rate)
+        sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
 
     def _acknowledge(self, message_id: str, sent: _Sent) -> None:
         del self._active[message_id]
@@ -285,8 +300,5 @@ def _repeats_error(first: _Seen, second: _Seen) -> float:
     one, other = first.filter, second.filter
     if (one.form, one.bit_count) != (other.form, other.bit_count):
         return other.false_positive_rate  # other hashes, or other remainders: independent
-    first_count = first.bits.bit_count()
-    if not first_count:
-        return 1.0
-    common = (first.bits & second.bits).bit_count() / first_count
+    common = (first.bits & second.bits).bit_count() / first.bits_set  # a filter that hit has bits
     return float(common ** min(one.hash_count, other.hash_count))

@@ -283,3 +283,17 @@ def test_the_table_of_our_messages_is_bounded() -> None:
     assert len([key for key in ada.state if key.startswith("sent/")]) == 10
     assert ada.participant.status.unacknowledged == 10
     assert len(of(Broadcast, ada.wait(31))) == 10
+
+
+def test_thousands_of_unacknowledged_messages_are_all_acknowledged_by_a_growing_filter() -> None:
+    ada = Device("ada")
+    ids = [id_of(ada.say(str(number))) for number in range(3_000)]
+    bloom = BloomFilter()
+    bloom.rebuild(ids)
+    messages = 0
+    while ada.participant.status.unacknowledged:
+        messages += 1
+        bloom.add(f"later {messages}")
+        ada.hear(sync_message("bob", message_id=str(messages), bloom=bloom))
+        assert messages < 250
+    assert messages > 2 * 3_000 / ada.options.reviewed_per_filter - 10  # each of them twice

@@ -109,6 +109,17 @@ def test_hints_of_the_transport_enter_our_histories_before_those_of_others() -> 
     assert logged["m1"] == b"ours"
 
 
+def test_the_hint_of_our_transport_comes_before_what_others_said_first() -> None:
+    bob = Device("bob")
+    own_id = decode(bob.say("mine"))[0].message_id
+    history = (HistoryEntry(own_id, b"theirs", "bob"),)
+    bob.hear(encode(Message("m1", CHANNEL, "ada", NOON_MS, history, content=b"x")))
+    message, _ = decode(bob.say("next"))
+    assert HistoryEntry(own_id, b"theirs", "bob") in message.causal_history
+    bob.carry_out(bob.participant.stored(own_id, b"ours"))
+    assert bob.participant._hints.of(own_id) == (b"ours", b"theirs")
+
+
 def test_effects_name_a_bounded_number_of_messages() -> None:
     bob = Device("bob", quiet(fetches_per_effect=3))
     effects = bob.hear(written("d", 9, *(f"m{number}" for number in range(8))))
