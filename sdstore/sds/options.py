@@ -59,8 +59,8 @@ class ParticipantOptions:
     """Entries of a causal history with the heads: a head is a message that no other one refers to.
     A chat of ten people who write at once has ten; more heads wait for the next messages."""
     heads_max: int = 1_000
-    """Heads remembered, 0.3 MB. At the bound the oldest head is forgotten: it is in the log, but our
-    messages no longer refer to it."""
+    """Heads remembered, 0.3 MB. At the bound a tenth of them is forgotten, those beyond our clock first,
+    then the oldest: they are in the log, but our messages no longer refer to them."""
 
     # ---- clocks
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
+from heapq import nsmallest
 
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
@@ -95,7 +96,15 @@ class References:
         if is_head:
             heads[message_id] = place
             if len(heads) > self._options.heads_max:
-                del heads[min(heads, key=lambda each: heads[each][:2])]
+                self._drop_heads()
+
+    def _drop_heads(self) -> None:
+        """Forget a tenth of the heads: those beyond our clock first, then the oldest. A tenth at once,
+        because the search for one of them takes as long."""
+        reached = self._newest[-1][0] if self._newest else 0
+        in_turn = sorted(self._heads.items(), key=lambda head: (head[1][0] <= reached, head[1][:2]))
+        for message_id, _ in in_turn[: len(in_turn) // 10 + 1]:
+            del self._heads[message_id]
 
     def causal_history(self) -> tuple[HistoryEntry, ...]:
         """The entries for our next message, in log order."""
@@ -107,7 +116,7 @@ class References:
             named = {_id(place) for place in newest}
             others = [place for message_id, place in heads.items() if message_id not in named]
             # The oldest heads first: every head has its turn.
-            chosen = sorted(sorted(others, key=_order)[:room] + newest, key=_order)
+            chosen = sorted(nsmallest(room, others, key=_order) + newest, key=_order)
         return tuple(self._entry(place[2]) for place in chosen)
 
     def _entry(self, entry: HistoryEntry) -> HistoryEntry:
