@@ -38,6 +38,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -96,6 +97,12 @@ FETCHED_AT_ONCE = 1_000
 
 RECONCILE_PAUSE_S = 60.0
 """Between two backfills of a channel because of causes far back: anybody can send messages with such."""
+
+SAVE_PAUSE_FACTOR = 4
+"""Times the last save took: at most a fifth of the time goes to saves while messages stream in."""
+
+SAVE_PAUSE_S_MAX = 0.05
+"""The longest such pause. It delays the deliveries of a burst, and no call that waits for a save."""
 
 SAVE_RETRY_S = 1.0
 """The pause after a save that failed for lack of room or because the file was busy."""
@@ -242,6 +249,7 @@ class ParticipantDriver:
         self._channels: dict[str, ParticipantChannel] = {}
         self._unsaved: dict[str, ParticipantChannel] = {}
         self._has_unsaved = asyncio.Event()
+        self._is_awaited = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: DriverError | None = None
 
@@ -309,14 +317,25 @@ class ParticipantDriver:
         self._unsaved[channel.channel_id] = channel
         self._has_unsaved.set()
 
+    def hurry(self) -> None:
+        """Somebody waits for a save."""
+        self._is_awaited.set()
+
     async def _carry_out(self) -> None:
         while True:
             await self._has_unsaved.wait()
             self._has_unsaved.clear()
+            self._is_awaited.clear()
+            started_s = time.monotonic()
             if not self.save():
                 await asyncio.sleep(SAVE_RETRY_S)
                 self._has_unsaved.set()
-            await asyncio.sleep(0)
+                continue
+            # Let more of a burst gather for the next transaction.
+            pause_s = min((time.monotonic() - started_s) * SAVE_PAUSE_FACTOR, SAVE_PAUSE_S_MAX)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._is_awaited.wait()
 
     def save(self) -> bool:
         """Save all batches, then carry out their other effects; False if it must be tried again."""
@@ -531,6 +550,7 @@ class ParticipantChannel:
         """Wait until the effects so far are saved and carried out."""
         batch = self._batch
         if batch.effects:
+            self._driver.hurry()
             await batch.is_done.wait()
             self._driver.check()
 
