@@ -106,7 +106,7 @@ def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> i
     """The number of deliveries in the file."""
     ids = [decode(frame)[0].message_id for frame in frames]
     with ParticipantFile(path) as file:
-        assert file._raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert file._database.raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         log, state = file.log(CHANNEL), file.state(CHANNEL)
         staged = {each.message.message_id: each.frame for each in log.staged(10_000)}
         for n in saved:
@@ -174,7 +174,7 @@ def test_a_program_that_is_killed_for_minutes_loses_nothing(tmp_path: Path) -> N
 def test_the_file_is_written_as_durably_as_sqlite_can(tmp_path: Path) -> None:
     with ParticipantFile(tmp_path / "chat.db") as file:
         found: dict[str, Any] = {
-            name: file._raw.execute(f"PRAGMA {name}").fetchone()[0]
+            name: file._database.raw.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         }
     assert found == {"journal_mode": "wal", "synchronous": 2}
@@ -234,7 +234,7 @@ def test_a_disk_that_fails_ends_the_use_of_the_file_until_it_is_opened_anew(tmp_
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     with ParticipantFile(path) as file:
-        assert file._raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert file._database.raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         delivered = file.log(CHANNEL).deliveries(0, 1_000)
         assert [each.frame for each in delivered] == frames[: len(delivered)]
         ada = file.participant(CHANNEL, "ada")

@@ -1,0 +1,322 @@
+"""The SQLite file under a `ParticipantFile`: opening, locking, transactions, and its faults."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, create_engine, func, insert, select, text, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from sdstore.client.filterdelta import unpack
+from sdstore.client.participanttables import (
+    ADD_DIGESTS,
+    FILTER_OF_NUMBER,
+    HASH_BYTES,
+    LOG,
+    MAKE_DIGESTS,
+    META,
+    METADATA,
+    UPGRADES,
+)
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import frame_hash
+from sdstore.sds.model import Message, MessageError
+
+FILTERS_CACHED_MAX = 32
+"""Reference filters kept for reading, 0.6 MB of js-waku's."""
+
+BUSY_TIMEOUT_MS = 5_000
+"""Other connections, such as a backup, can hold the file for a moment."""
+
+CACHE_KIB = 32 * 1024
+"""Holds the index of IDs of a million messages, which a new message touches at a random place."""
+
+WAL_PAGES = 8_192
+"""32 MiB of write-ahead log before a checkpoint, which writes each changed page once."""
+
+_FULL = {sqlite3.SQLITE_FULL}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_READ_ONLY = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_BROKEN = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
+
+
+class ParticipantFileError(Exception):
+    """The file cannot be used, or not in this way.
+
+    `code` is stable and meant for programs, `detail` for people:
+
+    - `in_use`: another process, or another `ParticipantFile`, has the file open
+    - `too_new`: a later version of sdstore wrote the file
+    - `damaged`: the file is damaged, or is not a SQLite database
+    - `read_only`, `disk_full`, `busy`: nothing was written; the next save writes it. `busy`: another
+      connection holds the file, or a transaction of this one is open
+    - `unavailable`: the file cannot be opened, read or written
+    - `file_gone`: the file was deleted or replaced while it was open
+    - `unsaved_full`: too much was appended without a save
+    - `closed`: the file was closed
+    - `misuse`: the call is not allowed now
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class ParticipantDatabase:
+    """One open file. `hasher` is the keyed hash of IDs, `next_log_no` the next row of the log.
+
+    After a fault that leaves the file's content unknown, every use raises that fault again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.next_log_no = 1
+        self._fault: ParticipantFileError | None = None
+        self._filters: OrderedDict[int, bytes] = OrderedDict()
+        self._is_writing = False
+        self._digests_through = 0  # log numbers of the index of digests
+        self._lock = _lock(path)
+        try:
+            with self.faults():
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        # SQLAlchemy's connection is this one too, in a thread that need not be this one.
+        self.raw = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self.raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        self.raw.execute("PRAGMA journal_mode = WAL")
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self.raw.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        self._engine = create_engine("sqlite://", creator=lambda: self.raw, poolclass=StaticPool)
+        self._inode = _inode(self.path)
+        with self.transaction() as connection:
+            self._prepare(connection)
+            secret = connection.scalar(select(META.c.value).where(META.c.name == "secret"))
+            self.next_log_no = (connection.scalar(select(func.max(LOG.c.log_no))) or 0) + 1
+        self.hasher = blake2b(digest_size=8, key=secret or b"")
+
+    def _prepare(self, connection: Connection) -> None:
+        """Bring the schema to this version."""
+        found = connection.scalars(text("SELECT name FROM sqlite_schema WHERE type = 'table'"))
+        names = set(found)
+        latest = 1 + len(UPGRADES)
+        version = 0
+        if META.name in names:
+            value = connection.scalar(select(META.c.value).where(META.c.name == "version"))
+            version = int.from_bytes(value or b"", "big")
+            if version > latest:
+                raise ParticipantFileError(
+                    "too_new",
+                    f"{self.path} has schema version {version}, this version of sdstore reads up to "
+                    f"{latest}; install a later one",
+                )
+            if not version or (version == latest and not names >= METADATA.tables.keys()):
+                raise ParticipantFileError("damaged", f"{self.path} lacks some of its tables")
+        if not version:
+            METADATA.create_all(connection)
+            connection.execute(insert(META).values(name="version", value=bytes([latest])))
+            connection.execute(insert(META).values(name="secret", value=os.urandom(16)))
+        elif version < latest:
+            for statements in UPGRADES[version - 1 :]:
+                for statement in statements:
+                    connection.exec_driver_sql(statement)
+            connection.execute(
+                update(META).where(META.c.name == "version").values(value=bytes([latest]))
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._fault = self._fault or ParticipantFileError("closed", f"{self.path} is closed")
+        if hasattr(self, "_engine"):
+            self._engine.dispose()
+        if hasattr(self, "raw"):
+            self.raw.close()
+        self._lock.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction through SQLAlchemy."""
+        with self.faults(), self._engine.connect() as connection, self.writing() as raw:
+            yield connection
+            if not raw.in_transaction:
+                raise ParticipantFileError(
+                    "misuse", "the transaction was ended inside of its block"
+                )
+
+    def row(self, statement: str, values: Sequence[Any]) -> Any:
+        """The first row, or None."""
+        try:
+            return self.raw.execute(statement, values).fetchone()
+        except sqlite3.Error as error:
+            self._refuse(error)
+            raise
+
+    def rows(self, statement: str, values: Sequence[Any], count: int = -1) -> list[Any]:
+        """The first `count` rows, or all."""
+        try:
+            cursor = self.raw.execute(statement, values)
+            return cursor.fetchall() if count < 0 else cursor.fetchmany(count)
+        except sqlite3.Error as error:
+            self._refuse(error)
+            raise
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, on the disk at the end of the block."""
+        self.check()
+        raw = self.raw
+        if self._is_writing:
+            raise ParticipantFileError("busy", "a transaction of this file is open; end it first")
+        if _inode(self.path) != self._inode:
+            # SQLite goes on writing to a file that was deleted, and its content ends with the process.
+            self._fault = ParticipantFileError(
+                "file_gone", f"{self.path} was deleted or replaced while it was open"
+            )
+            raise self._fault
+        self._is_writing = True
+        try:
+            raw.execute("BEGIN IMMEDIATE")
+            yield raw
+            raw.execute("COMMIT")
+        except BaseException as error:
+            if raw.in_transaction:
+                with suppress(sqlite3.Error):
+                    raw.execute("ROLLBACK")
+            self._refuse(error)
+            raise
+        finally:
+            self._is_writing = False
+
+    def check(self) -> None:
+        """Raises the error for which the file refuses further use."""
+        if self._fault is not None:
+            raise self._fault
+
+    def give_up(self, code: str, detail: str) -> ParticipantFileError:
+        """Refuse further use; the error to raise."""
+        self._fault = self._fault or ParticipantFileError(
+            code, f"{detail}; open the file anew and restore its participants"
+        )
+        return self._fault
+
+    def filter(self, filter_no: int) -> bytes:
+        """A stored reference filter."""
+        found = self._filters.get(filter_no)
+        if found is None:
+            row = self.row(FILTER_OF_NUMBER, (filter_no,))
+            if row is None:
+                raise ParticipantFileError("damaged", f"{self.path} lacks filter {filter_no}")
+            found = self._filters[filter_no] = row[0]
+            if len(self._filters) > FILTERS_CACHED_MAX:
+                self._filters.popitem(last=False)
+        return found
+
+    def index_digests(self) -> None:
+        """Bring the index of digests up to date, which lasts as long as the file is open."""
+        if self._digests_through + 1 < self.next_log_no:
+            with self.writing() as raw:
+                if not self._digests_through:
+                    raw.execute(MAKE_DIGESTS)
+                raw.execute(ADD_DIGESTS, (self._digests_through,))
+            self._digests_through = self.next_log_no - 1
+
+    def frame(self, frame_hash_start: bytes, filter_no: int | None, data: bytes) -> bytes:
+        """The frame of a row, checked."""
+        try:
+            frame = data if filter_no is None else unpack(data, self.filter(filter_no))
+        except ValueError:
+            frame = b""
+        if frame_hash(frame)[:HASH_BYTES] != frame_hash_start:
+            raise ParticipantFileError(
+                "damaged", f"{self.path} has a frame that does not match its hash"
+            )
+        return frame
+
+    def message(self, frame: bytes) -> Message:
+        """The message of a checked frame."""
+        try:
+            return decode(frame)[0]
+        except MessageError as error:
+            raise ParticipantFileError(
+                "damaged", f"{self.path} has a frame that is not a message: {error}"
+            ) from error
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Raise the `ParticipantFileError` for SQLite's errors in the block."""
+        try:
+            yield
+        except (sqlite3.Error, DBAPIError) as error:
+            self._refuse(error)
+            raise
+
+    def _refuse(self, error: BaseException) -> None:
+        """Raise the `ParticipantFileError` for an error of SQLite; return for others."""
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if not isinstance(cause, sqlite3.Error):
+            return
+        self.check()
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        if code in _DAMAGED:
+            raise self.give_up(
+                "damaged", f"{self.path} is damaged, or is not a SQLite database ({cause})"
+            ) from error
+        if code in _FULL:
+            raise ParticipantFileError(
+                "disk_full", f"{self.path} could not be written ({cause}); make room and save again"
+            ) from error
+        if code in _READ_ONLY:
+            raise ParticipantFileError(
+                "read_only", f"{self.path} cannot be written ({cause})"
+            ) from error
+        if code in _BUSY:
+            raise ParticipantFileError(
+                "busy", f"another connection kept {self.path} for {BUSY_TIMEOUT_MS} ms; save again"
+            ) from error
+        if code in _BROKEN:
+            raise self.give_up("unavailable", f"{self.path} could not be used ({cause})") from error
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None without one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _lock(path: Path) -> sqlite3.Connection:
+    """Lock a second SQLite file until the connection is closed: works wherever SQLite does."""
+    lock = None
+    try:
+        lock = sqlite3.connect(
+            f"{path}-lock", timeout=0, isolation_level=None, check_same_thread=False
+        )
+        lock.execute("PRAGMA locking_mode = EXCLUSIVE")
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error as error:
+        if lock is not None:
+            lock.close()
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            raise ParticipantFileError(
+                "in_use", f"another process has {path} open; stop it first"
+            ) from error
+        raise ParticipantFileError(
+            "unavailable", f"{path}-lock cannot be locked ({error})"
+        ) from error
+    return lock

@@ -1,0 +1,508 @@
+"""A channel's log in a `ParticipantFile`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sdstore.client.filterdelta import FILTER_BYTES_MIN, REFERENCES_MAX, FilterPacker
+from sdstore.client.participantdatabase import ParticipantDatabase
+from sdstore.client.participanttables import (
+    DELETE_STAGED,
+    DELETE_STATE,
+    DELIVERIES,
+    FIND_FRAME,
+    FIND_LOGGED,
+    FIND_NOTED,
+    FIND_STAGED,
+    FRAME_OF_DIGEST,
+    FRAME_OF_STAGED_DIGEST,
+    HASH_BYTES,
+    INSERT_FILTER,
+    INSERT_FRAME,
+    INSERT_LOG,
+    INSERT_NOTED,
+    INSERT_STAGED,
+    LOGGED_ELEMENTS,
+    LOGGED_OF_KEYS,
+    NEWEST,
+    NEWEST_FILTERS,
+    NOTED_ELEMENTS,
+    PUT_STATE,
+    SET_COUNTS,
+    STAGED_ELEMENTS,
+    STAGED_IN_ORDER,
+    STAGED_OF_KEYS,
+    id_bytes,
+    id_text,
+)
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import entry_digest, frame_hash
+from sdstore.sds.effects import Effect, Save
+from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, LogEntry, Noted, Reference, Staged
+from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Message
+
+UNSAVED_BYTES_MAX = 64 * 1024 * 1024
+"""Frames and state appended since the last save: some hundred times what a backfill combines."""
+
+RECENT_IDS_MAX = 16_384
+"""Logged IDs of a channel kept in memory, 2 MB: causes are nearly always recent messages."""
+
+TAIL_MAX = 128
+"""The newest messages of a channel kept in memory: causal histories name at most ten."""
+
+STAGED_PER_READ = 256
+"""Staged rows read at a time: a participant takes some hundred per turn."""
+
+IDS_PER_READ = 1_024
+"""IDs looked up at once, some 20 kB of keys: a backfill asks about that many at a time."""
+
+
+class _Offered(NamedTuple):
+    """A row that `FileLog.staged` returned: the participant will append and unstage it."""
+
+    staged_no: int
+    noted: Noted
+    frame: bytes
+    packed: tuple[bytes, int | None, bytes]
+
+
+class _Unsaved:
+    """An appended entry until the next save; `packed` if its frame was staged."""
+
+    __slots__ = ("digest", "entry", "packed", "raw_id")
+
+    def __init__(self, entry: LogEntry, offered: _Offered | None) -> None:
+        self.entry = entry
+        self.raw_id = entry.message.message_id.encode()
+        self.packed: tuple[bytes, int | None, bytes] | None = None
+        if offered is not None and offered.frame is entry.frame:
+            self.digest, self.packed = offered.noted.element_id, offered.packed
+        else:
+            self.digest = entry_digest(entry.message)
+
+
+_Place = tuple[int, bytes, Reference]
+_FIRST_PLACE = (-(2**63), b"")
+
+
+class FileLog:
+    """A channel's log in a `ParticipantFile`: a `ParticipantLog` and a `BackfillLog`.
+
+    What was appended and unstaged since the last save is in memory alone. The first methods are those
+    of the two protocols; the last ones belong to the file.
+    """
+
+    def __init__(
+        self, database: ParticipantDatabase, channel_no: int, logged_count: int, noted_count: int
+    ) -> None:
+        self.channel_no = channel_no
+        self._database = database
+        self._hasher = database.hasher.copy()
+        self._hasher.update(channel_no.to_bytes(8, "big"))
+        self._saved_count = logged_count
+        self._saved_noted_count = noted_count
+        self._unsaved: dict[str, _Unsaved] = {}
+        self._unsaved_order: list[_Place] = []
+        self._unsaved_numbers: list[LogEntry] = []
+        self._unsaved_bytes = 0
+        self._changes: dict[bytes, bytes | None] = {}
+        self._unstaged: dict[str, int] = {}  # row numbers
+        self._offered: dict[str, _Offered] = {}  # by the last call of `staged`
+        self._not_logged: set[str] = set()  # of those
+        self._new_noted: set[Noted] = set()
+        self._staged_from = _FIRST_PLACE  # all staged rows before it are unstaged
+        # Two generations of IDs: when the newer one is full it becomes the older one.
+        self._recent: set[str] = set()
+        self._less_recent: set[str] = set()
+        self._packer: FilterPacker | None = None
+        self._tail = self._newest_saved(TAIL_MAX // 2, LAMPORT_MAX)
+
+    # --- ParticipantLog --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._saved_count + len(self._unsaved)
+
+    def contains(self, message_id: str) -> bool:
+        """See `ParticipantLog`."""
+        if (
+            message_id in self._unsaved
+            or message_id in self._recent
+            or message_id in self._less_recent
+        ):
+            return True
+        if message_id in self._not_logged:
+            return False
+        if self._database.row(FIND_LOGGED, self._of_id(message_id)) is None:
+            return False
+        self._remember(message_id)
+        return True
+
+    def newest(self, count: int, before_lamport: int) -> list[Reference]:
+        """See `ParticipantLog`."""
+        places = self._tail
+        end = bisect_left(places, (before_lamport,))
+        if end < count and len(places) < len(self):
+            end = bisect_left(self._unsaved_order, (before_lamport,))
+            places = self._unsaved_order[max(end - count, 0) : end]
+            places += self._newest_saved(count, min(before_lamport - 1, LAMPORT_MAX))
+            places.sort()
+            end = len(places)
+        return [reference for _, _, reference in places[max(end - count, 0) : end]]
+
+    def frame(self, message_id: str) -> bytes | None:
+        """See `ParticipantLog`."""
+        if unsaved := self._unsaved.get(message_id):
+            return unsaved.entry.frame
+        row = self._database.row(FIND_FRAME, self._of_id(message_id))
+        return None if row is None else self._database.frame(*row)
+
+    def append(self, entry: LogEntry) -> None:
+        """See `ParticipantLog`. It raises if too much was appended since the last save."""
+        self._database.check()
+        message = entry.message
+        offered = self._offered.get(message.message_id)
+        unsaved = self._unsaved[message.message_id] = _Unsaved(entry, offered)
+        self._not_logged.discard(message.message_id)
+        lamport = message.lamport_timestamp or 0
+        reference = Reference(
+            lamport, HistoryEntry(message.message_id, entry.retrieval_hint, message.sender_id)
+        )
+        place = (lamport, unsaved.raw_id, reference)
+        _insert(self._unsaved_order, place)
+        tail = self._tail
+        # The tail has the newest messages without a hole: an older one belongs there only if all do.
+        if len(tail) == len(self) - 1 or place > tail[0]:
+            _insert(tail, place)
+            if len(tail) > TAIL_MAX:
+                del tail[: TAIL_MAX // 2]
+        if entry.number:
+            self._unsaved_numbers.append(entry)
+        self._count_unsaved(len(entry.frame))
+
+    def deliveries(self, after_number: int, count: int) -> list[LogEntry]:
+        """See `ParticipantLog`."""
+        rows = self._database.rows(DELIVERIES, (self.channel_no, after_number), count)
+        found = [self._entry(*row) for row in rows]
+        unsaved = (each for each in self._unsaved_numbers if each.number > after_number)
+        found += unsaved
+        return found[:count]
+
+    def staged(self, count: int) -> list[Staged]:
+        """See `ParticipantLog`."""
+        found: list[Staged] = []
+        self._offered = {}
+        for staged_no, place, digest, hint, packed in self._staged_rows():
+            if len(found) == count:
+                break
+            message_id = id_text(place[1])
+            if message_id in self._unstaged:
+                if not found:
+                    self._staged_from = (place[0], place[1] + b"\0")  # the next possible place
+                continue
+            frame = self._database.frame(*packed)
+            found.append(Staged(self._database.message(frame), frame, digest, hint))
+            self._offered[message_id] = _Offered(staged_no, Noted(place[0], digest), frame, packed)
+        logged = self._of_ids(LOGGED_OF_KEYS, self._offered)
+        self._not_logged = self._offered.keys() - {id_text(raw_id) for raw_id, *_ in logged}
+        self._not_logged -= self._unsaved.keys()
+        return found
+
+    def unstage(self, message_ids: Sequence[str]) -> None:
+        """See `ParticipantLog`."""
+        for message_id in message_ids:
+            if message_id in self._unstaged:
+                continue
+            if offered := self._offered.get(message_id):
+                staged_no, noted = offered.staged_no, offered.noted
+            elif row := self._database.row(FIND_STAGED, self._of_id(message_id)):
+                staged_no, noted = row[0], Noted(*row[1:])
+            else:
+                continue
+            self._unstaged[message_id] = staged_no
+            if not self.contains(message_id) and not self._is_noted(noted):
+                self._new_noted.add(noted)
+
+    # --- BackfillLog -----------------------------------------------------------------------------
+
+    def elements(self) -> Iterator[tuple[list[int], bytes]]:
+        """See `BackfillLog`. Messages that are appended or staged meanwhile can be missing."""
+        # In the order in which a save moves elements, so that none is missed by moving.
+        unsaved = [
+            (each.entry.message.lamport_timestamp or 0, each.digest)
+            for each in self._unsaved.values()
+        ]
+        unsaved += [(each.lamport_timestamp, each.element_id) for each in self._new_noted]
+        for start in range(0, len(unsaved), ELEMENTS_PER_PIECE_MAX):
+            piece = unsaved[start : start + ELEMENTS_PER_PIECE_MAX]
+            yield [each[0] for each in piece], b"".join([each[1] for each in piece])
+        read, channel_no, count = self._database.rows, self.channel_no, ELEMENTS_PER_PIECE_MAX
+        for statement in (STAGED_ELEMENTS, LOGGED_ELEMENTS):
+            place = _FIRST_PLACE
+            while rows := read(statement, (channel_no, *place), count):
+                place = rows[-1][:2]
+                if statement == STAGED_ELEMENTS:  # the unstaged ones are logged, or noted by now
+                    rows = [row for row in rows if id_text(row[1]) not in self._unstaged]
+                yield [row[0] for row in rows], b"".join([row[2] for row in rows])
+        name = (b"", 0)
+        while rows := read(NOTED_ELEMENTS, (channel_no, *name), count):
+            name = (rows[-1][1], rows[-1][0])
+            yield [row[0] for row in rows], b"".join([row[1] for row in rows])
+
+    @property
+    def noted_count(self) -> int:
+        """See `BackfillLog`."""
+        return self._saved_noted_count + len(self._new_noted)
+
+    def digests(self, message_ids: Sequence[str]) -> dict[str, bytes]:
+        """See `BackfillLog`."""
+        wanted = set(message_ids)
+        staged = {
+            id_text(raw_id): digest for raw_id, digest, _ in self._of_ids(STAGED_OF_KEYS, wanted)
+        }
+        found = {each: digest for each, digest in staged.items() if each not in self._unstaged}
+        logged = self._of_ids(LOGGED_OF_KEYS, wanted)
+        found |= {id_text(raw_id): digest for raw_id, digest in logged}
+        return found | {each: self._unsaved[each].digest for each in wanted & self._unsaved.keys()}
+
+    def frames(self, digests: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+        """See `BackfillLog`. The first call reads all digests: 1 s for a million messages."""
+        database, channel_no = self._database, self.channel_no
+        database.index_digests()
+        unsaved = {each.digest: each.entry for each in self._unsaved.values()}
+        found = {}
+        for digest in digests:
+            if entry := unsaved.get(digest):
+                found[digest] = (entry.frame, entry.retrieval_hint)
+            elif row := database.row(FRAME_OF_DIGEST, (digest[:8], digest, channel_no)):
+                found[digest] = (database.frame(*row[1:]), row[0])
+            elif row := database.row(FRAME_OF_STAGED_DIGEST, (channel_no, digest)):
+                raw_id, hint, *packed = row
+                if id_text(raw_id) not in self._unstaged:
+                    found[digest] = (database.frame(*packed), hint)
+        return found
+
+    def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
+        """See `BackfillLog`."""
+        by_id = {each.message.message_id: each for each in messages}
+        stale = [(staged_no,) for _, _, staged_no in self._of_ids(STAGED_OF_KEYS, by_id)]
+        new_noted = {each for each in noted if not self._is_on_disk(each)}
+        try:
+            with self._database.writing() as raw:
+                raw.executemany(DELETE_STAGED, stale)
+                rows = [
+                    self._staged_row(raw, self._of_id(message_id), each)
+                    for message_id, each in by_id.items()
+                ]
+                raw.executemany(INSERT_STAGED, rows)
+                self._write_noted(raw, new_noted, self._saved_count)
+        except BaseException:
+            self.forget_references()
+            raise
+        self._saved_noted_count += len(new_noted)
+        self._new_noted -= new_noted
+        for message_id, each in by_id.items():
+            self._unstaged.pop(message_id, None)
+            self._offered.pop(message_id, None)  # its row is another one now
+            place = (each.message.lamport_timestamp or 0, message_id.encode())
+            self._staged_from = min(self._staged_from, place)
+
+    # --- for the file ----------------------------------------------------------------------------
+
+    def take_changes(self, effects: Iterable[Effect]) -> None:
+        """Keep the changes of `Save` effects for the next save."""
+        for effect in effects:
+            if isinstance(effect, Save):
+                for key, value in effect.changes:
+                    before = self._changes.get(id_bytes(key)) or b""
+                    self._changes[id_bytes(key)] = value
+                    self._count_unsaved(len(value or b"") - len(before))
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether a save has anything to write."""
+        return bool(self._changes or self._unsaved or self._unstaged or self._new_noted)
+
+    def write(self, raw: sqlite3.Connection) -> None:
+        """Write what is unsaved, in a transaction."""
+        channel_no = self.channel_no
+        puts = [
+            (channel_no, key, value) for key, value in self._changes.items() if value is not None
+        ]
+        raw.executemany(PUT_STATE, puts)
+        deletions = [(channel_no, key) for key, value in self._changes.items() if value is None]
+        raw.executemany(DELETE_STATE, deletions)
+        log_no = self._database.next_log_no
+        rows, frames = [], []
+        for message_id, unsaved in self._unsaved.items():
+            entry = unsaved.entry
+            message = entry.message
+            key, _, raw_id = self._of_id(message_id)
+            rows.append(
+                (
+                    log_no,
+                    channel_no,
+                    key,
+                    message.lamport_timestamp or 0,
+                    raw_id,
+                    message.sender_id.encode(),
+                    unsaved.digest,
+                    entry.retrieval_hint,
+                    entry.number,
+                    _gap(entry),
+                )
+            )
+            packed = unsaved.packed or self._packed(raw, message, entry.frame)
+            frames.append((log_no, *packed))
+            log_no += 1
+        raw.executemany(INSERT_LOG, rows)
+        raw.executemany(INSERT_FRAME, frames)
+        raw.executemany(DELETE_STAGED, [(staged_no,) for staged_no in self._unstaged.values()])
+        self._write_noted(raw, self._new_noted, len(self))
+        self._database.next_log_no = log_no
+
+    def written(self) -> None:
+        """The transaction is on the disk."""
+        self._saved_count = len(self)
+        for message_id in self._unsaved:
+            self._remember(message_id)
+        self._saved_noted_count = self.noted_count
+        self._unsaved.clear()
+        self._unsaved_order.clear()
+        self._unsaved_numbers.clear()
+        self._unsaved_bytes = 0
+        self._changes.clear()
+        self._unstaged.clear()
+        self._new_noted.clear()
+
+    def forget_references(self) -> None:
+        """The transaction failed: references that it added are not in the file."""
+        self._packer = None
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _of_id(self, message_id: str) -> tuple[int, int, bytes]:
+        """The values that find a message by its ID: key, channel, ID."""
+        raw_id = id_bytes(message_id)
+        hasher = self._hasher.copy()
+        hasher.update(raw_id)
+        return int.from_bytes(hasher.digest(), "big", signed=True), self.channel_no, raw_id
+
+    def _of_ids(self, statement: str, message_ids: Collection[str]) -> list[Any]:
+        """The rows of a statement over the keys of many IDs; the first column is the ID."""
+        found = []
+        wanted = {self._of_id(each)[0]: id_bytes(each) for each in message_ids}
+        keys = list(wanted)
+        for start in range(0, len(keys), IDS_PER_READ):
+            some = json.dumps(keys[start : start + IDS_PER_READ])
+            found += self._database.rows(statement, (some, self.channel_no))
+        ids = set(wanted.values())
+        return [row for row in found if row[0] in ids]
+
+    def _remember(self, message_id: str) -> None:
+        self._recent.add(message_id)
+        if len(self._recent) >= RECENT_IDS_MAX // 2:
+            self._less_recent, self._recent = self._recent, set()
+
+    def _count_unsaved(self, size_bytes: int) -> None:
+        self._unsaved_bytes += size_bytes
+        if self._unsaved_bytes > UNSAVED_BYTES_MAX:
+            raise self._database.give_up(
+                "unsaved_full",
+                f"more than {UNSAVED_BYTES_MAX:,} bytes were appended without a save",
+            )
+
+    def _newest_saved(self, count: int, last_lamport: int) -> list[_Place]:
+        rows = self._database.rows(NEWEST, (self.channel_no, max(last_lamport, -(2**63))), count)
+        return [
+            (
+                lamport,
+                raw_id,
+                Reference(lamport, HistoryEntry(id_text(raw_id), hint, id_text(sender))),
+            )
+            for lamport, raw_id, hint, sender in reversed(rows)
+        ]
+
+    def _entry(self, number: int, hint: bytes, gap: str | None, *packed: Any) -> LogEntry:
+        frame = self._database.frame(*packed)
+        after_gap, is_late = json.loads(gap) if gap else ((), False)
+        message = self._database.message(frame)
+        return LogEntry(message, frame, number, hint, tuple(after_gap), is_late)
+
+    def _staged_rows(self) -> Iterator[tuple[int, tuple[int, bytes], bytes, bytes, Any]]:
+        """Number, place, digest, hint and packed frame of staged rows in log order.
+
+        They begin at `_staged_from`.
+        """
+        place, after = self._staged_from, b""
+        while rows := self._database.rows(
+            STAGED_IN_ORDER, (self.channel_no, place[0], place[1] + after), STAGED_PER_READ
+        ):
+            for staged_no, lamport, raw_id, digest, hint, *packed in rows:
+                place, after = (lamport, raw_id), b"\0"
+                yield staged_no, place, digest, hint, tuple(packed)
+
+    def _staged_row(
+        self, raw: sqlite3.Connection, of_id: tuple[int, int, bytes], staged: Staged
+    ) -> tuple[Any, ...]:
+        key, channel_no, raw_id = of_id
+        return (
+            channel_no,
+            key,
+            staged.message.lamport_timestamp or 0,
+            raw_id,
+            staged.digest,
+            staged.retrieval_hint,
+            *self._packed(raw, staged.message, staged.frame),
+        )
+
+    def _is_noted(self, noted: Noted) -> bool:
+        return noted in self._new_noted or self._is_on_disk(noted)
+
+    def _is_on_disk(self, noted: Noted) -> bool:
+        return (
+            self._database.row(
+                FIND_NOTED, (self.channel_no, noted.element_id, noted.lamport_timestamp)
+            )
+            is not None
+        )
+
+    def _write_noted(self, raw: sqlite3.Connection, noted: set[Noted], logged_count: int) -> None:
+        """Write noted names that are not on the disk, and the counts of the channel."""
+        rows = [(self.channel_no, each.element_id, each.lamport_timestamp) for each in noted]
+        raw.executemany(INSERT_NOTED, rows)
+        counts = (logged_count, self._saved_noted_count + len(noted), self.channel_no)
+        raw.execute(SET_COUNTS, counts)
+
+    def _packed(
+        self, raw: sqlite3.Connection, message: Message, frame: bytes
+    ) -> tuple[bytes, int | None, bytes]:
+        """The columns of a frame; a filter that becomes a reference is written first."""
+        packer = self._packer
+        if packer is None:
+            packer = self._packer = FilterPacker()
+            rows = raw.execute(NEWEST_FILTERS, (self.channel_no,)).fetchmany(REFERENCES_MAX)
+            for filter_no, bloom_filter in reversed(rows):
+                packer.add_reference(filter_no, bloom_filter, is_used=True)
+        bloom_filter = message.bloom_filter
+        if not bloom_filter and len(frame) - len(message.content) > FILTER_BYTES_MIN:
+            bloom_filter = decode(frame)[0].bloom_filter  # participants log messages without it
+        while (packed := packer.pack(frame, bloom_filter)) is None:
+            added = raw.execute(INSERT_FILTER, (self.channel_no, bloom_filter))
+            packer.add_reference(added.lastrowid or 0, bloom_filter, is_used=False)
+        return frame_hash(frame)[:HASH_BYTES], packed.reference_no, packed.data
+
+
+def _insert(places: list[_Place], place: _Place) -> None:
+    if places and place < places[-1]:
+        insort(places, place)
+    else:
+        places.append(place)
+
+
+def _gap(entry: LogEntry) -> str | None:
+    has_gap = entry.after_gap or entry.is_late
+    return json.dumps([entry.after_gap, entry.is_late]) if has_gap else None
