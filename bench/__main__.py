@@ -14,6 +14,7 @@ BENCHMARKS = (
     "mvds",
     "participant",
     "backfill",
+    "participant_file",
     "store",
     "frames",
     "http",

@@ -27,7 +27,8 @@ from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.mvds import AsyncMvdsSession, MvdsSession
-from sdstore.client.participantfile import ParticipantFile, ParticipantFileError
+from sdstore.client.participantdatabase import ParticipantFileError
+from sdstore.client.participantfile import ParticipantFile
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
 from sdstore.client.retry import Retry
 

@@ -162,7 +162,7 @@ class FileLog:
 
     def append(self, entry: LogEntry) -> None:
         """See `ParticipantLog`. It raises if too much was appended since the last save."""
-        self._database.check()
+        self._database.begin_reading()
         message = entry.message
         offered = self._offered.get(message.message_id)
         unsaved = self._unsaved[message.message_id] = _Unsaved(entry, offered)

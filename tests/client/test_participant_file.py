@@ -26,8 +26,13 @@ from sqlalchemy import (
     select,
 )
 
-from sdstore.client import participantdatabase, participantlog, participanttables
-from sdstore.client.participantfile import ParticipantFile, ParticipantFileError
+from sdstore.client import (
+    ParticipantFile,
+    ParticipantFileError,
+    participantdatabase,
+    participantlog,
+    participanttables,
+)
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
@@ -475,17 +480,17 @@ def test_ids_that_no_message_can_have_are_not_there(file: ParticipantFile) -> No
 
 
 def test_a_save_over_several_channels_is_one_transaction(path: Path, file: ParticipantFile) -> None:
-    commits = []
+    writes = []
     file._database.raw.set_trace_callback(
-        lambda text: commits.append(text) if text == "COMMIT" else None
+        lambda text: writes.append(text) if text == "BEGIN IMMEDIATE" else None
     )
     logs = [file.log(each) for each in ("a", "b")]
-    commits.clear()
+    writes.clear()
     for log in logs:
         log.append(entry_of(message_of("m"), 1))
     file.save_all({"a": [save_of(progress=b"a")], "b": [save_of(progress=b"b")]})
     file.save_all({"a": [], "b": []})  # nothing to write
-    assert commits == ["COMMIT"]
+    assert writes == ["BEGIN IMMEDIATE"]
     assert (file.state("a"), file.state("b")) == ({"progress": b"a"}, {"progress": b"b"})
 
 

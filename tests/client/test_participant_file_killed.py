@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
 
-from sdstore.client.participantfile import ParticipantFile, ParticipantFileError
+from sdstore.client import ParticipantFile, ParticipantFileError
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver
