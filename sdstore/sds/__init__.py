@@ -1,8 +1,10 @@
 """SDS messages and participants. Sans-I/O: no clock, no network, no disk.
 
-docs/python.md shows how to build messages; docs/identity.md specifies their meaning.
+docs/python.md shows how to build messages; docs/identity.md specifies their meaning;
+docs/participant.md describes the participant.
 """
 
+from sdstore.sds.bloom import Form
 from sdstore.sds.codec import DECODER_VERSION, decode, encode
 from sdstore.sds.digest import claim_id, entry_digest, frame_hash
 from sdstore.sds.effects import (
@@ -34,13 +36,16 @@ from sdstore.sds.model import (
 from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
 from sdstore.sds.participant import Participant
-from sdstore.sds.schemes import verifies
+from sdstore.sds.repair import RepairOptions
+from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme, verifies
 from sdstore.sds.waku import waku_message_hash
 
 __all__ = [
     "DECODER_VERSION",
     "LAMPORT_MAX",
     "LAMPORT_MIN",
+    "SHA256_CONTENT",
+    "SHA256_MESSAGE",
     "Acknowledged",
     "Acknowledgement",
     "Broadcast",
@@ -48,8 +53,10 @@ __all__ = [
     "Dialect",
     "Effect",
     "Ephemeral",
+    "Form",
     "GaveUp",
     "HistoryEntry",
+    "IdScheme",
     "Kind",
     "LamportUnit",
     "LocalProtocolError",
@@ -65,6 +72,7 @@ __all__ = [
     "ParticipantOptions",
     "PossiblyAcknowledged",
     "Reference",
+    "RepairOptions",
     "Save",
     "SentState",
     "Staged",
