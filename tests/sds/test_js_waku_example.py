@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.node import NODE, node_project
 from tests.support.server import RunningNode, running_node
 
 CHANNEL = "/room/1/with spaces & signs"
+SECONDS_MAX = 60
 
 
 class Participant:
@@ -44,11 +46,16 @@ def participant(node: RunningNode, name: str) -> Iterator[Participant]:
         stderr=subprocess.PIPE,
         text=True,
     )
+    killer = Timer(SECONDS_MAX, process.kill)  # ends `hear`, if a line does not come
+    killer.start()
     with process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "listening\n"
-        yield Participant(process)
-        process.terminate()
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "listening\n"
+            yield Participant(process)
+        finally:
+            process.terminate()
+            killer.cancel()
 
 
 @pytest.fixture
@@ -94,6 +101,8 @@ def test_a_js_waku_participant_gets_what_it_missed_from_the_node_by_hint(
             "alice: the last line",
         ]
     )
+    page = node.http.get("/v1/channels/messages", params={"channel_id": CHANNEL}).json()
+    assert [len(each["meta"]["hints"]) for each in page["messages"]] == [1] * 7
     # Each look-up is by hint alone.
     assert looked_up
     assert {ids for ids, _ in looked_up} == {0}
