@@ -248,8 +248,13 @@ def test_the_verbs_of_the_pipeline_s_page_run_one_after_the_other(tmp_path: Path
 
 @pytest.mark.parametrize(
     "block",
-    # tests/test_python_page.py runs the blocks of these two, one after the other.
-    [b for b in BLOCKS if b.language == "python" and b.document not in {"python.md", "README.md"}],
+    # tests/test_python_page.py runs the blocks of python.md and README.md one after the other, and
+    # tests/sds/test_participant_page.py those of participant.md.
+    [
+        b
+        for b in BLOCKS
+        if b.language == "python" and b.document not in {"participant.md", "python.md", "README.md"}
+    ],
     ids=lambda block: f"{block.document}:{first_line(block.text)}",
 )
 def test_a_block_of_python_runs(block: Block, tmp_path: Path) -> None:
