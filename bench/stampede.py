@@ -2,10 +2,11 @@
 
 `python -m bench.stampede [SCENARIO …] [--quick]`. The node is a process of its own, as `sdstore serve`
 runs it, with the default limits. The participants are asyncio tasks of this process; each runs the
-session driver (`sdstore.sync.session`), fetches only, has one connection from an address of its own
-(127.0.x.y), and returns with back-off when the node is busy. They share the columns of their channel,
-so that their own work takes as little as possible of the processor that they share with the node.
-Beside them an honest client reads a message 50 times a second. Results: bench/results/stampede.csv.
+session driver (`sdstore.sync.session`) as a backfill does, over one connection from an address of its
+own (127.0.x.y), and waits as the client library does when the node is busy. They share the columns of
+their channel, so that their own work takes as little as possible of the processor that they share with
+the node. Beside them an honest client reads a message 50 times a second. Results:
+bench/results/stampede.csv.
 """
 
 from __future__ import annotations
@@ -40,24 +41,31 @@ from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
 from recon.store import Columns, element_sequence
 from recon.view import View
+from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.retry import Retry
+from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sync.replica import Element, Loaded, LostPage, Prepared, Stored
-from sdstore.sync.report import SyncCode, SyncError, SyncReport
+from sdstore.sync.report import SyncReport
 from sdstore.sync.session import NOTHING_REMEMBERED, sync_with_peer
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import Item
 
 READS_PER_S = 50
-ATTEMPTS_MAX = 50
-BACKOFF_S = 0.2  # doubles, as that of `sdstore.client.Retry`
-BACKOFF_S_MAX = 5.0
+SESSIONS_MAX = 30
+PAUSE_S = 2.0  # between two sessions of a participant; between two attempts of a call see RETRY
+RETRY = Retry()
 ANSWER_S_MAX = 60.0
 START_S_MAX = 60.0
 LEVEL_OF_FILES = 8_192  # open files of this process: a socket for each participant
 _START_MS = 1_763_000_000_000
-_PROTOBUF = "application/x-protobuf"
+_EVERYTHING = Interest.make(everything=True).encode()
+_HEAD = (
+    b"POST /v1/recon HTTP/1.1\r\nhost: localhost\r\naccept: application/x-protobuf\r\n"
+    b"accept-encoding: zstd\r\ncontent-type: application/x-protobuf\r\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,13 +324,15 @@ class Log:
 
 
 class Calls:
-    """A `Transport` over one connection from `address`: less work than httpx, the same bytes."""
+    """A `Transport` as that of a backfill, over one connection from `address`, with less work.
+
+    A failed call is repeated as `sdstore.client.Retry` has it; then the session ends.
+    """
 
     def __init__(self, port: int, address: str | None, drops: Sequence[int] = ()) -> None:
         """`drops`: the calls, counted from 0, whose connection breaks before the answer is read."""
         self.bytes_up = 0
         self.bytes_down = 0
-        self.retry_after_s = 0.0
         self.refusals: Counter[str] = Counter()
         self._port = port
         self._address = address
@@ -332,10 +342,20 @@ class Calls:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def interest(self) -> bytes:
-        return await self._call("GET", "/v1/recon/interests", b"")
+        return _EVERYTHING  # the channel is the whole interest
 
     async def recon(self, request: bytes) -> bytes:
-        return await self._call("POST", "/v1/recon", request)
+        attempt = 1
+        async with self._turn:
+            while True:
+                failed = await self._attempt(request)
+                if isinstance(failed, bytes):
+                    return failed
+                delay_s = RETRY.delay_s(attempt, failed)
+                if delay_s is None:
+                    raise sync_error(failed)
+                await asyncio.sleep(delay_s)
+                attempt += 1
 
     def close(self) -> None:
         """Close the connection."""
@@ -343,21 +363,17 @@ class Calls:
             self._streams[1].transport.abort()
             self._streams = None
 
-    async def _call(self, method: str, path: str, body: bytes) -> bytes:
-        head = (
-            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\naccept: {_PROTOBUF}\r\n"
-            f"accept-encoding: zstd\r\n"
-        )
-        if body:
-            head += f"content-type: {_PROTOBUF}\r\ncontent-length: {len(body)}\r\n"
+    async def _attempt(self, body: bytes) -> bytes | StoreError:
         self.bytes_up += len(body)
         try:
-            async with self._turn, asyncio.timeout(ANSWER_S_MAX):
-                status, headers, answer = await self._exchange(f"{head}\r\n".encode() + body)
+            async with asyncio.timeout(ANSWER_S_MAX):
+                status, headers, answer = await self._exchange(
+                    b"%scontent-length: %d\r\n\r\n%s" % (_HEAD, len(body), body)
+                )
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
             self.refusals[type(error).__name__] += 1
-            raise SyncError(SyncCode.PEER_UNREACHABLE, str(error)) from None
+            return StoreError("unreachable", 0, str(error))
         except BaseException:
             self.close()
             raise
@@ -368,9 +384,7 @@ class Calls:
             is_packed = headers.get("content-encoding") == "zstd"
             return zstandard.decompress(answer) if is_packed else answer
         self.refusals[str(status)] += 1
-        self.retry_after_s = float(headers.get("retry-after", "0"))
-        code = SyncCode.OVERLOADED if status in (429, 503) else SyncCode.PEER_MISBEHAVED
-        raise SyncError(code, answer.decode(errors="replace"))
+        return error_of_reply(status, headers, answer)
 
     async def _exchange(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         if self._streams is None:
@@ -395,7 +409,7 @@ class Returned:
 
     name: str
     whole_after_s: float | None = None
-    attempts: int = 0
+    sessions: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     report: SyncReport | None = None
 
@@ -403,17 +417,15 @@ class Returned:
 async def come_back(
     name: str, log: Log, calls: Calls, interest: Interest, random: Random
 ) -> Returned:
-    """Sync until the log is whole; wait and try again as the node asks, or with back-off."""
+    """Backfill until the log is whole; after a session that fails, pause and begin another."""
     returned, memory = Returned(name), NOTHING_REMEMBERED
     started_s = time.monotonic()
-    while log.missing_ids and returned.attempts < ATTEMPTS_MAX:
-        if returned.attempts:
-            pause_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (returned.attempts - 1))
-            await asyncio.sleep(max(calls.retry_after_s, pause_s) * random.uniform(0.5, 1.0))
-        returned.attempts += 1
-        calls.retry_after_s = 0.0
+    while log.missing_ids and returned.sessions < SESSIONS_MAX:
+        if returned.sessions:
+            await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.0))
+        returned.sessions += 1
         returned.report, memory = await sync_with_peer(
-            log, calls, interest, memory=memory, fetch_only=True
+            log, calls, interest, memory=memory, fetch_only=True, opens_at_once=True
         )
     if not log.missing_ids:
         returned.whole_after_s = time.monotonic() - started_s
@@ -476,7 +488,7 @@ class Outcome:
             "slowest s": round(times[-1], 2),
             "slowest": self.slowest.name,
             "refusals": " ".join(f"{k}:{v}" for k, v in sorted(self.refusals.items())) or "-",
-            "attempts max": max(each.attempts for each in self.returned),
+            "sessions max": max(each.sessions for each in self.returned),
             "requests each": round(sum(each.requests for each in reports) / len(reports), 1),
             "node CPU s": round(self.node_cpu_s, 2),
             "clients CPU s": round(self.clients_cpu_s, 2),
@@ -521,6 +533,21 @@ def stampede(scenario: Scenario, folder: Path, seed: int = 1) -> Outcome:
 async def _come_back_all(
     scenario: Scenario, node: Node, indexes: list[RangeIndex], seed: int
 ) -> tuple[list[Returned], list[Log]]:
+    async def restart() -> None:
+        if scenario.restart_after_s is not None:
+            await asyncio.sleep(scenario.restart_after_s)
+            await asyncio.to_thread(node.restart)
+
+    returned, _ = await asyncio.gather(
+        come_back_together(scenario, node.port, indexes, seed), restart()
+    )
+    return returned
+
+
+async def come_back_together(
+    scenario: Scenario, port: int, indexes: list[RangeIndex], seed: int
+) -> tuple[list[Returned], list[Log]]:
+    """All participants against the node at `port`, which has the channels of `indexes`."""
     random = Random(seed)
     sequences = [
         np.random.default_rng((seed, n)).permutation(len(i)) for n, i in enumerate(indexes)
@@ -534,20 +561,14 @@ async def _come_back_all(
         log = Log(indexes[channel], sequences[channel][at].astype(np.uint64))
         logs.append(log)
         address = address_of(number) if scenario.has_addresses else None
-        drops = [2 + 2 * n for n in range(scenario.drops)]
+        drops = [1 + 2 * n for n in range(scenario.drops)]
         name = f"{number} ({address or 'same address'})"
         interest = Interest.make(channels=frozenset((channel_name(channel),)))
         own_random = Random(random.random())
         await asyncio.sleep(own_random.uniform(0, scenario.within_s))
-        return await come_back(name, log, Calls(node.port, address, drops), interest, own_random)
+        return await come_back(name, log, Calls(port, address, drops), interest, own_random)
 
-    async def restart() -> None:
-        if scenario.restart_after_s is not None:
-            await asyncio.sleep(scenario.restart_after_s)
-            await asyncio.to_thread(node.restart)
-
-    *returned, _ = await asyncio.gather(*map(one, range(scenario.participants)), restart())
-    return returned, logs
+    return await asyncio.gather(*map(one, range(scenario.participants))), logs
 
 
 def _allow_files() -> None:

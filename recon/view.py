@@ -79,19 +79,19 @@ class Selection:
     ids: U8
     seen: int
 
-    @classmethod
-    def of(cls, index: RangeIndex, groups: frozenset[int], window: OrderWindow) -> Selection:
-        """The elements of `groups` in `window` as of now."""
-        snapshot = index.state.snapshot
-        rows = index.postings.rows_of(snapshot, groups, snapshot.size)
-        columns = snapshot.take(rows)
-        wanted = np.flatnonzero(_in_window(window, columns.orders))
-        orders, ids = columns.orders[wanted], columns.ids[wanted]
-        sequence = element_sequence(orders, heads_of(ids))
-        return cls(orders[sequence], rows[wanted[sequence]], ids[sequence], snapshot.size)
-
     def __len__(self) -> int:
         return len(self.orders)
+
+
+def select(index: RangeIndex, groups: frozenset[int], window: OrderWindow) -> Selection:
+    """The elements of `groups` in `window` as of now."""
+    snapshot = index.state.snapshot
+    rows = index.postings.rows_of(snapshot, groups, snapshot.size)
+    columns = snapshot.take(rows)
+    wanted = np.flatnonzero(_in_window(window, columns.orders))
+    orders, ids = columns.orders[wanted], columns.ids[wanted]
+    sequence = element_sequence(orders, heads_of(ids))
+    return Selection(orders[sequence], rows[wanted[sequence]], ids[sequence], snapshot.size)
 
 
 class View:
@@ -463,7 +463,7 @@ class ViewCache:
             return None
         selection = self._selections.pop((groups, window))
         if selection is None or len(self._index) - selection.seen > SELECTION_BEHIND_MAX:
-            selection = Selection.of(self._index, groups, window)
+            selection = select(self._index, groups, window)
         size = SELECTED_ELEMENT_BYTES * len(selection) + VIEW_GROUP_BYTES * len(groups)
         self._selections.put((groups, window), selection, size)
         return selection

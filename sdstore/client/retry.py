@@ -14,8 +14,9 @@ class Retry:
     """Only repeatable calls are repeated, and only after transient errors.
 
     `attempts_max` counts the first attempt. Back-off doubles from `backoff_s` to `backoff_max_s`; the
-    pause is drawn between half and all of it, so that clients do not return together. If a node asks
-    for a longer pause than `retry_after_max_s`, its error is raised instead.
+    pause is drawn between half and all of it, so that clients do not return together. A pause that the
+    node asks for is drawn between that and half as much again; if it asks for more than
+    `retry_after_max_s`, its error is raised instead.
     """
 
     attempts_max: int = 4
@@ -28,7 +29,9 @@ class Retry:
         if attempt >= self.attempts_max or not _passes(error):
             return None
         if error.retry_after_s is not None:
-            return error.retry_after_s if error.retry_after_s <= self.retry_after_max_s else None
+            if error.retry_after_s > self.retry_after_max_s:
+                return None
+            return error.retry_after_s * random.uniform(1.0, 1.5)
         backoff_s = min(self.backoff_max_s, self.backoff_s * 2.0 ** (attempt - 1))
         return backoff_s * random.uniform(0.5, 1.0)
 

@@ -398,3 +398,19 @@ def test_a_session_over_one_small_channel_is_charged_for_that_channel(tmp_path: 
         header = hand_shake(node, small)
         for _ in range(2):  # forty elements of the channel fit the budget, and are hashed once
             assert ask(node, request_in(header)).status == wire.OK
+
+
+def test_many_sessions_in_turns_are_charged_for_one_view_each(tmp_path: Path) -> None:
+    """As participants do that come back together: more of them than large views are kept."""
+    sessions = 2 * DEFAULT_LIMITS.recon_views_max
+    limits = replace(
+        DEFAULT_LIMITS, recon_view_elements_per_minute=sessions * (VIEW_COST_MIN + 300)
+    )
+    with running_node(tmp_path, limits) as node:
+        for n in range(30):
+            node.publish(message(n))
+        theirs = hand_shake(node).responder_nonce
+        headers = [SessionHeader(os.urandom(16), theirs, EVERYTHING) for _ in range(sessions)]
+        for _ in range(3):
+            for header in headers:
+                assert ask(node, request_in(header)).status == wire.OK
