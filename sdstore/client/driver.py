@@ -65,13 +65,15 @@ from sdstore.client.stores import (
     Stores,
     channel_scope,
 )
-from sdstore.sds.codec import encode
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import frame_hash
 from sdstore.sds.effects import Broadcast, Effect, Missing, Save, Status
 from sdstore.sds.log import BackfillLog, MemoryLog, ParticipantLog
-from sdstore.sds.model import Dialect, HistoryEntry, MessageError
+from sdstore.sds.model import Dialect, HistoryEntry, Kind, MessageError
 from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.outgoing import Acknowledgement, SentState
 from sdstore.sds.participant import Participant
+from sdstore.sds.state import SENT
 from sdstore.sync.report import Progress
 
 CURSOR_KEY = "driver/cursor/"
@@ -432,10 +434,11 @@ class ParticipantChannel:
         saved = driver.persistence.state(channel_id)
         self.participant = driver.persistence.participant(channel_id, sender_id, options)
         self._cursors = {
-            key.removeprefix(CURSOR_KEY): value.decode()
+            key.removeprefix(CURSOR_KEY): value.decode(errors="replace")
             for key, value in saved.items()
             if key.startswith(CURSOR_KEY)
         }
+        self._sent_ids = [key.removeprefix(SENT) for key in saved if key.startswith(SENT)]
         self._cursor_changes: dict[str, str | None] = {}
         self._events = EventQueue()
         self._batch = _Batch()
@@ -518,10 +521,25 @@ class ParticipantChannel:
     def begin(self) -> None:
         """Start the channel's tasks."""
         self.apply(self.participant.tick(self._driver.now_ms()))
+        self._publish_unstored()
         self._tasks = [
             self._driver.start(self._follow(), f"follow {self.channel_id}"),
             self._driver.start(self._fetch(), f"fetch {self.channel_id}"),
         ]
+
+    def _publish_unstored(self) -> None:
+        """Publish at once what an earlier program sent and no store has; it is saved already."""
+        found = []
+        for message_id in self._sent_ids:
+            state = self.participant.sent_state(message_id)
+            if state == SentState(Acknowledgement.UNACKNOWLEDGED, is_stored=False):
+                frame = self._log.frame(message_id)
+                if frame is not None:
+                    lamport = decode(frame)[0].lamport_timestamp or 0
+                    found.append((lamport, message_id, frame))
+        for _, message_id, frame in sorted(found):
+            self._driver.outbox.add(self.channel_id, Broadcast(frame, message_id, Kind.CONTENT))
+        self._sent_ids.clear()
 
     def end(self, error: DriverError | None) -> None:
         """End the events."""

@@ -598,6 +598,28 @@ def test_messages_wait_for_a_store(url: str, place: dict[str, Any]) -> None:
     run(scenario())
 
 
+def test_what_was_sent_without_a_store_is_published_at_once_after_a_restart(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        network = Network()
+        network.is_down = True
+        async with joined([url], "ada", file, network=network, is_online=False, **place) as ada:
+            sent = [await ada.channel.send(text) for text in texts(3)]
+        started_s = time.monotonic()
+        async with joined([url], "ada", file, **place) as ada:
+            await ada.until(lambda ada: len(ada.of(StoredRemotely)) == 3)
+            assert [each.message_id for each in ada.of(StoredRemotely)] == sent
+        assert time.monotonic() - started_s < SMALL.resend_ms / 1_000
+        network = Network()
+        async with joined([url], "ada", file, network=network, **place) as ada:
+            await asyncio.sleep(2 * QUICK.tick_s)
+        assert network.counts["POST /v1/messages/batch"] == 0, "a store has them"
+
+    run(scenario())
+
+
 def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, frame_bytes_max=4_096)
 
