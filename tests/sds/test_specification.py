@@ -232,6 +232,20 @@ def test_a_delivered_message_moves_the_clock_to_its_timestamp_and_a_waiting_one_
     assert bob.participant.lamport_timestamp == NOON_MS + 700
 
 
+def test_answers_to_a_message_of_the_far_future_come_before_it_in_the_log_and_after_it_in_delivery() -> (
+    None
+):
+    bob, cleo = Device("bob"), Device("cleo")
+    future = encode(Message("future", CHANNEL, "ada", 2**63 - 1, content=b"future"))
+    bob.hear(future)
+    answer = bob.say("answer")
+    assert [entry.message_id for entry in decode(answer)[0].causal_history] == ["future"]
+    assert bob.participant.lamport_timestamp == NOON_MS + 1
+    cleo.hear(answer, future)
+    assert cleo.texts == ["future", "answer"]
+    assert cleo.order == bob.order == ["answer", "future"]
+
+
 def test_equal_timestamps_are_ordered_by_ascending_id() -> None:
     bob = Device("bob")
     for message_id in ("b", "a", "B", "c"):
