@@ -60,6 +60,9 @@ def messages(count: int, content_bytes: int) -> Iterator[Message]:
 class ColumnsLog:
     """A log that is only its elements: of any size, and it keeps what is staged."""
 
+    keeps_variants = False
+    noted_count = 0
+
     def __init__(self, elements: Sequence[tuple[int, bytes]]) -> None:
         self.taken: list[Staged] = []
         self._elements = elements
@@ -69,8 +72,6 @@ class ColumnsLog:
         for start in range(0, len(self._elements), ELEMENTS_PER_PIECE_MAX):
             piece = self._elements[start : start + ELEMENTS_PER_PIECE_MAX]
             yield [lamport for lamport, _ in piece], b"".join([digest for _, digest in piece])
-
-    noted_count = 0
 
     def digests(self, _message_ids: Sequence[str]) -> dict[str, bytes]:
         """See `BackfillLog`."""

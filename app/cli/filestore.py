@@ -39,6 +39,8 @@ class FileLog:
     come without their message, have no place in it.
     """
 
+    keeps_variants = True
+
     def __init__(self, existing: ExistingMessages, file_format: FileFormat) -> None:
         self.target: IO[bytes] | None = None
         self._format = file_format
@@ -54,7 +56,7 @@ class FileLog:
         return 0
 
     def digests(self, _message_ids: Sequence[str]) -> dict[str, bytes]:
-        """A file can hold several messages with one ID."""
+        """Nothing arrives in the file on another way."""
         return {}
 
     def frames(self, _digests: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:

@@ -289,6 +289,9 @@ def backfill(
 ) -> int:
     """Fetch the messages of a channel that a file lacks, by comparing, not by downloading all.
 
+    After an interruption, kill -9 included, the same command fetches the rest. A part of a message at the
+    end of the file is removed first. If the node refuses to compare, the whole channel is read.
+
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), otherwise length-delimited protobuf.
     """
     with loading():
@@ -322,6 +325,8 @@ def backfill(
     if as_json:
         print_json({"channel_id": channel_id, "file": str(into), **asdict(report)})
     elif not is_stdout(into):
+        if report.detail:
+            print_note(report.detail)
         messages = counted(report.entries_received, "message", "messages")
         figures = f"{counted(report.rounds, 'round', 'rounds')}, {human_bytes(report.bytes_down)}"
         stdout().print(f"{into}: {messages} added ({figures} down)", markup=False)

@@ -207,12 +207,13 @@ class LogReplica:
             each, received = prepared[at], prepared[at].content
             element = Element(each.order or 0, each.element_id)
             code = _refusal(received, self._channel_id)
-            if not code and known.get(message_id, each.element_id) != each.element_id:
+            is_variant = known.get(message_id, each.element_id) != each.element_id
+            if not code and is_variant and not self._log.keeps_variants:
                 code = VARIANT
             if code:
                 stored[at] = Stored(PUSH_REFUSED, code)
                 noted.append(_noted(element))
-            elif message_id in known:  # it arrived on another way meanwhile
+            elif known.get(message_id) == each.element_id:  # it arrived on another way meanwhile
                 stored[at] = Stored(DUPLICATE)
             else:
                 stored[at] = Stored(STORED)

@@ -96,6 +96,8 @@ class FileLog:
     of the two protocols; the last ones belong to the file.
     """
 
+    keeps_variants = False
+
     def __init__(
         self, database: ParticipantDatabase, channel_no: int, logged_count: int, noted_count: int
     ) -> None:

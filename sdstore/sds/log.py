@@ -114,6 +114,10 @@ class BackfillLog(Protocol):
         """
 
     @property
+    def keeps_variants(self) -> bool:
+        """Whether it takes several messages with one ID. A participant's log does not."""
+
+    @property
     def noted_count(self) -> int:
         """The number of noted names. It is kept, not counted."""
 
@@ -137,6 +141,8 @@ class MemoryLog:
     bytes, strings and numbers, which Python's garbage collector does not visit: with objects, its
     visits cost as much as the participant itself from some 10,000 messages on.
     """
+
+    keeps_variants = False
 
     def __init__(self) -> None:
         # By message ID: frame, retrieval hint, sender ID, delivery number, is_late.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,13 +19,15 @@ import sdstore.client.backfill as backfill
 import sdstore.sync.moves as moves
 from recon.session import Interest
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
-from sdstore.client.backfill import LogReplica, StoreTransport
+from sdstore.client.backfill import LogReplica, StoreTransport, drain
 from sdstore.client.batching import Batcher
+from sdstore.client.participantfile import ParticipantFile
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
-from sdstore.sds.log import LogEntry, MemoryLog
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Message
+from sdstore.sds.effects import Deliver, Effect, Save
+from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import (
@@ -34,6 +38,7 @@ from sdstore.wire.recon_pb2 import (
     ReconResponse,
 )
 from tests.support.server import RunningNode, running_node
+from tests.support.store_process import StoreProcess
 
 SEED = 20_261_122
 IMPATIENT = Options(retry=Retry(attempts_max=2, backoff_s=0.01))
@@ -55,7 +60,7 @@ def channel_id() -> str:
 def messages(channel_id: str, numbers: Iterable[int], text: str = "content") -> list[Message]:
     return [
         Message(
-            f"m{n}", channel_id, "ada", 1_763_000_000_000 + 977 * n, content=b"%a %d" % (text, n)
+            f"m{n}", channel_id, "ada", 1_761_000_000_000 + 977 * n, content=b"%a %d" % (text, n)
         )
         for n in numbers
     ]
@@ -82,7 +87,7 @@ def staged(log: MemoryLog) -> list[str]:
 def backfilled(
     node: RunningNode,
     channel_id: str,
-    log: MemoryLog,
+    log: BackfillLog,
     *,
     mangle: Mangle | None = None,
     times: int = 1,
@@ -200,7 +205,7 @@ def test_disjoint_sets_are_united_here_and_with_send_there_too(
 def test_far_future_and_negative_timestamps_are_fetched_and_ordered(
     node: RunningNode, channel_id: str
 ) -> None:
-    lamports = [LAMPORT_MIN, -1, 0, 1, 1_763_000_000_000, 2**62, LAMPORT_MAX]
+    lamports = [LAMPORT_MIN, -1, 0, 1, 1_761_000_000_000, 2**62, LAMPORT_MAX]
     every = [
         Message(f"m{n}", channel_id, lamport_timestamp=lamport, content=b"x")
         for n, lamport in enumerate(lamports)
@@ -602,3 +607,109 @@ def test_progress_reaches_the_end(node: RunningNode, channel_id: str) -> None:
     [report] = backfilled(node, channel_id, MemoryLog(), on_progress=seen.append)
     assert seen[-1].in_sync_percent == pytest.approx(100)
     assert seen[-1].entries_received == report.entries_received == 50
+
+
+def chain(channel_id: str, total: int) -> list[Message]:
+    """Messages each of which names the two before it."""
+    made: list[Message] = []
+    for each in messages(channel_id, range(total)):
+        causes = tuple(HistoryEntry(cause.message_id) for cause in made[-2:])
+        made.append(replace(each, causal_history=causes))
+    return made
+
+
+def taken(file: ParticipantFile, channel_id: str, batches: int | None = None) -> list[Deliver]:
+    """Deliveries while a participant takes what is staged; all are confirmed."""
+    participant = file.participant(channel_id, "bob")
+    found: list[Deliver] = []
+
+    def save(saves: Iterable[Save]) -> None:
+        file.save(channel_id, saves)
+
+    draining = drain(participant, save, now_ms=lambda: 1_764_000_000_000, count=64)
+    for effects in islice(draining, batches):
+        waiting: list[Effect] = effects
+        while delivered := [each for each in waiting if isinstance(each, Deliver)]:
+            found += delivered
+            waiting = participant.confirm(delivered[-1].number)
+            file.save(channel_id, waiting)
+    return found
+
+
+def test_a_participant_takes_a_backfill_in_log_order_and_a_restart_continues_it(
+    node: RunningNode, channel_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = chain(channel_id, 300)
+    publish(node, random.Random(SEED).sample(every, len(every)))
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+
+    def backfill_of(file: ParticipantFile) -> SyncReport:
+        [report] = backfilled(node, channel_id, file.log(channel_id))
+        return report
+
+    with ParticipantFile(tmp_path / "file.db") as file:
+        assert backfill_of(file).entries_received == 300
+        first = taken(file, channel_id, batches=2)
+    with ParticipantFile(tmp_path / "file.db") as file:
+        assert backfill_of(file).missing_here == 0  # logged and staged messages are held
+        rest = taken(file, channel_id)
+        assert backfill_of(file).proved
+        assert len(file.log(channel_id)) == 300
+    assert 0 < len(first) < 300
+    delivered = first + rest
+    assert [each.message for each in delivered] == every
+    assert [each.number for each in delivered] == list(range(1, 301))
+    assert not any(each.after_gap or each.is_late for each in delivered)
+
+
+def test_the_file_of_a_participant_notes_variants_and_claims(
+    node: RunningNode, channel_id: str, tmp_path: Path
+) -> None:
+    every = chain(channel_id, 20)
+    publish(node, every, b"one", b"two")
+    publish(node, [replace(each, content=b"another") for each in every[:5]])
+    with ParticipantFile(tmp_path / "file.db") as file:
+        [first] = backfilled(node, channel_id, file.log(channel_id))
+        assert len(taken(file, channel_id)) == 20
+    with ParticipantFile(tmp_path / "file.db") as file:
+        [again] = backfilled(node, channel_id, file.log(channel_id))
+    assert (first.entries_received, first.entries_refused) == (20, 5)
+    assert (again.missing_here, again.proved, again.rounds) == (0, True, 1)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_killed_in_the_middle_is_asked_for_the_rest_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every, log = messages("c", range(1_000)), MemoryLog()
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 5_000)
+    store = StoreProcess(tmp_path)
+    store.start()
+    try:
+        with StoreClient(store.url) as client:
+            assert all(each.error is None for each in client.publish_batch(map(encode, every)))
+
+        def kill_once(progress: Progress) -> None:
+            if progress.entries_received and store.process is not None:
+                store.end(signal.SIGKILL)
+
+        async def scenario() -> SyncReport:
+            async with AsyncStoreClient(store.url, options=IMPATIENT) as client:
+                return await client.backfill("c", log, kill_once)
+
+        report = run(scenario())
+        assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, "peer_unreachable")
+        assert 0 < len(staged(log)) < 1_000
+        missing = 1_000 - len(staged(log))
+        store.start()
+
+        async def again() -> SyncReport:
+            async with AsyncStoreClient(store.url) as client:
+                return await client.backfill("c", log)
+
+        report = run(again())
+        assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, missing)
+        assert len(staged(log)) == 1_000
+    finally:
+        if store.process is not None:
+            store.end(signal.SIGKILL)

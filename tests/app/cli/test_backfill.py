@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,14 +15,18 @@ import app.cli.filestore as filestore
 import app.recon.endpoint as recon_endpoint
 import sdstore.client.backfill as client_backfill
 import sdstore.sync.moves as moves
-from app.cli.files import FileFormat
+from app.cli.files import ExistingMessages, FileFormat, format_of_name
 from app.node import Node
+from sdstore.client import StoreClient
+from sdstore.sds.codec import decode, encode
 from sdstore.sync.report import SyncOutcome, SyncReport
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
-from tests.support.cli import cli
+from sdstore.wire.recon_pb2 import REFUSED, ReconRequest, ReconResponse
+from tests.support.cli import cli, command
 from tests.support.federation import InProcessPeer, message, open_nodes, publish
+from tests.support.server import RunningNode, running_node
 
 COUNT = 60
+SEED = 20_261_122
 
 
 def backfilled(
@@ -112,3 +119,85 @@ def test_messages_of_a_backfill_that_is_under_way_are_in_the_file(
     asyncio.run(scenario())
     assert len(lines_seen) > 3
     assert lines_seen[1:] == sorted({*lines_seen[1:]})
+
+
+@pytest.mark.parametrize("suffix", ["ndjson", "ldp"])
+def test_a_file_that_was_cut_anywhere_is_completed(tmp_path: Path, suffix: str) -> None:
+    rng = random.Random(SEED)
+    file = tmp_path / f"file.{suffix}"
+    with running_node(tmp_path / "data") as node:
+        publish_frames(node, range(COUNT))
+        arguments = ("backfill", "c", "--into", file, "--node", node.url, "--json")
+        assert cli(*arguments).json["entries_received"] == COUNT
+        whole = file.read_bytes()
+        # Never inside the first message: what holds no message could be another file.
+        for cut in [
+            len(whole) - 1,
+            *(rng.randrange(len(whole) // 4, len(whole)) for _ in range(5)),
+        ]:
+            file.write_bytes(whole[:cut])
+            result = cli(*arguments)
+            assert (result.code, result.json["outcome"]) == (0, "in_sync"), (SEED, cut)
+            assert result.json["entries_received"] <= COUNT
+            assert ids_in(file) == [f"m{n}" for n in range(COUNT)], (SEED, cut)
+
+
+@pytest.mark.slow
+def test_a_backfill_that_is_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file, count = tmp_path / "file.ldp", 6_000
+    with running_node(tmp_path / "data") as node:
+        publish_frames(node, range(count), random.Random(SEED).randbytes(1_500))
+        arguments = ("backfill", "c", "--into", file, "--node", node.url, "--json")
+        with subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL) as backfill:
+            while not file.exists() or not file.stat().st_size:
+                assert backfill.poll() is None
+                time.sleep(0.001)
+            backfill.kill()
+        before = len(ids_in(file))
+        assert 0 < before < count
+        assert cli(*arguments).json["entries_received"] == count - before
+    assert ids_in(file) == sorted({f"m{n}" for n in range(count)}, key=lambda each: int(each[1:]))
+
+
+def test_a_file_keeps_all_messages_with_one_id(tmp_path: Path) -> None:
+    file = tmp_path / "file.ndjson"
+    with running_node(tmp_path / "data") as node:
+        for content in (b"one", b"another"):
+            node.publish(message(1, "c", content=content))
+        arguments = ("backfill", "c", "--into", file, "--node", node.url, "--json")
+        assert cli(*arguments).json["entries_received"] == 2
+        assert cli(*arguments).json["entries_received"] == 0
+    assert ids_in(file) == ["m1", "m1"]
+
+
+def test_the_whole_channel_is_read_where_the_node_refuses_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file.ldp"
+    refuses = ReconResponse(version=2, status=REFUSED)
+
+    async def answer(*_: object) -> ReconResponse:
+        return refuses
+
+    monkeypatch.setattr(recon_endpoint.ReconEndpoint, "answer", answer)
+    with running_node(tmp_path / "data") as node:
+        publish_frames(node, range(COUNT))
+        arguments = ("backfill", "c", "--into", file, "--node", node.url)
+        first, again = cli(*arguments), cli(*arguments)
+    assert (first.code, again.code) == (0, 0)
+    assert f"{COUNT} messages added" in first.out
+    assert "read all pages" in first.err
+    assert "0 messages added" in again.out
+    assert ids_in(file) == [f"m{n}" for n in range(COUNT)]
+
+
+def publish_frames(node: RunningNode, numbers: range, content: bytes = b"content") -> None:
+    with StoreClient(node.url) as client:
+        some = (encode(message(n, "c", content=content)) for n in numbers)
+        assert all(each.outcome == "stored" for each in client.publish_batch(some))
+
+
+def ids_in(file: Path) -> list[str]:
+    """The IDs of a file's messages, ordered by Lamport timestamp; a torn end is left out."""
+    found = [decode(each.frame)[0] for each in ExistingMessages(file, format_of_name(file))]
+    return [each.message_id for each in sorted(found, key=lambda each: each.lamport_timestamp or 0)]
