@@ -289,8 +289,8 @@ def backfill(
 ) -> int:
     """Fetch the messages of a channel that a file lacks, by comparing, not by downloading all.
 
-    After an interruption, kill -9 included, the same command fetches the rest. A part of a message at the
-    end of the file is removed first. If the node refuses to compare, the whole channel is read.
+    After an interruption, kill -9 included, the same command fetches the rest. A part of a message at
+    the end of the file is removed first. If the node refuses to compare, the whole channel is read.
 
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), otherwise length-delimited protobuf.
     """
