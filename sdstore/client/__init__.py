@@ -6,6 +6,8 @@ Requests are built (`calls`) and answers read (`replies`) by pure functions; `St
 docs/python.md shows how they are used.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
 from sdstore.client.channelevents import (
@@ -27,10 +29,12 @@ from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.mvds import AsyncMvdsSession, MvdsSession
-from sdstore.client.participantdatabase import ParticipantFileError
-from sdstore.client.participantfile import ParticipantFile
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
 from sdstore.client.retry import Retry
+
+if TYPE_CHECKING:
+    from sdstore.client.participantdatabase import ParticipantFileError
+    from sdstore.client.participantfile import ParticipantFile
 
 __all__ = [
     "AsyncLiveStream",
@@ -60,3 +64,16 @@ __all__ = [
     "StoreError",
     "WakuEnvelope",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`ParticipantFile` on first use: it brings SQLAlchemy and numpy, half a second of imports."""
+    if name == "ParticipantFile":
+        from sdstore.client.participantfile import ParticipantFile  # noqa: PLC0415
+
+        return ParticipantFile
+    if name == "ParticipantFileError":
+        from sdstore.client.participantdatabase import ParticipantFileError  # noqa: PLC0415
+
+        return ParticipantFileError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
