@@ -92,9 +92,10 @@ class ParticipantOptions:
     filter_fp_max: float = 0.05
     """A filter with a higher false-positive rate is ignored: it is (nearly) saturated. At capacity the
     rate is 0.001, at twice the capacity, which js-waku reaches, 0.047."""
-    acknowledged_fp_max: float = 1e-6
+    acknowledged_fp_max: float = 1e-5
     """A message in several filters is acknowledged when the probability that all of them contain it by
-    chance is at most this: one wrong acknowledgement in a million messages."""
+    chance is at most this: one wrong acknowledgement in a hundred thousand messages. Filters of less
+    than 2,000 bits never prove as much."""
     reviewed_per_filter: int = 32
     """Unacknowledged messages looked up in one received filter, about 10 µs. With more of them,
     the next filters continue where this one stopped."""

@@ -11,6 +11,8 @@ contains an ID that was never added with probability f^k. Two filters are not in
 the same functions of nearly the same IDs, and what the first contains by chance, the second mostly
 contains as well. If both have a share o of the first one's bits in common, the second one repeats the
 first one's error with probability o^k. For equal filters this is 1, so the second proves nothing.
+Errors that come from IDs with like steps (`ReceivedFilter.coincidence`) repeat in all filters, so they
+bound the probability from below; and an ID of fewer than k bits is never acknowledged by filters.
 A filter whose f^k is above `filter_fp_max` is (nearly) saturated and ignored.
 
 The table holds the newest `sent_max` messages, acknowledged or not. Frames stay in the log.
@@ -170,7 +172,7 @@ class Outgoing:
             return
         repeats: dict[int, float] = {}  # how much of an earlier filter's error this one repeats
         for message_id, sent in hits:
-            self._found_in(sent, key, repeats)
+            self._found_in(message_id, sent, key, repeats)
             if sent.chance <= options.acknowledged_fp_max and sent.is_in_several:
                 self._acknowledge(message_id, sent)
             elif sent.acknowledgement is Acknowledgement.UNACKNOWLEDGED:
@@ -209,7 +211,7 @@ class Outgoing:
             self._seen.popitem(last=False)
         return self._seen_count, False
 
-    def _found_in(self, sent: _Sent, key: int, repeats: dict[int, float]) -> None:
+    def _found_in(self, message_id: str, sent: _Sent, key: int, repeats: dict[int, float]) -> None:
         """One more filter contains the message: what is the chance now that all of them are wrong?"""
         received = self._seen[key]
         rate = received.filter.false_positive_rate
@@ -226,6 +228,10 @@ class Outgoing:
                 if each not in repeats:
                     repeats[each] = _repeats_error(self._seen[each], received)
             sent.chance = min(sent.chance * max(repeats[each] for each in kept), rate)
+        # What does not come from the share of bits repeats in all filters, or is an ID of few bits.
+        pair = self._pair(message_id, sent, received.filter.form)
+        is_usual = received.filter.distinct_bits(pair) == received.filter.hash_count
+        sent.chance = max(sent.chance, received.filter.coincidence if is_usual else 1.0)
         sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
 
     def _acknowledge(self, message_id: str, sent: _Sent) -> None:

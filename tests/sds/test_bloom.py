@@ -229,6 +229,18 @@ def test_the_stated_rate_is_the_measured_rate_at_any_fill() -> None:
         assert abs(measured - received.false_positive_rate) < 5 * deviation + 1e-4
 
 
+@pytest.mark.parametrize(("capacity", "count"), [(20, 5), (20, 15), (100, 30), (1_000, 400)])
+def test_ids_with_like_steps_cause_errors_as_stated(capacity: int, count: int) -> None:
+    own = filled([f"id {n}" for n in range(count)], capacity=capacity)
+    received = read_filter(own.to_bytes(), capacity)
+    assert received is not None
+    pairs = np.random.default_rng(5).integers(0, 2**31, (4_000_000, 2), np.uint64)
+    found = [(int(a), int(b)) for a, b in pairs[received.contains_each(pairs)]]
+    by_steps = sum(received.distinct_bits(pair) == received.hash_count for pair in found)
+    measured = by_steps / len(pairs) - received.false_positive_rate
+    assert measured / 3 < received.coincidence < 3 * measured
+
+
 def test_a_filter_of_ones_contains_everything_and_proves_nothing() -> None:
     for received in (
         read_filter(b"\xff" * FULL_SIZE),
