@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 _Found = TypeVar("_Found")
 MESSAGES = 8_000
-FILE_ROWS = 100  # 80 tasks: there is always a middle to be killed in
+FILE_ROWS = 200  # 40 tasks: there is always a middle to be killed in
 SECONDS_MAX = 600
 
 
@@ -82,6 +82,14 @@ def files_in(partial: Path) -> int:
     return len(list(partial.glob("entries/*/*.parquet")))
 
 
+@pytest.fixture(scope="module")
+def snapshot(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A snapshot of that store, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("snapshot")
+    run(folder, *export(url, folder / "snapshot"))
+    return folder / "snapshot"
+
+
 @pytest.mark.parametrize("files", [0, 20])
 def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
     url: str, tmp_path: Path, files: int
@@ -96,9 +104,10 @@ def test_a_killed_export_leaves_no_half_snapshot_and_the_next_one_finishes(
     assert not partial.exists()
 
 
-def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Path) -> None:
-    run(tmp_path, *export(url, tmp_path / "snapshot"))
-    in_bulk, database = restore_into(tmp_path / "new.db")
+def test_a_killed_restore_is_started_again_and_ends_equal(
+    url: str, snapshot: Path, tmp_path: Path
+) -> None:
+    in_bulk, database = restore_into(tmp_path / "new.db", snapshot)
     process = start(tmp_path, *in_bulk)
     wait_until(database.with_name("new.db.loading").exists, process)
     kill(process)
@@ -108,10 +117,9 @@ def test_a_killed_restore_is_started_again_and_ends_equal(url: str, tmp_path: Pa
 
 
 def test_a_restore_row_by_row_that_is_killed_is_started_again_and_ends_equal(
-    url: str, tmp_path: Path
+    url: str, snapshot: Path, tmp_path: Path
 ) -> None:
-    run(tmp_path, *export(url, tmp_path / "snapshot"))
-    in_bulk, database = restore_into(tmp_path / "new.db")
+    in_bulk, database = restore_into(tmp_path / "new.db", snapshot)
     restore = (*in_bulk, "--unverified")
     for rows in (1, MESSAGES // 2):
         process = start(tmp_path, *restore)
@@ -123,9 +131,9 @@ def test_a_restore_row_by_row_that_is_killed_is_started_again_and_ends_equal(
     assert_copied(url, database)
 
 
-def restore_into(database: Path) -> tuple[tuple[str, ...], Path]:
-    """The verb that restores "snapshot" there, and the file."""
-    return ("restore", "snapshot", "--database", f"sqlite:///{database}"), database
+def restore_into(database: Path, snapshot: Path) -> tuple[tuple[str, ...], Path]:
+    """The verb that restores the snapshot there, and the file."""
+    return ("restore", str(snapshot), "--database", f"sqlite:///{database}"), database
 
 
 def assert_copied(url: str, database: Path) -> None:
@@ -231,11 +239,10 @@ def test_an_export_survives_an_executor_that_is_killed(
 
 
 def test_a_restore_survives_an_executor_that_is_killed(
-    cluster: Cluster, url: str, tmp_path: Path
+    cluster: Cluster, url: str, snapshot: Path, tmp_path: Path
 ) -> None:
     """Executors verify what is then brought in."""
-    run(tmp_path, *export(url, tmp_path / "snapshot"))
-    restore, database = restore_into(tmp_path / "new.db")
+    restore, database = restore_into(tmp_path / "new.db", snapshot)
     process = start(tmp_path, *restore, master=cluster.url)
     os.kill(wait_until(cluster.executors_at_work, process)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=SECONDS_MAX)

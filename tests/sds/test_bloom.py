@@ -347,20 +347,28 @@ SOME_PAIRS = pairs_of([f"message {number}" for number in range(10)])
 def fuzz_filters(seed: int, count: int) -> None:
     rng = random.Random(seed)
     read_count = 0
-    slow = 0
     for _ in range(count):
         data = fuzz(rng)
-        started_ns = time.thread_time_ns()
-        received = read_filter(data)
-        if received is not None:
-            read_count += 1
-            assert 0 <= received.false_positive_rate <= 1
-            assert received.contains((2**64 - 1, 2**64 - 1)) in (True, False)
-            received.contains_each(SOME_PAIRS)
-        slow += time.thread_time_ns() - started_ns > 1_000_000
+        is_read, spent_ns = read_hostile(data)
+        read_count += is_read
+        # A busy machine, or a first call that fills caches, is not the filter's fault.
+        again = 0
+        while spent_ns > 1_000_000 and again < 5:
+            again += 1
+            spent_ns = read_hostile(data)[1]
+        assert spent_ns <= 1_000_000, f"{spent_ns} ns for {data[:64].hex()}…, {len(data)} bytes"
     assert read_count > count // 20
-    # The first call of a kind fills the interpreter's caches.
-    assert slow <= max(2, count // 1_000)
+
+
+def read_hostile(data: bytes) -> tuple[bool, int]:
+    """Whether the data are read as a filter, and the CPU time that it takes to read and to ask it."""
+    started_ns = time.thread_time_ns()
+    received = read_filter(data)
+    if received is not None:
+        assert 0 <= received.false_positive_rate <= 1
+        assert received.contains((2**64 - 1, 2**64 - 1)) in (True, False)
+        received.contains_each(SOME_PAIRS)
+    return received is not None, time.thread_time_ns() - started_ns
 
 
 def test_hostile_filters_never_raise_and_cost_less_than_a_millisecond() -> None:
