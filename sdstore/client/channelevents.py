@@ -117,8 +117,12 @@ class EventQueue:
         return event
 
     def close(self, error: Exception | None = None) -> None:
-        """No event follows those that wait."""
+        """No event follows those that wait.
+
+        Waiting deliveries are dropped: nobody could confirm them, so they come again after a restart.
+        """
         self._is_closed, self._error = True, error
+        self._events = deque(each for each in self._events if not isinstance(each, Deliver))
         self._added.set()
 
     def _drop(self) -> None:

@@ -264,15 +264,29 @@ def test_events_are_dropped_from_the_oldest_and_deliveries_never() -> None:
         for number in range(1_000):
             queue.put(Acknowledged(f"m{number}"))
             queue.put(Status(missing=number))
-        queue.close()
-        read = []
-        while (event := await queue.get()) is not None:
-            read.append(event)
+        read: list[Any] = []
+        while read[-1:] != [Status(missing=999)]:
+            read.append(await queue.get())
         dropped = [each for each in read if isinstance(each, EventsDropped)]
         assert delivery in read
-        assert read[-1] == Status(missing=999)
         assert len(read) <= 11
         assert sum(each.count for each in dropped) + len(read) - len(dropped) == 2_001
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_queue_ends_without_deliveries_that_nobody_can_confirm() -> None:
+    async def scenario() -> None:
+        queue = EventQueue()
+        queue.put(Acknowledged("m0"))
+        queue.put(Deliver(1, Message("m", "garden", "ada", 1, content=b"x")))
+        queue.close()
+        assert await queue.get() == Acknowledged("m0")
+        assert await queue.get() is None
+        failed = EventQueue()
+        failed.close(OSError("the disk is gone"))
+        with pytest.raises(OSError, match="the disk is gone"):
+            await failed.get()
 
     asyncio.run(scenario())
 
