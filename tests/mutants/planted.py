@@ -9,6 +9,7 @@ from tests.mutants.fault import ENVIRONMENT, Fault
 
 AREAS = (
     "driver",
+    "file",
     "mvds",
     "recon",
     "sds",

@@ -1,0 +1,64 @@
+"""Faults planted in the file of participants."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, returns
+
+_TEST = "tests/client/test_participant_file.py::"
+_LOGS = f"{_TEST}TestLogs"
+_KILLED = "tests/client/test_participant_file_killed.py::test_a_program_that_is_killed_loses_nothing_and_handles_nothing_twice"
+
+
+def _fault(name: str, seam: str, plant: Plant, test: str) -> Fault:
+    return Fault(f"file: {name}", f"sdstore.client.participant{seam}", plant, (test,))
+
+
+def _unlocked(_: Any) -> Any:
+    return lambda path: sqlite3.connect(":memory:")
+
+
+def _committed_in_the_middle(right: Any) -> Any:
+    """The state of a channel is on the disk before its log."""
+
+    def wrong(log: Any, raw: Any) -> None:
+        unsaved, log._unsaved = log._unsaved, {}
+        right(log, raw)
+        raw.execute("COMMIT")
+        raw.execute("BEGIN IMMEDIATE")
+        log._unsaved, log._changes, log._unstaged, log._new_noted = unsaved, {}, {}, set()
+        right(log, raw)
+
+    return wrong
+
+
+def _appended(places: Any, place: Any) -> None:
+    places.append(place)
+
+
+FAULTS = [
+    _fault("two processes open it", "database:_lock", _unlocked, f"{_TEST}test_a_file_is_open_once"),
+    _fault("a deleted file is written", "database:_inode", returns(None),
+           f"{_TEST}test_a_file_that_was_deleted_is_not_written_in_vain"),
+    _fault("frames are not checked", "database:HASH_BYTES", instead(0),
+           f"{_TEST}test_damaged_pages_raise_and_are_never_read_as_content"),
+    _fault("state and log are two transactions", "log:FileLog.write", _committed_in_the_middle,
+           _KILLED),
+    _fault("the application's confirmation is forgotten", "file:ParticipantFile.confirmed",
+           returns(0), f"{_TEST}test_what_the_application_confirmed_is_not_delivered_again"),
+    _fault("a failed save counts as done", "log:FileLog.forget_references",
+           after(lambda _, log: log.written()),
+           f"{_TEST}test_a_full_disk_is_an_error_and_the_next_save_writes_everything"),
+    _fault("a reference that was rolled back is used", "log:FileLog.forget_references", nothing,
+           f"{_TEST}test_a_reference_of_a_failed_save_is_not_used_by_the_next"),
+    _fault("the log is in order of arrival", "log:_insert", instead(_appended), _LOGS),
+    _fault("staged messages come again", "log:FileLog.unstage", nothing, _LOGS),
+    _fault("the log counts no unsaved messages", "log:FileLog.__len__",
+           after(lambda _, log: log._saved_count), _LOGS),
+    _fault("deliveries begin one too early", "log:FileLog.deliveries",
+           before(lambda log, number, count: (log, number - 1, count)), _LOGS),
+    _fault("unsaved rows are not bounded", "log:FileLog._count_unsaved", nothing,
+           f"{_TEST}test_too_much_without_a_save_ends_the_use_of_the_file"),
+]  # fmt: skip
