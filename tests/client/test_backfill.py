@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import zstandard
 
 import sdstore.client.backfill as backfill
 import sdstore.sync.moves as moves
-from recon.session import Interest
+from recon.elements import ALL_ORDERS
+from recon.index import RangeIndex
+from recon.initiator import Initiator
+from recon.session import Interest, SessionHeader
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.backfill import LogReplica, StoreTransport, drain
 from sdstore.client.batching import Batcher
@@ -26,7 +30,7 @@ from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save
-from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog
+from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
@@ -713,3 +717,37 @@ def test_a_store_that_is_killed_in_the_middle_is_asked_for_the_rest_when_it_is_b
     finally:
         if store.process is not None:
             store.end(signal.SIGKILL)
+
+
+def test_a_log_in_memory_gives_what_is_staged_in_log_order() -> None:
+    every = [
+        Message(f"m{n % 7}{n}", "c", lamport_timestamp=n // 5 - 3, content=b"x") for n in range(30)
+    ]
+    log = MemoryLog()
+    for some in (every[20:], every[:7], every[7:20]):
+        log.stage([Staged(each, encode(each), entry_digest(each)) for each in some[::-1]], [])
+    in_order = sorted(every, key=lambda each: (each.lamport_timestamp, each.message_id))
+    assert [each.message for each in log.staged(12)] == in_order[:12]
+    log.unstage([each.message_id for each in in_order[:10]])
+    assert [each.message for each in log.staged(30)] == in_order[10:]
+
+
+def test_ranges_that_a_renewed_answer_leaves_open_are_asked_about_under_the_new_key() -> None:
+    index = RangeIndex()
+    ids = np.random.default_rng(SEED).integers(0, 256, (5_000, 32), np.uint8)
+    index.insert(np.arange(5_000, dtype=np.uint64), ids, np.zeros(5_000, np.uint32))
+    interest = Interest.make(everything=True).encode()
+    headers = [SessionHeader(bytes(16), bytes([n]) * 16, interest) for n in (1, 2)]
+    old, new = (index.view(header.key(), None, ALL_ORDERS) for header in headers)
+    opened = Initiator(old, headers[0], seed=SEED)
+    request = opened.next_request()
+    assert request is not None
+    opened.rekey(new, headers[1])
+    opened.lost(request.request_id)
+    again = opened.next_request()
+    expected = Initiator(new, headers[1], seed=SEED).next_request()
+    assert again is not None
+    assert expected is not None
+    assert again.message.ranges.hashes == expected.message.ranges.hashes
+    assert again.message.ranges.hashes != request.message.ranges.hashes
+    assert again.message.session == expected.message.session
