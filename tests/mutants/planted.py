@@ -12,6 +12,7 @@ AREAS = (
     "driver",
     "file",
     "mvds",
+    "participant",
     "recon",
     "sds",
     "store",
