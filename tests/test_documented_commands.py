@@ -248,12 +248,13 @@ def test_the_verbs_of_the_pipeline_s_page_run_one_after_the_other(tmp_path: Path
 
 @pytest.mark.parametrize(
     "block",
-    # tests/test_python_page.py runs the blocks of python.md and README.md one after the other, and
-    # tests/sds/test_participant_page.py those of participant.md.
+    # tests/test_python_page.py runs the blocks of ordering.md, python.md and README.md one after the
+    # other, and tests/sds/test_participant_page.py those of participant.md.
     [
         b
         for b in BLOCKS
-        if b.language == "python" and b.document not in {"participant.md", "python.md", "README.md"}
+        if b.language == "python"
+        and b.document not in {"ordering.md", "participant.md", "python.md", "README.md"}
     ],
     ids=lambda block: f"{block.document}:{first_line(block.text)}",
 )

@@ -1,4 +1,4 @@
-"""Every example of docs/python.md, and of the README's section on Python, runs as it is printed."""
+"""Every example of docs/python.md, docs/ordering.md and the README's section on Python runs as printed."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def examples(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/ordering.md", "README.md"])
 def test_the_examples_run_one_after_the_other_and_print_what_they_say(
     page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

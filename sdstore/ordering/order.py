@@ -60,7 +60,6 @@ class BreachKind(StrEnum):
 
     NO_INDEXERS = "no_indexers"
     FORK = "fork"
-    VARIANT = "variant"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ AREAS = (
     "driver",
     "file",
     "mvds",
+    "ordering",
     "participant",
     "recon",
     "sds",

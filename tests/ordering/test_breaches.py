@@ -1,0 +1,98 @@
+"""Preconditions that do not hold: they are named, and nothing is confirmed on top of them."""
+
+import pytest
+
+from sdstore.ordering import BreachKind, Ordering, OrderingError, Roles
+from sdstore.ordering import order as order_module
+from tests.ordering.graphs import graph
+
+CHAIN = "a0, b0: a0, c0: b0, a1: c0 a0, b1: a1 b0"
+
+
+def ordered(text: str, indexers: str = "abc") -> Ordering:
+    ordering = Ordering(Roles(indexers=tuple(indexers)))
+    for each in graph(text):
+        ordering.add(*each)
+    return ordering
+
+
+def test_without_indexers_the_order_is_tentative_and_says_why() -> None:
+    ordering = ordered(CHAIN, indexers="")
+    assert [each.kind for each in ordering.breaches] == [BreachKind.NO_INDEXERS]
+    assert (ordering.confirmed, ordering.tail) == ([], ["a0", "b0", "c0", "a1", "b1"])
+
+
+def test_an_indexer_that_does_not_refer_to_its_own_message_is_a_fork() -> None:
+    # An ordinary SDS participant: c1 refers to what it saw last, and not to its own c0.
+    ordering = ordered(f"{CHAIN}, c1: b1")
+    [breach] = ordering.breaches
+    assert (breach.kind, breach.sender_id, breach.message_id) == (BreachKind.FORK, "c", "c1")
+    assert "its own message" in breach.detail
+
+
+def test_two_messages_after_the_same_one_are_a_fork() -> None:
+    [breach] = ordered("a0, a1: a0, b0: a0, a2: a0 b0").breaches
+    assert (breach.kind, breach.message_id) == (BreachKind.FORK, "a2")
+
+
+def test_after_a_fork_nothing_more_is_confirmed_and_nothing_confirmed_moves() -> None:
+    ordering = ordered(CHAIN)
+    confirmed = ordering.confirmed
+    for each in graph("c1: b1, c2: c1 c0, a2: c2 a1, b2: a2 b1, a3: b2 a2, b3: a3 b2"):
+        assert not ordering.add(*each).confirmed
+    assert ordering.confirmed == confirmed == ["a0", "b0", "c0"]
+    assert ordering.tail == ["a1", "b1", "c1", "c2", "a2", "b2", "a3", "b3"]
+
+
+def test_the_messages_of_an_indexer_without_a_sender_id_do_not_vote() -> None:
+    ordering = Ordering(Roles(indexers=("a", "b", "c")))
+    for message_id, sender_id, causes in (("1", "a", ()), ("2", "", ("1",)), ("3", "", ("2",))):
+        ordering.add(message_id, sender_id, causes)
+    assert ordering.confirmed == []
+    assert not ordering.breaches
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        Roles(indexers=("a", "a")),
+        Roles(indexers=("a", "")),
+        Roles(indexers=("a", "b"), relayed=frozenset("b")),
+    ],
+)
+def test_roles_that_contradict_themselves_are_refused(roles: Roles) -> None:
+    with pytest.raises(OrderingError, match="invalid_indexers"):
+        Ordering(roles)
+
+
+def test_a_message_waits_for_its_causes_and_circles_wait_for_ever() -> None:
+    ordering = Ordering(Roles(indexers=("a", "b")))
+    ordering.add("b0", "b", ("a0", "lost"))
+    ordering.add("x", "x", ("y",))
+    ordering.add("y", "y", ("x",))
+    ordering.add("self", "z", ("self",))
+    assert ordering.tail == ["self"]
+    assert set(ordering.missing) == {"a0", "lost", "x", "y"}
+    assert ordering.waiting_count == 3
+    ordering.add("a0", "a", ())
+    change = ordering.add("lost", "c", ())
+    assert change.placed == 2
+    assert ordering.tail == ["a0", "lost", "b0", "self"]
+
+
+def test_no_more_messages_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "WAITING_MAX", 2)
+    ordering = Ordering(Roles(indexers=("a",)))
+    ordering.add("1", "b", ("missing",))
+    ordering.add("2", "b", ("missing",))
+    with pytest.raises(OrderingError, match="too_many_waiting"):
+        ordering.add("3", "b", ("missing",))
+    assert ordering.add("missing", "a", ()).placed == 3
+
+
+def test_a_message_that_is_added_again_changes_nothing() -> None:
+    ordering = ordered(CHAIN)
+    before = ordering.confirmed, ordering.tail
+    change = ordering.add("b0", "b", ("something else",))
+    assert (change.confirmed, change.rewound, change.placed) == ((), 0, 0)
+    assert (ordering.confirmed, ordering.tail) == before
