@@ -72,7 +72,7 @@ from sdstore.sds.log import BackfillLog, MemoryLog, ParticipantLog
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, MessageError
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
-from sdstore.sds.participant import Participant
+from sdstore.sds.participant import TAKEN_BYTES_MAX, Participant
 from sdstore.sds.state import SENT
 from sdstore.sync.report import Progress
 
@@ -84,6 +84,9 @@ DRIVER_KEYS = "driver/"
 
 PENDING_EFFECTS_MAX = 500
 """Effects that gather in a batch before a reader waits for it to be carried out."""
+
+PENDING_BYTES_MAX = 8 << 20
+"""Frames of a batch, with the same rule: until the save they are in memory, and a file has a bound for it."""
 
 TAKEN_AT_ONCE = 500
 """Staged messages that a participant takes before other work of the event loop goes on."""
@@ -414,7 +417,13 @@ class _Batch:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
+        self.frames_bytes = 0  # received and sent
         self.is_done = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it must be saved before it gets more."""
+        return len(self.effects) >= PENDING_EFFECTS_MAX or self.frames_bytes >= PENDING_BYTES_MAX
 
 
 class ParticipantChannel:
@@ -467,11 +476,14 @@ class ParticipantChannel:
         dropped if no store answers now.
         """
         self._check()
+        while self._batch.is_full:
+            await self.carried_out()
+            self._check()
         effects = self.participant.send(
             content, self._driver.now_ms(), retrieval_hint=retrieval_hint, ephemeral=ephemeral
         )
         message_ids = [each.message_id for each in effects if isinstance(each, Broadcast)]
-        self.apply(effects)
+        self.apply(effects, len(content))
         await self.carried_out()
         return message_ids[-1]
 
@@ -554,14 +566,18 @@ class ParticipantChannel:
         """
         if self._is_connected:
             self.apply(self.participant.tick(self._driver.now_ms()))
-        self._take_staged()
+        if (
+            not self._batch.is_full
+        ):  # a save that fails is repeated, with what it should have written
+            self._take_staged()
         if self._cursor_changes:
             self._driver.has_effects(self)
 
-    def apply(self, effects: Sequence[Effect]) -> None:
-        """Carry out effects soon, after their save."""
+    def apply(self, effects: Sequence[Effect], frames_bytes: int = 0) -> None:
+        """Carry out effects soon, after their save. `frames_bytes`: of the frames that caused them."""
         if effects:
             self._batch.effects += effects
+            self._batch.frames_bytes += frames_bytes
             self._driver.has_effects(self)
 
     async def carried_out(self) -> None:
@@ -641,7 +657,7 @@ class ParticipantChannel:
                 self._receive(frame, _hint_of(each))
                 if self._cursors.get(store.url) != stream.cursor:
                     self._keep_cursor(store, stream.cursor)
-                if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
+                if self._batch.is_full:
                     await self.carried_out()
 
     async def _catch_up(self, store: Store) -> None:
@@ -666,7 +682,7 @@ class ParticipantChannel:
                 if count > self._driver.options.missed_messages_max:
                     return False
                 self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
-                if len(self._batch.effects) >= PENDING_EFFECTS_MAX:
+                if self._batch.is_full:
                     await self.carried_out()
         except StoreError as error:
             if error.status != 410 and error.code != "invalid_cursor":
@@ -692,7 +708,8 @@ class ParticipantChannel:
 
     def _receive(self, frame: bytes, retrieval_hint: bytes) -> None:
         now_ms = self._driver.now_ms()
-        self.apply(self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None))
+        effects = self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None)
+        self.apply(effects, len(frame))
 
     async def _drain(self) -> None:
         """Let the participant take what a complete backfill staged, as far as it has room now."""
@@ -705,7 +722,7 @@ class ParticipantChannel:
         if not self._has_staged:
             return False
         effects = self.participant.take_staged(self._driver.now_ms(), TAKEN_AT_ONCE)
-        self.apply(effects)
+        self.apply(effects, TAKEN_BYTES_MAX)
         if not effects:
             self._has_staged = bool(self._log.staged(1))
         return bool(effects)
@@ -787,6 +804,8 @@ class ParticipantChannel:
             self._driver.stores.failed(store, channel_scope(self.channel_id), error)
         for each in retrieval.in_log_order():
             self._receive(each.frame, each.retrieval_hint)
+            if self._batch.is_full:
+                await self.carried_out()
         await self.carried_out()
         if not retrieval.is_complete:
             await self._fetch_depths(store)

@@ -54,8 +54,11 @@ RECENT_IDS_MAX = 16_384
 TAIL_MAX = 128
 """The newest messages of a channel kept in memory: causal histories name at most ten."""
 
-STAGED_PER_READ = 256
-"""Staged rows read at a time: a participant takes some hundred per turn."""
+STAGED_PER_READ = 32
+"""Staged rows read at a time, of 1 MB each at most: a participant takes some hundred per turn."""
+
+STAGED_BYTES_MAX = 8 << 20
+"""Frames of staged messages returned at once: what a participant takes at once."""
 
 IDS_PER_READ = 1_024
 """IDs looked up at once, some 20 kB of keys: a backfill asks about that many at a time."""
@@ -196,9 +199,10 @@ class FileLog:
     def staged(self, count: int) -> list[Staged]:
         """See `ParticipantLog`."""
         found: list[Staged] = []
+        found_bytes = 0
         self._offered = {}
         for staged_no, place, digest, hint, packed in self._staged_rows():
-            if len(found) == count:
+            if len(found) == count or found_bytes >= STAGED_BYTES_MAX:
                 break
             message_id = id_text(place[1])
             if message_id in self._unstaged:
@@ -207,6 +211,7 @@ class FileLog:
                 continue
             frame = self._database.frame(*packed)
             found.append(Staged(self._database.message(frame), frame, digest, hint))
+            found_bytes += len(frame)
             self._offered[message_id] = _Offered(staged_no, Noted(place[0], digest), frame, packed)
         logged = self._of_ids(LOGGED_OF_KEYS, self._offered)
         self._not_logged = self._offered.keys() - {id_text(raw_id) for raw_id, *_ in logged}

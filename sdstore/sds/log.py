@@ -92,7 +92,7 @@ class ParticipantLog(Protocol):
         """Logged messages by delivery number, ascending, those above `after_number`."""
 
     def staged(self, count: int) -> Sequence[Staged]:
-        """The first staged messages in log order."""
+        """The first staged messages in log order, at most `count`; fewer if they are large."""
 
     def unstage(self, message_ids: Sequence[str]) -> None:
         """Remove staged messages."""

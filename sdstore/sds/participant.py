@@ -66,6 +66,9 @@ from sdstore.wire import participant_pb2 as pb
 FRAME_BYTES_MAX = 1 << 20
 """The largest frame, received or sent: the bound of a store."""
 
+TAKEN_BYTES_MAX = 8 << 20
+"""Frames that `take_staged` takes at once: they are in memory until a save."""
+
 OWN_IDS_MAX = 64
 """Our newest sync and ephemeral messages, to recognise them when they come back without a sender."""
 
@@ -274,17 +277,20 @@ class Participant:
         return self._finish()
 
     def take_staged(self, now_ms: int, count: int) -> list[Effect]:
-        """Receive at most `count` messages that a backfill staged in the log, in log order.
+        """Receive some messages that a backfill staged in the log, in log order.
 
-        An empty list: nothing is staged, or no more messages can wait for their causes now.
+        At most `count`, and no more after `TAKEN_BYTES_MAX` bytes of frames. An empty list: nothing is
+        staged, or no more messages can wait for their causes now.
         """
         self._begin(now_ms)
         taken = []
+        taken_bytes = 0
         for staged in self.log.staged(count):
-            if not self._incoming.has_room:
+            if not self._incoming.has_room or taken_bytes >= TAKEN_BYTES_MAX:
                 break
             self._take(staged.message, staged.frame, staged.retrieval_hint)
             taken.append(staged.message.message_id)
+            taken_bytes += len(staged.frame)
         if taken:
             self.log.unstage(taken)
             self._turn.must_save = True

@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from app.limits import DEFAULT_LIMITS
-from sdstore.client import ParticipantFile, StoreClient
+from sdstore.client import ParticipantFile, StoreClient, driver, participantlog
 from sdstore.client.channelevents import BackfillProgress, Connection, Refused
 from sdstore.client.driver import CURSOR_KEY, DriverError, MemoryPersistence, ParticipantDriver
-from sdstore.sds.codec import encode
+from sdstore.sds import participant
+from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import (
     Acknowledged,
@@ -29,6 +30,7 @@ from sdstore.sds.effects import (
     Save,
     StoredRemotely,
 )
+from sdstore.sds.log import Staged
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire
 from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
@@ -575,6 +577,83 @@ def test_a_slow_application_holds_deliveries_back_and_loses_none(
                 await bob.channel.confirm(number)
             await bob.until(lambda bob: len(bob.texts) == 35)
             assert bob.texts == texts(35)
+
+    run(scenario())
+
+
+def large_frames(channel_id: str, count: int) -> list[bytes]:
+    """A chain of messages of 10 kB."""
+    frames = []
+    for number in range(count):
+        causes = (HistoryEntry(f"m{number - 1}"),) if number else ()
+        message = Message(
+            f"m{number}", channel_id, "carol", 1_000 + number, causes, b"", (), b"x" * 10_000
+        )
+        frames.append(encode(message))
+    return frames
+
+
+@pytest.mark.parametrize("missed_messages_max", [50, 1_000], ids=["backfilled", "read"])
+def test_large_messages_are_saved_before_they_fill_the_memory_of_the_file(
+    url: str,
+    place: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missed_messages_max: int,
+) -> None:
+    """All bounds are a hundredth: the file keeps 0.67 MB that are not saved, and 1.5 MB arrive."""
+    monkeypatch.setattr(participantlog, "UNSAVED_BYTES_MAX", 670_000)
+    monkeypatch.setattr(participantlog, "STAGED_BYTES_MAX", 80_000)
+    for module in (driver, participant):
+        monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 80_000)
+    monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
+    options = replace(QUICK, missed_messages_max=missed_messages_max)
+
+    async def scenario() -> None:
+        with ParticipantFile(tmp_path / "bob.db") as file:
+            late = {"options": options, "confirms": False, **place}
+            async with joined([url], "bob", file, **late):
+                pass
+            frames = large_frames(place["channel_id"], 300)
+            with StoreClient(url) as store:
+                list(store.publish_batch(frames[:150]))
+            async with joined([url], "bob", file, **late) as bob:
+                await bob.until(lambda bob: len(bob.texts) == 150)
+                with StoreClient(url) as store:
+                    store.publish(frames[-1])
+                    # The others are its causes.
+                    list(store.publish_batch(frames[150:-1]))
+                await bob.until(lambda bob: len(bob.texts) == 300)
+                await asyncio.gather(*(bob.channel.send(b"y" * 9_000) for _ in range(150)))
+            assert len(file.log(place["channel_id"])) == 450
+
+    run(scenario())
+
+
+def test_what_is_staged_waits_while_the_file_cannot_be_written(
+    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
+
+    async def scenario() -> None:
+        file = Recorded()
+        async with joined([url], "bob", file, **place) as bob:
+            frames = large_frames(place["channel_id"], 300)
+            messages = [decode(frame)[0] for frame in frames]
+            file.log(place["channel_id"]).stage(
+                [
+                    Staged(message, frame, entry_digest(message), b"")
+                    for message, frame in zip(messages, frames, strict=True)
+                ],
+                [],
+            )
+            monkeypatch.setattr(driver, "TAKEN_AT_ONCE", 10)
+            file.errors = [BusyError()] * 1_000
+            bob.channel._has_staged = True
+            await asyncio.sleep(10 * QUICK.tick_s)
+            assert len(file.log(place["channel_id"]).staged(300)) >= 280
+            file.errors.clear()
+            await bob.until(lambda bob: len(bob.texts) == 300)
 
     run(scenario())
 
