@@ -224,7 +224,7 @@ class Participant:
         return self._finish()
 
     def _message(self, message_id: str, lamport: int, content: bytes) -> Message:
-        history = self._references.causal_history()
+        history = self._references.causal_history(is_sync=not content)
         if self.options.dialect is Dialect.V1:
             history = tuple(
                 HistoryEntry(entry.message_id)

@@ -66,6 +66,7 @@ class References:
         self._hints = hints
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
+        self._next_head = 0  # where the next sync message continues with the heads
         self.recent: OrderedDict[str, int] = OrderedDict()  # IDs, and fingerprints of the messages
 
     def logged(
@@ -106,8 +107,12 @@ class References:
         for message_id, _ in in_turn[: len(in_turn) // 10 + 1]:
             del self._heads[message_id]
 
-    def causal_history(self) -> tuple[HistoryEntry, ...]:
-        """The entries for our next message, in log order."""
+    def causal_history(self, *, is_sync: bool = False) -> tuple[HistoryEntry, ...]:
+        """The entries for our next message, in log order.
+
+        Every head has its turn. Content becomes the successor of the heads that it names, so it names the
+        oldest ones. A sync message does not, so it names those after the ones of the last sync message.
+        """
         heads, newest = self._heads, self._newest
         room = self._options.history_max - len(newest)
         if not heads or (len(heads) == 1 and newest and next(iter(heads)) == _id(newest[-1])):
@@ -115,8 +120,14 @@ class References:
         else:
             named = {_id(place) for place in newest}
             others = [place for message_id, place in heads.items() if message_id not in named]
-            # The oldest heads first: every head has its turn.
-            chosen = sorted(nsmallest(room, others, key=_order) + newest, key=_order)
+            if is_sync and len(others) > room:
+                others.sort(key=_order)
+                start = self._next_head % len(others)
+                turn = (others + others)[start : start + room]
+                self._next_head = start + room
+            else:
+                turn = nsmallest(room, others, key=_order)
+            chosen = sorted(turn + newest, key=_order)
         return tuple(self._entry(place[2]) for place in chosen)
 
     def _entry(self, entry: HistoryEntry) -> HistoryEntry:

@@ -50,7 +50,7 @@ def _log_it(participant: Any, message: Any, *, is_own: bool) -> None:
     participant._take_new(message, encode(message), b"")
 
 
-def _newest_alone(references: Any) -> Any:
+def _newest_alone(references: Any, *, is_sync: bool = False) -> Any:
     return tuple(references._entry(place[2]) for place in references._newest)
 
 
@@ -146,6 +146,12 @@ FAULTS = [
         "references:References.causal_history",
         instead(_newest_alone),
         (*_WORLDS, *_UNITS),
+    ),
+    _fault(
+        "sync messages name the oldest heads again",
+        "references:References.causal_history",
+        lambda right: lambda references, **_: right(references),
+        _UNITS,
     ),
     _fault("repairs are not answered", "repair:Repair.answers", returns([])),
     _fault(

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.sds import (
+    Broadcast,
     Deliver,
     HistoryEntry,
+    Kind,
     Message,
     Missing,
     ParticipantOptions,
@@ -131,6 +133,16 @@ def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
         assert len(message.causal_history) <= 4
         named.update(entry.message_id for entry in message.causal_history)
     assert named >= set(ids)
+
+
+def test_heads_beyond_the_bound_have_their_turn_in_sync_messages() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=10_000, history_max=4))
+    ids = [f"m{number:02}" for number in range(20)]
+    bob.hear(*(written(each, n, sender=each) for n, each in enumerate(ids, start=1)))
+    frames = [each.frame for each in of(Broadcast, bob.wait(2_000)) if each.kind is Kind.SYNC]
+    histories = [decode(frame)[0].causal_history for frame in frames]
+    assert max(map(len, histories)) == 4
+    assert {entry.message_id for history in histories for entry in history} == set(ids)
 
 
 def test_new_heads_do_not_keep_an_old_one_from_its_turn() -> None:
