@@ -420,6 +420,8 @@ def _gaps(world: World, peers: list[Peer], peer: Peer, wanted: set[str]) -> Iter
     if world.schedule.is_cramped and peer.plan.holds:
         return  # what gives way is forgotten until it is named again
     is_clean = status.is_synced and not status.lost
+    if world.schedule.is_cramped:  # it may have forgotten what it lost
+        is_clean &= not (peer.ledger.lost | peer.ledger.skipped) - peer.log.ids.keys()
     for message_id in sorted(wanted - peer.log.ids.keys()):
         if is_clean:
             yield f"{peer.name} says {status}, and lacks {message_id[:8]}"
@@ -478,6 +480,7 @@ def before_or_at(world: World, message_ids: Iterable[str]) -> set[str]:
         message_id = left.pop()
         if message_id not in found:
             found.add(message_id)
+            left.extend(world.forged.get(message_id, ()))
             if (message := world.messages.get(message_id)) is not None:
                 left.extend(causes(message))
     return found

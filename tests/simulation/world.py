@@ -10,6 +10,7 @@ until everything that the participants promise has happened, or until `SETTLE_MS
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import deque
@@ -32,7 +33,7 @@ from sdstore.sds.effects import (
 from sdstore.sds.log import LogEntry, MemoryLog, Staged
 from sdstore.sds.participant import Participant
 from tests.simulation.hostile import Attacker
-from tests.simulation.laws import BrokenLawError, Ledger, unsettled
+from tests.simulation.laws import BrokenLawError, Ledger, causes, unsettled
 from tests.simulation.schedule import CHANNEL, PeerPlan, Schedule
 
 START_MS = 1_763_000_000_000
@@ -290,6 +291,9 @@ class World:
         self.now_ms = START_MS
         self.is_faulty = True
         self.messages: dict[str, Message] = {}
+        """Every content message of the participants."""
+        self.forged: dict[str, set[str]] = {}
+        """The causes of the attacker's messages."""
         self._trace = trace
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -396,6 +400,9 @@ class World:
         if self.attacker is not None and self.is_faulty:
             victims = [each for each in self.peers if self.random.random() < 0.6]
             for frame in self.attacker.frames():
+                with contextlib.suppress(MessageError):
+                    forged, _ = decode(frame)
+                    self.forged.setdefault(forged.message_id, set()).update(causes(forged))
                 for peer in victims:
                     self._fly(peer, frame, None)
                 if self.store is not None and self.random.random() < 0.3:
