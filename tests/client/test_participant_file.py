@@ -471,6 +471,22 @@ def test_channels_states_and_their_keys_are_any_strings(path: Path) -> None:
             assert file.state(channel) == {f"sent/{channel}": channel.encode("utf-8", "replace")}
 
 
+def test_order_and_deliveries_span_what_is_saved_and_what_is_not(file: ParticipantFile) -> None:
+    log = file.log(CHANNEL)
+    for number, (message_id, lamport) in enumerate([("c", 5), ("b", 2), ("a", 2)], 1):
+        log.append(entry_of(message_of(message_id, lamport), number))
+    for is_saved in (False, True):
+        assert [each.entry.message_id for each in log.newest(9, 9)] == ["a", "b", "c"]
+        assert [each.entry.message_id for each in log.newest(1, 5)] == ["b"]
+        assert [each.number for each in log.deliveries(1, 9)] == [2, 3]
+        assert [each.number for each in log.deliveries(0, 2)] == [1, 2]
+        if not is_saved:
+            file.save(CHANNEL)
+    log.append(entry_of(message_of("aa", 2), 4))
+    assert [each.entry.message_id for each in log.newest(3, 5)] == ["a", "aa", "b"]
+    assert [each.number for each in log.deliveries(2, 9)] == [3, 4]
+
+
 def test_ids_that_no_message_can_have_are_not_there(file: ParticipantFile) -> None:
     log = file.log(CHANNEL)
     for message_id in ("\0", "a\0", "\ud800", ""):

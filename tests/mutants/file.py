@@ -9,6 +9,7 @@ from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, r
 
 _TEST = "tests/client/test_participant_file.py::"
 _LOGS = f"{_TEST}TestLogs"
+_ORDER = f"{_TEST}test_order_and_deliveries_span_what_is_saved_and_what_is_not"
 _KILLED = "tests/client/test_participant_file_killed.py::test_a_program_that_is_killed_loses_nothing_and_handles_nothing_twice"
 
 
@@ -42,7 +43,7 @@ FAULTS = [
     _fault("two processes open it", "database:_lock", _unlocked, f"{_TEST}test_a_file_is_open_once"),
     _fault("a deleted file is written", "database:_inode", returns(None),
            f"{_TEST}test_a_file_that_was_deleted_is_not_written_in_vain"),
-    _fault("frames are not checked", "database:HASH_BYTES", instead(0),
+    _fault("frames are not checked", "tables:HASH_BYTES", instead(0),
            f"{_TEST}test_damaged_pages_raise_and_are_never_read_as_content"),
     _fault("state and log are two transactions", "log:FileLog.write", _committed_in_the_middle,
            _KILLED),
@@ -53,12 +54,12 @@ FAULTS = [
            f"{_TEST}test_a_full_disk_is_an_error_and_the_next_save_writes_everything"),
     _fault("a reference that was rolled back is used", "log:FileLog.forget_references", nothing,
            f"{_TEST}test_a_reference_of_a_failed_save_is_not_used_by_the_next"),
-    _fault("the log is in order of arrival", "log:_insert", instead(_appended), _LOGS),
+    _fault("the log is in order of arrival", "log:_insert", instead(_appended), _ORDER),
     _fault("staged messages come again", "log:FileLog.unstage", nothing, _LOGS),
     _fault("the log counts no unsaved messages", "log:FileLog.__len__",
            after(lambda _, log: log._saved_count), _LOGS),
     _fault("deliveries begin one too early", "log:FileLog.deliveries",
-           before(lambda log, number, count: (log, number - 1, count)), _LOGS),
+           before(lambda log, number, count: (log, number - 1, count)), _ORDER),
     _fault("unsaved rows are not bounded", "log:FileLog._count_unsaved", nothing,
            f"{_TEST}test_too_much_without_a_save_ends_the_use_of_the_file"),
 ]  # fmt: skip
