@@ -240,7 +240,7 @@ class Logs(RuleBasedStateMachine):
 
 
 TestLogs = Logs.TestCase
-TestLogs.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLogs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 # --- faults --------------------------------------------------------------------------------------
