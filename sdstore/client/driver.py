@@ -566,9 +566,8 @@ class ParticipantChannel:
         """
         if self._is_connected:
             self.apply(self.participant.tick(self._driver.now_ms()))
-        if (
-            not self._batch.is_full
-        ):  # a save that fails is repeated, with what it should have written
+        # A save that fails is repeated with all effects since.
+        if not self._batch.is_full:
             self._take_staged()
         if self._cursor_changes:
             self._driver.has_effects(self)

@@ -44,15 +44,23 @@ class EventReader:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._rest = b""
-        self._fields: dict[str, str] = {}
+        self._rest: list[bytes] = []  # of an unfinished line
+        self._rest_bytes = 0
+        self._fields: dict[str, str] = {}  # `event` and `id`
+        self._data: list[str] = []
+        self._event_bytes = 0
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         """The events that end in `chunk`."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        events = [event for line in lines if (event := self._line(line.removesuffix(b"\r")))]
-        kept = len(self._rest) + len(self._fields.get("data", ""))
-        if kept > self._bytes_max:
+        first, *lines = chunk.split(b"\n")
+        self._rest.append(first)
+        self._rest_bytes += len(first)
+        events = []
+        for line in lines:
+            if event := self._line(b"".join(self._rest).removesuffix(b"\r")):
+                events.append(event)
+            self._rest, self._rest_bytes = [line], len(line)
+        if self._rest_bytes + self._event_bytes > self._bytes_max:
             raise StoreError(
                 "reply_too_large", 0, f"an event is larger than {self._bytes_max} bytes"
             )
@@ -62,16 +70,17 @@ class EventReader:
         if line:
             name, _, value = line.decode(errors="replace").partition(":")
             value = value.removeprefix(" ")
-            if name == "data" and "data" in self._fields:
-                value = f"{self._fields['data']}\n{value}"
-            self._fields[name] = value
+            if name == "data":
+                self._data.append(value)
+                self._event_bytes += len(line)
+            elif name in ("event", "id"):
+                self._fields[name] = value
             return None
-        fields, self._fields = self._fields, {}
-        if "data" not in fields and "id" not in fields:
+        fields, data, self._event_bytes = self._fields, self._data, 0
+        self._fields, self._data = {}, []
+        if not data and "id" not in fields:
             return None
-        return ServerEvent(
-            fields.get("event", "message"), fields.get("id", ""), fields.get("data", "")
-        )
+        return ServerEvent(fields.get("event", "message"), fields.get("id", ""), "\n".join(data))
 
 
 class Following:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -216,6 +218,27 @@ def test_an_event_without_an_end_is_bounded(endless: bytes) -> None:
     with pytest.raises(StoreError) as failed:
         list(map(reader.feed, pieces))
     assert failed.value.code == "reply_too_large"
+
+
+def test_fields_that_nobody_reads_are_not_kept() -> None:
+    reader = EventReader(bytes_max=1000)
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            reader.feed(b"field%d: %s\n" % (number, b"x" * 500))
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_lines_without_content_cost_no_copies_of_the_event() -> None:
+    reader = EventReader(bytes_max=1 << 24)
+    reader.feed(b"data:" + b"x" * (1 << 22) + b"\n")
+    started_s = time.process_time()
+    reader.feed(b"data\n" * 20_000)
+    assert time.process_time() - started_s < 1.0
+    [event] = reader.feed(b"\n")
+    assert len(event.data) == (1 << 22) + 20_000
 
 
 def test_events_are_read_alike_in_any_chunks() -> None:
