@@ -379,7 +379,8 @@ class Participant:
             return
         self._incoming.note_sync(message.message_id, is_saved=not message.sender_id)
         self._incoming.note(message.causal_history, self._clock.elapsed_ms)
-        self._sync.sync_arrived(self._clock.elapsed_ms)
+        if self._references.are_named(message.causal_history):
+            self._sync.sync_arrived(self._clock.elapsed_ms)
 
     def _count_copy(self, message: Message, known: int | None, *, is_own: bool) -> None:
         """A message with a known ID. The first one stays, whatever this one holds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Iterable
 from heapq import nsmallest
 
 from sdstore.sds.model import HistoryEntry, Message
@@ -106,6 +107,10 @@ class References:
         in_turn = sorted(self._heads.items(), key=lambda head: (head[1][0] <= reached, head[1][:2]))
         for message_id, _ in in_turn[: len(in_turn) // 10 + 1]:
             del self._heads[message_id]
+
+    def are_named(self, history: Iterable[HistoryEntry]) -> bool:
+        """Whether a causal history names all our heads."""
+        return self._heads.keys() <= {entry.message_id for entry in history}
 
     def causal_history(self, *, is_sync: bool = False) -> tuple[HistoryEntry, ...]:
         """The entries for our next message, in log order.

@@ -2,7 +2,9 @@
 
 - The pause before a sync message is drawn from the upper half of a window, first `sync_ms`.
 - After a sync message of our own the window doubles, up to `sync_ms_max`.
-- A sync message of another participant starts the pause anew: it said what ours would say.
+- A sync message of another participant that names all our heads starts the pause anew: it said what
+  ours would say. Others do not, or participants with shorter pauses would keep us from ever naming a message
+  that they lack.
 - Content shortens the window to half of `sync_ms`. Content of one sender after the other starts the pause
   anew, because their messages acknowledge each other. Content of one sender alone does not put our sync
   message off, because nobody else acknowledges it.
@@ -44,7 +46,7 @@ class SyncTimer:
         self._restart(elapsed_ms)
 
     def sync_arrived(self, elapsed_ms: int) -> None:
-        """Another participant sent a sync message."""
+        """Another participant sent a sync message that says what ours would say."""
         self._last_sender = None
         self._restart(elapsed_ms)
 

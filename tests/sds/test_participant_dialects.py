@@ -310,12 +310,23 @@ def test_participants_draw_different_pauses_and_equal_seeds_draw_the_same() -> N
     assert first_second("ada", b"1") == first_second("ada", b"1") != first_second("ada", b"2")
 
 
-def test_a_sync_message_of_another_puts_ours_off() -> None:
+def test_a_sync_message_of_another_that_names_our_heads_puts_ours_off() -> None:
     ada = acknowledged("ada", ParticipantOptions(bloom=None, sync_ms=30_000))
+    (frame,) = syncs(ada, 31)
+    history = decode(frame)[0].causal_history
     for number in range(40):
+        ada.hear(encode(Message(f"s{number}", CHANNEL, "zoe", NOON_MS, history)))
         assert syncs(ada, 7) == []
+    assert syncs(ada, 61)
+
+
+def test_a_sync_message_of_another_that_lacks_a_head_does_not_put_ours_off() -> None:
+    ada = acknowledged("ada", ParticipantOptions(bloom=None, sync_ms=30_000))
+    count = 0
+    for number in range(40):
         ada.hear(encode(Message(f"s{number}", CHANNEL, "zoe", NOON_MS)))
-    assert len(syncs(ada, 31)) == 1
+        count += len(syncs(ada, 7))
+    assert count >= 2
 
 
 def test_a_conversation_puts_sync_messages_off_and_a_monologue_does_not() -> None:

@@ -68,6 +68,9 @@ class Ledger:
         self.skipped: set[str] = set()
         """Every ID that any delivery names as a gap."""
         self.lost: set[str] = set()
+        """What it ever said to be lost, also if a crash made it forget."""
+        self._losing: list[tuple[int, str]] = []
+        self._lost_on_disk: set[str] = set()
         self.acknowledged: set[str] = set()
         self.gave_up: set[str] = set()
         self.confirmed = 0
@@ -103,12 +106,15 @@ class Ledger:
     def crashed(self) -> None:
         """What was not written is forgotten."""
         self._confirming.clear()
+        self._losing.clear()
         self._inbox.clear()
 
     def saved(self, call: int) -> None:
         """A `Save` of this call was written, and with it all earlier calls."""
         while self._confirming and self._confirming[0][0] <= call:
             self.confirmed = max(self.confirmed, self._confirming.pop(0)[1])
+        while self._losing and self._losing[0][0] <= call:
+            self._lost_on_disk.add(self._losing.pop(0)[1])
 
     def confirms(self, call: int, number: int) -> None:
         self._confirming.append((call, number))
@@ -173,6 +179,7 @@ class Ledger:
             case Lost():
                 law(not peer.log.contains(effect.message_id), f"{effect}, which the log has")
                 self.lost.add(effect.message_id)
+                self._losing.append((peer.call_count, effect.message_id))
             case Missing():
                 for entry in effect.entries:
                     law(
@@ -255,7 +262,8 @@ class Ledger:
                 if not peer.log.contains(cause) and cause not in self.sync_ids
             }
             if not self.plan.holds:
-                lacking -= self.lost - self._inbox.keys()
+                lost = self._lost_on_disk | {message_id for _, message_id in self._losing}
+                lacking -= lost - self._inbox.keys()
             law(lacking, f"{message_id} waits although no cause is missing")
 
     def _check_broadcast(self, peer: Peer, effect: Broadcast) -> None:
