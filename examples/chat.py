@@ -39,7 +39,6 @@ from sdstore.client import (
 from sdstore.client.stores import BackOff
 from sdstore.sds import LAMPORT_MAX, decode
 from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, StoredRemotely
-from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.outgoing import Acknowledgement
 
@@ -73,7 +72,7 @@ def main() -> int:
             asyncio.run(chat(file, view, arguments.name, arguments.channel, stores))
     except KeyboardInterrupt:
         return 0
-    except (DriverError, LocalProtocolError, ParticipantFileError) as error:
+    except (DriverError, ParticipantFileError, ValueError) as error:  # also for a wrong URL
         print(f"chat.py: {error}", file=sys.stderr)
         return 1
     return 0

@@ -119,3 +119,10 @@ def test_a_chat_that_runs_already_and_text_that_would_control_the_terminal(tmp_p
         eve.wait(r"eve: hi  \(stored\)")
         eve.type("\x04")
         assert eve.ended() == 0
+
+
+def test_a_wrong_url_is_an_error_in_words(tmp_path: Path) -> None:
+    with person("ada", "http://[::1", tmp_path) as ada:
+        assert ada.ended() == 1
+        assert ada.shows(r"chat.py: http://\[::1 is not a URL")
+        assert not ada.shows("Traceback")

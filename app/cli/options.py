@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -14,7 +13,7 @@ from app.cli.output import CliError, Exit
 from app.errors import Code
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options
+from sdstore.client.exchange import Options, checked_url
 from sdstore.client.retry import Retry
 
 DEFAULT_NODE = "http://127.0.0.1:8000"
@@ -23,15 +22,9 @@ DEFAULT_NODE = "http://127.0.0.1:8000"
 def _node_url(text: str) -> str:
     """The URL, if it is one that a node can have. Raises CliError."""
     try:
-        parts = urlsplit(text)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        text.encode()
-    except ValueError:
-        is_good = False
-    if not is_good or "?" in text or "#" in text:
-        detail = f"--node {text} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
-        raise CliError(Exit.USAGE, "invalid_parameter", detail)
-    return text
+        return checked_url(text)
+    except ValueError as error:
+        raise CliError(Exit.USAGE, "invalid_parameter", f"--node {error}") from error
 
 
 NodeUrl = Annotated[

@@ -16,6 +16,7 @@ from sdstore.client.exchange import (
     BoundedBody,
     Options,
     base_headers,
+    checked_url,
     network_errors,
     next_cursor,
 )
@@ -65,7 +66,7 @@ class AsyncStoreClient:
     ) -> None:
         self._options = options or Options()
         self._http = httpx.AsyncClient(
-            base_url=base_url,
+            base_url=checked_url(base_url),
             headers=base_headers(token),
             timeout=self._options.timeout,
             transport=transport,

@@ -17,6 +17,7 @@ from sdstore.client.exchange import (
     BoundedBody,
     Options,
     base_headers,
+    checked_url,
     network_errors,
     next_cursor,
 )
@@ -61,7 +62,7 @@ class StoreClient:
     ) -> None:
         self._options = options or Options()
         self._http = httpx.Client(
-            base_url=base_url,
+            base_url=checked_url(base_url),
             headers=base_headers(token),
             timeout=self._options.timeout,
             transport=transport,

@@ -208,8 +208,8 @@ class DriverOptions:
 class DriverError(Exception):
     """The driver cannot do this, or cannot go on.
 
-    `code` is stable: `already_joined`, `too_many_channels`, `closed`, or `failed` if the participants
-    could not be saved or the program has a fault (the cause of this exception).
+    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, or `failed` if the
+    participants could not be saved or the program has a fault (the cause of this exception).
     """
 
     def __init__(self, code: str, detail: str) -> None:
@@ -237,6 +237,10 @@ class ParticipantDriver:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         draw: random.Random | None = None,
     ) -> None:
+        if isinstance(stores, str):
+            raise TypeError("stores is a list of URLs, not one URL")
+        if not stores:
+            raise ValueError("a driver needs at least one store")
         self.options = options or DriverOptions()
         self.persistence = persistence or MemoryPersistence()
         self.now_ms = clock_ms
@@ -257,8 +261,10 @@ class ParticipantDriver:
         self._is_awaited = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: DriverError | None = None
+        self._is_started = False
 
     async def __aenter__(self) -> Self:
+        self._is_started = True
         self.start(self.outbox.run(), "publish")
         self.start(self._carry_out(), "carry out")
         self.start(self._tick(), "tick")
@@ -288,6 +294,8 @@ class ParticipantDriver:
         and `Participant.restore` raise.
         """
         self.check()
+        if not self._is_started:
+            raise DriverError("not_started", "use the driver in an `async with` statement")
         if channel_id in self._channels:
             raise DriverError("already_joined", f"channel {channel_id!r} was joined before")
         if len(self._channels) >= self.options.channels_max:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -84,6 +85,22 @@ def network_errors() -> Iterator[None]:
         raise StoreError("timeout", 0, _described(error)) from error
     except httpx.TransportError as error:
         raise StoreError("unreachable", 0, _described(error)) from error
+
+
+def checked_url(url: str) -> str:
+    """`url`, if it is one that a store can have. Raises `ValueError`."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        httpx.URL(url)
+        url.encode()
+    except (ValueError, httpx.InvalidURL):
+        is_good = False
+    if not is_good or "?" in url or "#" in url:
+        raise ValueError(
+            f"{url} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
+        )
+    return url
 
 
 def next_cursor(before: str | None, after: str | None) -> str | None:

@@ -84,18 +84,23 @@ class ParticipantDatabase:
         self._fault: ParticipantFileError | None = None
         self._filters: OrderedDict[int, bytes] = OrderedDict()
         self._is_writing = False
+        self._is_open = False
         self._digests_through = 0  # log numbers of the index of digests
         self._lock = _lock(path)
         try:
             with self.faults():
                 self._open()
+            self._is_open = True
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
+        # An absolute path is a file even if it ends with ":memory:".
         # SQLAlchemy's connection is this one too, in a thread that need not be this one.
-        self.raw = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self.raw = sqlite3.connect(
+            self.path.absolute(), isolation_level=None, check_same_thread=False
+        )
         self.raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         self.raw.execute("PRAGMA journal_mode = WAL")
         self.raw.execute("PRAGMA synchronous = FULL")
@@ -220,9 +225,8 @@ class ParticipantDatabase:
 
     def give_up(self, code: str, detail: str) -> ParticipantFileError:
         """Refuse further use; the error to raise."""
-        self._fault = self._fault or ParticipantFileError(
-            code, f"{detail}; open the file anew and restore its participants"
-        )
+        advice = "; open the file anew and restore its participants" if self._is_open else ""
+        self._fault = self._fault or ParticipantFileError(code, detail + advice)
         return self._fault
 
     def filter(self, filter_no: int) -> bytes:
@@ -328,7 +332,12 @@ def _lock(path: Path) -> sqlite3.Connection:
             raise ParticipantFileError(
                 "in_use", f"another process has {path} open; stop it first"
             ) from error
+        if error.sqlite_errorcode & 0xFF in _FULL:
+            raise ParticipantFileError(
+                "disk_full", f"{path}-lock could not be written ({error}); make room"
+            ) from error
         raise ParticipantFileError(
-            "unavailable", f"{path}-lock cannot be locked ({error})"
+            "unavailable",
+            f"{path}-lock cannot be locked ({error}): does its folder exist, and can you write there?",
         ) from error
     return lock

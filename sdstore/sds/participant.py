@@ -57,7 +57,7 @@ from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
 from sdstore.sds.model import LAMPORT_MAX, Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Outgoing, SentState
-from sdstore.sds.references import Hints, References, fingerprint
+from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
 from sdstore.sds.state import OWNER, PROGRESS, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
@@ -187,24 +187,32 @@ class Participant:
 
         Raises `LocalProtocolError`, and sends nothing: `empty_content`, `frame_too_large`,
         `message_id_taken` (a scheme that hashes the content alone, and content that was sent before),
-        `lamport_exhausted`, or a code of `MessageError` if the dialect cannot express the message.
+        `retrieval_hint_too_long`, `lamport_exhausted`, or a code of `MessageError` if the dialect cannot
+        express the message. `TypeError` for what is not bytes.
         """
+        # What is logged is named by later messages: a wrong value in it would spoil all of those.
+        content, hint = _bytes(content), _bytes(retrieval_hint or b"")
         if not content:
             raise LocalProtocolError("empty_content", "a message needs content")
+        if len(hint) > HINT_BYTES_MAX:
+            raise LocalProtocolError(
+                "retrieval_hint_too_long",
+                f"the hint has {len(hint):,} bytes; the maximum is {HINT_BYTES_MAX}",
+            )
         self._begin(now_ms)
         if ephemeral:
-            return self._send_ephemeral(bytes(content), now_ms)
+            return self._send_ephemeral(content, now_ms)
         lamport = self._clock.next_lamport()
-        message = self._message("", lamport, bytes(content))
+        message = self._message("", lamport, content)
         message_id = self.options.id_scheme.make(message)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
             raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
         message = _with_id(message, message_id)
         frame = self._encode(message)
         self._clock.lamport = lamport
-        if retrieval_hint:
-            self._hints.learn(message_id, retrieval_hint, is_ours=True)
-        entry = LogEntry(_for_application(message), frame, 0, retrieval_hint or b"")
+        if hint:
+            self._hints.learn(message_id, hint, is_ours=True)
+        entry = LogEntry(_for_application(message), frame, 0, hint)
         self._append(entry)
         self._add_to_bloom(message_id)
         self._outgoing.add(message_id, self._clock.elapsed_ms)
@@ -264,6 +272,7 @@ class Participant:
         self, frame: bytes, now_ms: int, retrieval_hint: bytes | None = None
     ) -> list[Effect]:
         """A frame from the transport, a store or another participant; it may be anything."""
+        hint = _bytes(retrieval_hint or b"")
         self._begin(now_ms)
         if len(frame) > FRAME_BYTES_MAX:
             self.ignored["frame_too_large"] += 1
@@ -273,7 +282,7 @@ class Participant:
         except MessageError as error:
             self.ignored[error.code] += 1
         else:
-            self._take(message, frame, retrieval_hint or b"")
+            self._take(message, frame, hint)
         return self._finish()
 
     def take_staged(self, now_ms: int, count: int) -> list[Effect]:
@@ -300,6 +309,8 @@ class Participant:
         if (reason := self._refusal(message)) is not None:
             self.ignored[reason] += 1
             return
+        if len(hint) > HINT_BYTES_MAX:
+            hint = b""  # else our next messages, which name it, are too large for every store
         is_own = self._is_own(message)
         if message.lamport_timestamp is None:
             if is_own:
@@ -477,7 +488,7 @@ class Participant:
     def stored(self, message_id: str, retrieval_hint: bytes | None = None) -> list[Effect]:
         """A store has our message, perhaps under this hint: the next broadcast of it has time."""
         if retrieval_hint:
-            self._hints.learn(message_id, retrieval_hint, is_ours=True)
+            self._hints.learn(message_id, _bytes(retrieval_hint), is_ours=True)
         self._outgoing.store(message_id, self._clock.elapsed_ms)
         return self._finish()
 
@@ -681,6 +692,11 @@ def _with_id(message: Message, message_id: str) -> Message:
         message.repair_request,
         message.content,
     )
+
+
+def _bytes(value: bytes) -> bytes:
+    """Bytes-like values as bytes; `TypeError` for others, of which `bytes` would make zeros."""
+    return bytes(memoryview(value))
 
 
 def _for_application(message: Message) -> Message:

@@ -10,7 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from sdstore.client import AsyncStoreClient, PublishOutcome, StoreError
+from sdstore.client import (
+    AsyncStoreClient,
+    DriverError,
+    ParticipantDriver,
+    PublishOutcome,
+    StoreClient,
+    StoreError,
+)
 from sdstore.client.channelevents import EventQueue, EventsDropped
 from sdstore.client.outbox import OUTBOX_FRAMES_MAX, Outbox, Waiting
 from sdstore.client.retrieval import Retrieval
@@ -368,5 +375,40 @@ def test_a_store_without_the_causes_is_asked_once() -> None:
             await retrieval.run([HistoryEntry("wanted")])
         assert set(retrieval.found) == {"wanted"}
         assert set(paths.values()) == {1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "",
+        "ftp://host",
+        "http://",
+        "http://h:99999",
+        "http://[::1",
+        "http://h?x",
+        "http://a\x01b",
+    ],
+)
+def test_a_url_that_no_store_can_have_is_refused_at_once(url: str) -> None:
+    for make in (StoreClient, AsyncStoreClient, lambda url: ParticipantDriver([url])):
+        with pytest.raises(ValueError, match=r"is not a URL of the form http://HOST"):
+            make(url)
+
+
+def test_a_driver_needs_stores_and_a_list_of_them() -> None:
+    with pytest.raises(ValueError, match="at least one store"):
+        ParticipantDriver([])
+    with pytest.raises(TypeError, match="a list of URLs"):
+        ParticipantDriver("http://127.0.0.1:8000")
+
+
+def test_a_driver_outside_of_its_block_says_so_instead_of_waiting_for_ever() -> None:
+    async def scenario() -> None:
+        with pytest.raises(DriverError, match="async with") as refused:
+            await ParticipantDriver(["http://127.0.0.1:1"]).join("garden", "ada")
+        assert refused.value.code == "not_started"
 
     asyncio.run(scenario())

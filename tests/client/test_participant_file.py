@@ -682,3 +682,23 @@ def test_confirm_and_save_keep_to_their_transactions(file: ParticipantFile) -> N
     ):
         file.confirm(connection, CHANNEL, 1)
         connection.commit()
+
+
+def test_a_file_named_like_a_database_in_memory_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ParticipantFile(":memory:") as file:
+        file.log(CHANNEL)
+    with ParticipantFile(":memory:") as file:
+        assert file.channels() == [CHANNEL]
+
+
+def test_a_file_that_cannot_be_opened_is_refused_with_advice_that_helps(tmp_path: Path) -> None:
+    with pytest.raises(ParticipantFileError, match="does its folder exist"):
+        ParticipantFile(tmp_path / "nowhere" / "chat.db")
+    text = tmp_path / "text.db"
+    text.write_text("hello")
+    with pytest.raises(ParticipantFileError, match="not a SQLite database") as refused:
+        ParticipantFile(text)
+    assert "restore" not in refused.value.detail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -323,3 +324,30 @@ def test_held_messages_stay_held_over_a_restart() -> None:
     eve.crash()
     eve.hear(frames[0])
     assert eve.texts == ["ada 0", "bob 0"]
+
+
+@pytest.mark.parametrize("wrong", ["text", 5, [1, 2]])
+def test_what_is_not_bytes_is_refused_and_spoils_nothing_that_is_sent_later(wrong: Any) -> None:
+    ada = Device("ada")
+    with pytest.raises(TypeError):
+        ada.participant.send(wrong, ada.now_ms)
+    with pytest.raises(TypeError):
+        ada.participant.send(b"hello", ada.now_ms, retrieval_hint=wrong)
+    with pytest.raises(TypeError):
+        ada.participant.receive(Device("bob").say("hum"), ada.now_ms, retrieval_hint=wrong)
+    assert len(ada.log) == 0
+    ada.say("hello")
+    ada.crash()
+    ada.say("hello again")
+
+
+def test_a_hint_longer_than_stores_accept_never_enters_a_causal_history() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    with pytest.raises(LocalProtocolError) as refused:
+        ada.participant.send(b"hello", ada.now_ms, retrieval_hint=b"h" * 257)
+    assert refused.value.code == "retrieval_hint_too_long"
+    assert len(ada.log) == 0
+    ada.carry_out(ada.participant.receive(bob.say("hum"), ada.now_ms, b"h" * 2_000_000))
+    assert len(ada.log) == 1
+    (entry,) = decode(ada.say("hello"))[0].causal_history
+    assert entry.retrieval_hint == b""
