@@ -33,7 +33,7 @@ from app.settings import Settings
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.memory import PeerMemory
-from sdstore.sync.report import Progress, SyncOutcome, SyncReport
+from sdstore.sync.report import Progress, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 
 BACKOFF_FACTOR = 2.0
@@ -260,9 +260,9 @@ class Peers:
         try:
             async with asyncio.timeout(CONTACT_S_MAX), self._transport(url) as transport:
                 await transport.interest()
-        except Problem as problem:
-            if problem.code is Code.PEER_URL_REFUSED:
-                raise
+        except SyncError as error:
+            if error.code == Code.PEER_URL_REFUSED:
+                raise Problem(Code.PEER_URL_REFUSED, error.detail) from None
         except TimeoutError:
             pass
 

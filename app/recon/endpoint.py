@@ -43,8 +43,11 @@ from sdstore.wire import recon_pb2 as wire
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
 
-RESUME_BYTES = 66
-"""Of a truncated reply the place to resume and the length of the next request; a renewed nonce."""
+RESUME_BYTES = 48
+"""The two fields of a truncated reply: the place to resume, and the length of the next request."""
+
+NONCE_FIELD_BYTES = 2 + NONCE_BYTES
+"""The nonce in the reply to a request with `renew`."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
@@ -163,6 +166,7 @@ class ReconEndpoint:
         self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
         view = self._index.view(key, mutual)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
+        room -= NONCE_FIELD_BYTES if request.renew else 0
         room = min(request.response_bytes_max or room, room)
         response = self._compare(view, request, room)
         await self._fill(response, view, request.fetch, room, allowance)
