@@ -6,8 +6,10 @@ import { Readable } from "node:stream";
 import { Message, MessageChannel, MessageChannelEvent } from "@waku/sds";
 
 const [node, channelId, senderId] = process.argv.slice(2);
+if (!senderId) fail("usage: node participant.mjs NODE CHANNEL NAME");
 const channel = new MessageChannel(channelId, senderId, { causalHistorySize: 2 });
 const hintOf = (frame) => createHash("sha256").update(frame).digest(); // the node accepts any bytes
+function fail(why) { console.error(why); process.exit(1); }
 const received = new Map();
 channel.addEventListener(MessageChannelEvent.InMessageReceived, ({ detail }) => received.set(detail.messageId, detail));
 channel.addEventListener(MessageChannelEvent.InMessageDelivered, ({ detail: id }) =>
@@ -48,7 +50,7 @@ async function listen() {
   }
 }
 
-listen();
+listen().catch((error) => fail(`${node} does not answer: ${error.cause?.message || error.message}. Start again under another name.`));
 for await (const line of createInterface({ input: process.stdin })) {
   if (line) channel.pushOutgoingMessage(Buffer.from(line), publish);
   await channel.processTasks();

@@ -13,6 +13,7 @@ import pytest
 
 from app.store.lookups import Lookups
 from sdstore.sds import HistoryEntry, Message
+from tests.support.cli import free_port
 from tests.support.node import NODE, node_project
 from tests.support.server import RunningNode, running_node
 
@@ -120,3 +121,20 @@ def test_a_js_waku_participant_gets_a_cause_without_a_hint_by_its_id(
         assert node.publish(second).status_code == 201
         assert bob.hear(2) == ["dave: one", "dave: two"]
     assert looked_up == [(1, 0)]
+
+
+def test_wrong_arguments_and_a_node_that_is_down_are_errors_in_words() -> None:
+    script = node_project(Path(__file__).parents[2] / "examples" / "js") / "participant.mjs"
+    down = f"http://127.0.0.1:{free_port()}"
+    for arguments, words in (
+        ([], "usage: "),
+        ([down, CHANNEL, "ada"], f"{down} does not answer: "),
+    ):
+        with subprocess.Popen(
+            [NODE, script, *arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            errors = process.stderr.read()
+        assert process.returncode == 1
+        assert errors.startswith(words)
+        assert errors.count("\n") == 1
