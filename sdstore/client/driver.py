@@ -464,7 +464,6 @@ class ParticipantChannel:
         self._has_wanted = asyncio.Event()
         self._is_caught_up = asyncio.Event()
         self._left_out: dict[bytes, Store] = {}
-        self._is_connected = False
         self._has_left = False
         self._has_staged = False
         self._reconciling = asyncio.Lock()
@@ -569,10 +568,10 @@ class ParticipantChannel:
     def tick(self) -> None:
         """Let the participant do what is due.
 
-        Its time stands still while no store answers: what cannot be fetched now is not lost, and what
-        cannot be published now is not given up.
+        Its time stands still while no store answers, and until the channel has caught up: what cannot
+        be fetched now is not lost, and what cannot be published now is not given up.
         """
-        if self._is_connected:
+        if self._is_caught_up.is_set():
             self.apply(self.participant.tick(self._driver.now_ms()))
         # A save that fails is repeated with all effects since.
         if not self._batch.is_full:
@@ -638,7 +637,6 @@ class ParticipantChannel:
             try:
                 await self._follow_store(store, scope)
             except StoreError as error:
-                self._is_connected = False
                 self._is_caught_up.clear()
                 self._driver.stores.failed(store, scope, error)
                 if error.status == 410:
@@ -649,7 +647,6 @@ class ParticipantChannel:
         left_out = partial(self._note_left_out, store)
         async with store.client.live(self.channel_id, on_left_out=left_out) as stream:
             start = stream.cursor
-            self._is_connected = True
             self._say(Connection(store.url, "catching_up"))
             await self._catch_up(store)
             self._keep_cursor(store, start)

@@ -480,6 +480,42 @@ def test_a_busy_store_is_left_alone_for_as_long_as_it_asks(
     run(scenario())
 
 
+class SlowPages(Network):
+    """Answers to requests for pages wait until `is_free`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/channels/messages":
+            await self.is_free.wait()
+        return await super().handle_async_request(request)
+
+
+def test_nothing_is_lost_while_the_participant_catches_up(url: str, place: dict[str, Any]) -> None:
+    frames = chain(place["channel_id"], 2)
+    impatient = replace(SMALL, lost_after_ms=400)
+
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        with StoreClient(url) as store:
+            async with joined([url], "bob", file, **place) as bob:
+                store.publish(frames[1])  # its cause is nowhere yet
+                await bob.until(lambda bob: bob.channel.status.waiting)
+            store.publish(frames[0])
+        network = SlowPages()
+        late = {"network": network, "participant": impatient, "is_online": False, **place}
+        async with joined([url], "bob", file, **late) as bob:
+            await asyncio.sleep(1)
+            network.is_free.set()
+            await bob.until(lambda bob: len(bob.texts) == 2)
+            assert [each.message.message_id for each in bob.deliveries] == ["m0", "m1"]
+            assert not bob.of(Lost)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
 def test_a_jump_of_the_wall_clock_loses_nothing_and_ends_no_wait(
     url: str, place: dict[str, Any], jump_ms: int

@@ -48,8 +48,8 @@ def _without_store_errors(right: Any) -> Any:
     return wrong
 
 
-def _is_connected(channel: Any) -> tuple[Any]:
-    channel._is_connected = True
+def _is_caught_up(channel: Any) -> tuple[Any]:
+    channel._is_caught_up.set()
     return (channel,)
 
 
@@ -116,7 +116,7 @@ FAULTS = [
     _fault(
         "time passes while no store answers",
         "driver:ParticipantChannel.tick",
-        before(_is_connected),
+        before(_is_caught_up),
         f"{_WHOLE}while_no_store_answers_nothing_is_lost_or_given_up",
     ),
     _fault(
