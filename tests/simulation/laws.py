@@ -281,7 +281,8 @@ class Ledger:
             return
         law(dialect is self.plan.options.dialect or not message.causal_history, "another dialect")
         law(
-            message.sender_id == self.plan.name or dialect is Dialect.V1,
+            message.sender_id
+            == ("" if self.plan.options.dialect is Dialect.V1 else self.plan.name),
             "sent under another name",
         )
         law(len(message.repair_request) <= 3, "more than three repair requests")
@@ -476,7 +477,9 @@ def _can_get(world: World, peers: list[Peer], peer: Peer, message_id: str) -> bo
 
 
 def can_repair(world: World, peer: Peer) -> bool:
-    """Whether it asks for and answers repairs."""
+    """Whether it asks for and answers repairs, which needs the names of authors."""
+    if any(each.plan.options.dialect is Dialect.V1 for each in world.peers):
+        return False
     return world.schedule.repairs and peer.plan.options.dialect in {Dialect.V2, Dialect.NIM}
 
 

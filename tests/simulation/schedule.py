@@ -11,8 +11,9 @@ from random import Random
 
 from sdstore.sds import Dialect
 from sdstore.sds.bloom import Form
-from sdstore.sds.options import OnLost, ParticipantOptions
+from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.repair import RepairOptions
+from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE
 
 CHANNEL = "simulated"
 
@@ -116,12 +117,13 @@ def schedule_of(seed: int, *, peers_max: int = 50) -> Schedule:
     repairs = sometimes(0.5)
     destroys = sometimes(0.15)
     clocks_differ = sometimes(0.4)
+    mixes = sometimes(0.15)
     common = _common_options(random, repairs=repairs)
     if attacks:  # nothing can be recovered that an attacker only named
         common = replace(common, lost_after_ms=random.choice([20 * SECOND_MS, 2 * MINUTE_MS]))
     peers = []
     for number in range(count):
-        options = _options(random, common, is_cramped=is_cramped, attacks=attacks)
+        options = _options(random, common, mixes=mixes, is_cramped=is_cramped, attacks=attacks)
         options = replace(options, seed=b"%d of %d" % (number, seed))
         offset_ms = random.choice(OFFSETS_MS) if clocks_differ and sometimes(0.5) else 0
         peers.append(
@@ -171,13 +173,13 @@ def schedule_of(seed: int, *, peers_max: int = 50) -> Schedule:
 
 def _common_options(random: Random, *, repairs: bool) -> ParticipantOptions:
     """The options that all participants of a channel share."""
-    if repairs:
-        dialect = random.choice([Dialect.V2, Dialect.V2, Dialect.NIM])
-    else:
-        dialect = random.choice([Dialect.V2, Dialect.V2, Dialect.NIM, Dialect.CHAT_PROTO])
+    dialects = [Dialect.V2, Dialect.V2, Dialect.NIM]
+    if not repairs:
+        dialects += [Dialect.CHAT_PROTO, Dialect.V1]
     small = random.random() < 0.8
     return ParticipantOptions(
-        dialect=dialect,
+        dialect=random.choice(dialects),
+        id_scheme=random.choice([SHA256_MESSAGE, SHA256_MESSAGE, SHA256_CONTENT]),
         bloom=random.choice([None, Form.JS, Form.JS, Form.NIM]),
         bloom_capacity=random.choice([20, 100]) if small else 10_000,
         lost_after_ms=random.choice([20 * SECOND_MS, 2 * MINUTE_MS, NEVER_MS, NEVER_MS]),
@@ -196,11 +198,13 @@ def _repair(random: Random) -> RepairOptions:
 
 
 def _options(
-    random: Random, common: ParticipantOptions, *, is_cramped: bool, attacks: bool
+    random: Random, common: ParticipantOptions, *, mixes: bool, is_cramped: bool, attacks: bool
 ) -> ParticipantOptions:
     resend_ms = random.choice([1_000, 5_000])
     options = replace(
         common,
+        dialect=random.choice([*Dialect]) if mixes else common.dialect,
+        lamport_unit=LamportUnit.SECONDS if mixes else None,
         history_size=random.choice([0, 1, 2, 2, 2, 5]),
         on_lost=OnLost.HOLD if random.random() < 0.2 and not attacks else OnLost.DELIVER,
         resend_ms=resend_ms,
@@ -224,7 +228,7 @@ def _options(
             noted_max=random.choice([2, 20]),
             lost_max=random.choice([2, 20]),
             sync_ids_max=random.choice([2, 20]),
-            heads_max=random.choice([12, 1_000]),
+            heads_max=1_000 if attacks else random.choice([12, 1_000]),
             sent_max=random.choice([3, 10_000]),
             hints_max=random.choice([3, 100]),
             fetches_per_effect=random.choice([1, 10]),
