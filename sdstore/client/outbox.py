@@ -27,7 +27,11 @@ OUTBOX_BYTES_MAX = 64 * 1024 * 1024
 """Eight batches; 3,400 frames of js-waku's size."""
 
 COPIES_MAX = BATCH_ITEMS_MAX
-"""Frames that wait to be copied to one store; then the oldest is left out."""
+"""Frames that wait to be copied to one store; then the oldest is left out. One batch: another is in
+flight, and a slow store gets the rest from the other stores."""
+
+COPIES_BYTES_MAX = BATCH_BYTES_MAX
+"""Bytes of these frames; then the oldest are left out."""
 
 REFUSED_MAX = 10_000
 """Refused messages that are remembered. A forgotten one is offered and reported again."""
@@ -202,12 +206,17 @@ class _Copier:
     def __init__(self, store: Store, stores: Stores) -> None:
         self.store = store
         self._stores = stores
-        self._items: deque[PublishItem] = deque(maxlen=COPIES_MAX)
+        self._items: deque[PublishItem] = deque()
+        self._bytes = 0
         self._added = asyncio.Event()
 
     def add(self, items: Iterable[PublishItem]) -> None:
         """Copy these soon."""
-        self._items.extend(items)
+        for item in items:
+            self._items.append(item)
+            self._bytes += len(item.frame)
+            while len(self._items) > COPIES_MAX or self._bytes > COPIES_BYTES_MAX:
+                self._bytes -= len(self._items.popleft().frame)
         self._added.set()
 
     async def run(self) -> None:
@@ -217,6 +226,7 @@ class _Copier:
             self._added.clear()
             items = list(self._items)
             self._items.clear()
+            self._bytes = 0
             try:
                 async for _ in self.store.client.publish_batch(items):
                     pass

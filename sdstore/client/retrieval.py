@@ -42,6 +42,11 @@ HINT_BYTES_MAX = 256
 """A longer hint is in no store."""
 
 
+FOUND_BYTES_MAX = 32 * 1024 * 1024
+"""Frames of one retrieval, which are all in memory: two replies of the largest size. A backfill, which
+stages what it fetches on disk, gets the rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retrieved:
     """A message from a store, with its frame as the store received it and a hint, empty if unknown."""
@@ -55,7 +60,7 @@ class Retrieval:
     """What one store has of some missing messages and of their causes.
 
     `found` maps IDs to messages. `is_complete` is False if the causes go back further than the allowed
-    walks; a backfill is due then.
+    walks, or the frames are more than `FOUND_BYTES_MAX`; a backfill is due then.
     """
 
     def __init__(self, client: AsyncStoreClient, channel_id: str, log: ParticipantLog) -> None:
@@ -65,6 +70,7 @@ class Retrieval:
         self._channel_id = channel_id
         self._log = log
         self._absent: set[str] = set()
+        self._found_bytes = 0
 
     def in_log_order(self) -> list[Retrieved]:
         """What was found, causes before the messages that depend on them."""
@@ -81,7 +87,7 @@ class Retrieval:
         await self._look_up(entries)
         for number in range(WALKS_MAX + 1):
             edge = self._edge()
-            if not edge:
+            if not edge or not self.is_complete:
                 return
             if number == WALKS_MAX:
                 self.is_complete = False
@@ -98,7 +104,7 @@ class Retrieval:
         ]
         keys += [each for each in wanted if len(each.encode()) <= ID_BYTES_MAX]
         for _ in range(LOOKUPS_MAX):
-            if not keys:
+            if not keys or not self.is_complete:
                 return
             result = await self._client.lookup(keys, self._channel_id)
             self._keep((match.message for match in result.found if match.message), wanted)
@@ -157,5 +163,9 @@ class Retrieval:
             if message_id in self.found or self._log.contains(message_id):
                 continue
             if message.channel_id == self._channel_id and (wanted is None or message_id in wanted):
+                if self._found_bytes + len(stored.frame) > FOUND_BYTES_MAX:
+                    self.is_complete = False
+                    return
+                self._found_bytes += len(stored.frame)
                 hint = stored.retrieval_hints[0] if stored.retrieval_hints else b""
                 self.found[message_id] = Retrieved(message, stored.frame, hint)

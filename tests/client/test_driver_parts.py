@@ -10,16 +10,25 @@ from typing import Any
 import httpx
 import pytest
 
+import sdstore.client.retrieval as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
     DriverError,
     ParticipantDriver,
+    PublishItem,
     PublishOutcome,
     StoreClient,
     StoreError,
 )
 from sdstore.client.channelevents import EventQueue, EventsDropped
-from sdstore.client.outbox import OUTBOX_FRAMES_MAX, Outbox, Waiting
+from sdstore.client.outbox import (
+    COPIES_BYTES_MAX,
+    COPIES_MAX,
+    OUTBOX_FRAMES_MAX,
+    Outbox,
+    Waiting,
+    _Copier,
+)
 from sdstore.client.retrieval import Retrieval
 from sdstore.client.stores import (
     NODE,
@@ -260,6 +269,22 @@ def test_a_full_outbox_takes_no_more_and_loses_nothing_else() -> None:
     asyncio.run(scenario())
 
 
+def test_copies_for_a_slow_store_wait_up_to_a_number_and_up_to_bytes() -> None:
+    def waiting(frames: list[bytes]) -> list[bytes]:
+        found, [slow] = stores(1)
+        copier = _Copier(slow, found)
+        for frame in frames:
+            copier.add([PublishItem(frame)])
+        return [each.frame for each in copier._items]
+
+    small = [b"%d" % n for n in range(COPIES_MAX + 5)]
+    assert waiting(small) == small[5:], "the oldest are left out"
+    large = [bytes([n]) * (1 << 20) for n in range(2 * (COPIES_BYTES_MAX >> 20))]
+    kept = waiting(large)
+    assert kept == large[-len(kept) :]
+    assert COPIES_BYTES_MAX - (1 << 20) < sum(map(len, kept)) <= COPIES_BYTES_MAX
+
+
 # ---- events
 
 
@@ -350,6 +375,41 @@ def test_a_hint_leads_to_the_wanted_message_only_and_its_causes_follow() -> None
         lookup, walk = asked
         assert (list(lookup.message_ids), list(lookup.retrieval_hints)) == (["wanted"], [b"hint"])
         assert (list(walk.heads), list(walk.known)) == (["wanted"], ["known"])
+
+    asyncio.run(scenario())
+
+
+def test_a_retrieval_keeps_a_bounded_number_of_bytes_and_leaves_the_rest_to_a_backfill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retrieval_module, "FOUND_BYTES_MAX", 10_000)
+    calls: list[str] = []
+
+    def named(number: int) -> Message:
+        causes = (HistoryEntry(f"m{number - 1}"),)
+        return Message(f"m{number}", "garden", "ada", number, causes, content=bytes(1_000))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        """A store whose causes never end: four messages for each call."""
+        calls.append(request.url.path)
+        top = 1_000 - 4 * len(calls)
+        if request.url.path.endswith("lookup"):
+            reply: Any = wire.LookupReply()
+            match = reply.found.add(digest=bytes(32), message=stored(named(1_000)))
+            match.key.message_id = "m1000"
+        else:
+            some = [stored(named(n)) for n in range(top + 4, top, -1)]
+            reply = wire.AncestorsPage(messages=some, next="more")
+        return httpx.Response(200, content=reply.SerializeToString())
+
+    async def scenario() -> None:
+        async with AsyncStoreClient("http://store", transport=played_by(answer)) as client:
+            retrieval = Retrieval(client, "garden", MemoryLog())
+            await retrieval.run([HistoryEntry("m1000")])
+        assert not retrieval.is_complete
+        assert len(calls) == 4, "the call that passes the bound is the last one"
+        size = sum(len(each.frame) for each in retrieval.in_log_order())
+        assert 8_000 < size <= 10_000
 
     asyncio.run(scenario())
 
