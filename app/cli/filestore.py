@@ -6,14 +6,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from app.cli.files import ExistingMessages, FileFormat, continued, record_of, write_through
+from app.cli.files import (
+    ExistingMessages,
+    FileFormat,
+    continued,
+    is_stdout,
+    open_input,
+    record_of,
+    write_through,
+)
 from app.cli.options import PATIENCE
+from app.cli.output import CliError, Exit
 from sdstore.client import AsyncStoreClient
 from sdstore.client.backfill import Fetched
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, Noted, Staged
 from sdstore.sync.report import Progress, SyncReport
+
+_SQLITE_BEGINNING = b"SQLite format 3\x00"
 
 
 async def backfill_file(
@@ -23,9 +34,13 @@ async def backfill_file(
     file_format: FileFormat,
     changed: Callable[[Progress], None],
 ) -> SyncReport:
-    """Append what the node has of the channel and the file lacks. Nothing is sent."""
+    """Append what the node has of the channel and the file lacks. Nothing is sent.
+
+    Raises CliError if the file is none that a backfill can continue; it is not changed then.
+    """
+    _require_a_file_of_messages(file)
     existing = ExistingMessages(file, file_format)
-    log = FileLog(existing, file_format)
+    log = FileLog(existing, file_format, channel_id)
     with continued(existing) as target:
         log.target = target
         async with AsyncStoreClient(node, options=PATIENCE) as client:
@@ -41,10 +56,12 @@ class FileLog:
 
     keeps_variants = True
 
-    def __init__(self, existing: ExistingMessages, file_format: FileFormat) -> None:
+    def __init__(
+        self, existing: ExistingMessages, file_format: FileFormat, channel_id: str
+    ) -> None:
         self.target: IO[bytes] | None = None
         self._format = file_format
-        self._pieces = list(_pieces(existing))
+        self._pieces = list(_pieces(existing, channel_id))
 
     def elements(self) -> Iterator[tuple[list[int], bytes]]:
         """See `BackfillLog`: what the file held when it was opened."""
@@ -73,12 +90,37 @@ class FileLog:
         write_through(self.target)
 
 
-def _pieces(existing: ExistingMessages) -> Iterator[tuple[list[int], bytes]]:
-    """The elements of a file, as `BackfillLog.elements` returns them."""
+def _require_a_file_of_messages(file: Path) -> None:
+    """Raises CliError for a named pipe, whose messages cannot be read again, and for a database."""
+    if is_stdout(file):
+        return
+    if file.is_fifo():
+        detail = f"{file} is a named pipe: give a file, or - for stdout"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    if not file.is_file():
+        return
+    with open_input(file) as stream:
+        is_database = stream.read(len(_SQLITE_BEGINNING)) == _SQLITE_BEGINNING
+    if is_database:
+        detail = f"{file} is an SQLite database, such as a participant's: give a file of messages"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+
+
+def _pieces(existing: ExistingMessages, channel_id: str) -> Iterator[tuple[list[int], bytes]]:
+    """The elements of a file, as `BackfillLog.elements` returns them.
+
+    Raises CliError for a message of another channel.
+    """
     lamports: list[int] = []
     ids: list[bytes] = []
     for item in existing:
         message, _ = decode(item.frame)
+        if message.channel_id != channel_id:
+            detail = (
+                f"{existing.file} holds messages of channel {message.channel_id!r}: "
+                f"give another file for channel {channel_id!r}"
+            )
+            raise CliError(Exit.REFUSED, "foreign_file", detail)
         if message.lamport_timestamp is None:
             continue
         names = _names(entry_digest(message), item.hints)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import time
@@ -17,7 +18,7 @@ import sdstore.client.backfill as client_backfill
 import sdstore.sync.moves as moves
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
 from app.node import Node
-from sdstore.client import StoreClient
+from sdstore.client import ParticipantFile, StoreClient
 from sdstore.sds.codec import decode, encode
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import REFUSED, ReconRequest, ReconResponse
@@ -168,6 +169,43 @@ def test_a_file_keeps_all_messages_with_one_id(tmp_path: Path) -> None:
         assert cli(*arguments).json["entries_received"] == 2
         assert cli(*arguments).json["entries_received"] == 0
     assert ids_in(file) == ["m1", "m1"]
+
+
+@pytest.mark.parametrize("suffix", ["ndjson", "ldp"])
+def test_a_file_with_messages_of_another_channel_is_refused_and_not_changed(
+    tmp_path: Path, suffix: str
+) -> None:
+    file = tmp_path / f"file.{suffix}"
+    with running_node(tmp_path / "data") as node:
+        publish_frames(node, range(COUNT))
+        node.publish(message(1, "other"))
+        file.touch()
+        assert cli("backfill", "c", "--into", file, "--node", node.url).code == 0
+        whole = file.read_bytes()
+        result = cli("backfill", "other", "--into", file, "--node", node.url)
+    assert result.code == 4
+    assert f"foreign_file: {file} holds messages of channel 'c'" in result.err
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["file.sqlite", "file.ndjson"])
+def test_a_participants_file_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    ParticipantFile(file).close()
+    whole = file.read_bytes()
+    result = cli("backfill", "c", "--into", file, "--node", "http://127.0.0.1:1")
+    assert result.code == 2
+    assert f"invalid_parameter: {file} is an SQLite database" in result.err
+    assert file.read_bytes() == whole
+
+
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    arguments = command("backfill", "c", "--into", pipe, "--node", "http://127.0.0.1:1")
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 2
+    assert f"invalid_parameter: {pipe} is a named pipe" in result.stderr
 
 
 def test_the_whole_channel_is_read_where_the_node_refuses_to_compare(
