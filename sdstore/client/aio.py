@@ -14,6 +14,7 @@ from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     BoundedBody,
+    EmptyPages,
     Options,
     base_headers,
     checked_url,
@@ -307,11 +308,13 @@ class AsyncStoreClient:
     async def _pages(
         self, page_call: Callable[[str | None], Call[Items[_Item]]]
     ) -> AsyncIterator[_Item]:
+        empty_pages = EmptyPages()
         items, after = await self._send(page_call(None))
         for item in items:
             yield item
         while after is not None:
             items, following = await self._send(page_call(after))
+            empty_pages.add(len(items))
             for item in items:
                 yield item
             after = next_cursor(after, following)

@@ -32,7 +32,7 @@ from recon.index import RangeIndex
 from recon.limits import ID_BYTES
 from recon.session import Interest, SessionKey
 from recon.view import View
-from sdstore.client.errors import StoreError
+from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.records import StoredMessage
 from sdstore.client.transport import HttpTransport, sync_error
 from sdstore.sds.codec import decode
@@ -41,6 +41,7 @@ from sdstore.sds.effects import Effect, Save
 from sdstore.sds.log import BackfillLog, Noted, Staged
 from sdstore.sds.model import Kind, Message, MessageError
 from sdstore.sync.exchange import Transport
+from sdstore.sync.limits import DEFAULT_LIMITS
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.replica import NOT_CONTENT, Element, Loaded, LostPage, Prepared, Stored, columns
 from sdstore.sync.report import Counts, Progress, SyncCode, SyncOutcome, SyncReport
@@ -61,6 +62,9 @@ NOTED_BASE_MAX = 1 << 16  # names that the log notes: 3 MB
 NOTED_PER_MESSAGE_MAX = 16  # and for each message: usually it has one claim, at a store up to 64
 PAGE_MESSAGES = 1_000  # of one page, and of one transaction of the log
 DRAIN_MESSAGES = 512  # taken at once: one transaction, and 50 ms without the event loop
+READ_S_MAX = DEFAULT_LIMITS.seconds_max  # of reading all pages: as long as a session
+SILENT_S_MAX = 300  # without a message meanwhile: a page takes 120 s at most, and is tried again
+USELESS_MAX = 100 * PAGE_MESSAGES  # messages in a row that are refused, or came before: 100 pages
 _LAMPORT_OFFSET = 1 << 63
 _EVERYTHING = Interest.make(everything=True).encode()
 MEMORIES_MAX = 64  # channels; one with many disputes takes 25 MB, the usual one 1 kB
@@ -378,17 +382,29 @@ async def _read_pages(
     report: SyncReport,
     on_progress: Callable[[Progress], None] | None,
 ) -> SyncReport:
-    """Take what the log lacks of all messages of the channel, which costs reading all of them."""
+    """Take what the log lacks of all messages of the channel, which costs reading all of them.
+
+    A store whose pages never end is at fault, or the time ends the reading; what came is staged.
+    """
     counts = Counts()
     batch: list[Prepared] = []
+    held_max = len(replica)  # a store sends each of them once
+    held_count = useless_count = read_count = 0
 
     async def take() -> None:
+        nonlocal held_count, useless_count, read_count
+        received_before, held_before = counts["entries_received"], held_count
         held = replica.holds(*columns((each.order or 0, each.element_id) for each in batch))
         news = [each for each, is_held in zip(batch, held.tolist(), strict=True) if not is_held]
+        held_count += len(batch) - len(news)
         batch.clear()
         for outcome, _ in await replica.commit(news):
             counts["entries_received"] += outcome == STORED
             counts["entries_refused"] += outcome == PUSH_REFUSED
+        has_news = counts["entries_received"] > received_before
+        is_useful = has_news or held_before < held_count <= held_max
+        useless_count = 0 if is_useful else _bounded(useless_count + read_count)
+        read_count = 0
         if on_progress is not None:
             received, refused = counts["entries_received"], counts["entries_refused"]
             on_progress(Progress(entries_received=received, entries_refused=refused))
@@ -398,14 +414,20 @@ async def _read_pages(
     )
     outcome, code = SyncOutcome.IN_SYNC, ""
     try:
-        async for each in messages:
-            prepared = _entry(each.frame, each.retrieval_hints, each.digest)
-            counts["entries_refused"] += bool(prepared.refusal)
-            if not prepared.refusal:
-                batch.append(prepared)
-            if len(batch) == PAGE_MESSAGES:
-                await take()
-        await take()
+        async with asyncio.timeout(READ_S_MAX), asyncio.timeout(SILENT_S_MAX) as silence:
+            async for each in messages:
+                silence.reschedule(asyncio.get_running_loop().time() + SILENT_S_MAX)
+                prepared = _entry(each.frame, each.retrieval_hints, each.digest)
+                counts["entries_refused"] += bool(prepared.refusal)
+                if not prepared.refusal:
+                    batch.append(prepared)
+                read_count += 1
+                if read_count == PAGE_MESSAGES:
+                    await take()
+            await take()
+    except TimeoutError:
+        outcome, code = SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT
+        detail = f"not complete after {READ_S_MAX} s, or no message for {SILENT_S_MAX} s"
     except StoreError as error:
         if error.code != "not_found":  # a channel without messages
             ended = sync_error(error)
@@ -419,6 +441,13 @@ async def _read_pages(
         entries_received=counts["entries_received"],
         entries_refused=counts["entries_refused"],
     )
+
+
+def _bounded(useless_count: int) -> int:
+    """So many useless messages in a row, if they are not too many."""
+    if useless_count >= USELESS_MAX:
+        raise malformed_reply(f"{useless_count} messages in a row were refused or came before")
+    return useless_count
 
 
 class TakesStaged(Protocol):

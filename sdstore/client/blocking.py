@@ -15,6 +15,7 @@ from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     BoundedBody,
+    EmptyPages,
     Options,
     base_headers,
     checked_url,
@@ -281,10 +282,12 @@ class StoreClient:
         return self._send(calls.sync_peer(peer_id, channel_ids, dry_run=dry_run))
 
     def _pages(self, page_call: Callable[[str | None], Call[Items[_Item]]]) -> Iterator[_Item]:
+        empty_pages = EmptyPages()
         items, after = self._send(page_call(None))
         yield from items
         while after is not None:
             items, following = self._send(page_call(after))
+            empty_pages.add(len(items))
             yield from items
             after = next_cursor(after, following)
 

@@ -106,6 +106,10 @@ RECONCILE_PAUSE_S = 60.0
 SAVE_PAUSE_FACTOR = 4
 """Times the last save took: at most a fifth of the time goes to saves while messages stream in."""
 
+MISSED_S_MAX = 300
+"""Seconds in which a store sends what it got after the kept cursor, which is about one page; then it has
+failed, and another store is tried."""
+
 SAVE_PAUSE_S_MAX = 0.05
 """The longest such pause. It delays the deliveries of a burst, and no call that waits for a save."""
 
@@ -681,13 +685,17 @@ class ParticipantChannel:
             on_left_out=partial(self._note_left_out, store),
         )
         try:
-            async for stored in messages:
-                count += 1
-                if count > self._driver.options.missed_messages_max:
-                    return False
-                self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
-                if self._batch.is_full:
-                    await self.carried_out()
+            async with asyncio.timeout(MISSED_S_MAX):
+                async for stored in messages:
+                    count += 1
+                    if count > self._driver.options.missed_messages_max:
+                        return False
+                    self._receive(stored.frame, next(iter(stored.retrieval_hints), b""))
+                    if self._batch.is_full:
+                        await self.carried_out()
+        except TimeoutError:
+            detail = f"the missed messages did not come within {MISSED_S_MAX} s"
+            raise StoreError("timeout", 0, detail) from None
         except StoreError as error:
             if error.status != 410 and error.code != "invalid_cursor":
                 raise

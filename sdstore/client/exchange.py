@@ -18,6 +18,10 @@ REPLY_BYTES_MAX = 16 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
 """A node that takes longer counts as down."""
 
+EMPTY_PAGES_MAX = 1_000
+"""Pages without an item in a row. Pages are empty where the node has lost the content of all that they
+name: at most 1,000 messages each, a million in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -108,6 +112,19 @@ def next_cursor(before: str | None, after: str | None) -> str | None:
     if after is not None and after == before:
         raise malformed_reply("the node returned the same cursor twice")
     return after
+
+
+class EmptyPages:
+    """Counts empty pages in a row, because the cursors of a node that always has another never repeat."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, items_count: int) -> None:
+        """A page with so many items came; an error if too many pages in a row had none."""
+        self._count = 0 if items_count else self._count + 1
+        if self._count > EMPTY_PAGES_MAX:
+            raise malformed_reply(f"the node returned {self._count} empty pages in a row")
 
 
 def _described(error: httpx.TransportError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
 from sdstore.client.backfill import LogReplica, StoreTransport, drain
 from sdstore.client.batching import Batcher
 from sdstore.client.participantfile import ParticipantFile
-from sdstore.client.records import PublishItem
+from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save
@@ -538,6 +538,50 @@ def test_pages_are_read_where_a_store_does_not_reconcile_with_us(
     assert "read all pages" in first.detail
     assert again.entries_received == 0
     assert log.staged(40)[-1].retrieval_hint == b"hint"
+
+
+def read_pages(log: MemoryLog, made: Callable[[int], Message], pause_s: float = 0.0) -> SyncReport:
+    """The report on a store without reconciliation and with messages without end."""
+
+    async def endless() -> AsyncIterator[StoredMessage]:
+        for number in count():
+            await asyncio.sleep(pause_s)
+            frame = encode(made(number))
+            yield StoredMessage(frame, bytes(32), bytes(32), "v2", 0, number, (), ())
+
+    async def scenario() -> SyncReport:
+        replica = await backfill.LogReplica.open("c", log)
+        return await backfill._read_pages(
+            replica, endless(), SyncReport(outcome=SyncOutcome.REFUSED), None
+        )
+
+    return run(scenario())
+
+
+@pytest.mark.parametrize("channel", ["c", "other"])
+def test_a_store_that_repeats_itself_or_sends_what_nobody_wants_for_ever_is_at_fault(
+    monkeypatch: pytest.MonkeyPatch, channel: str
+) -> None:
+    monkeypatch.setattr(backfill, "PAGE_MESSAGES", 10)
+    monkeypatch.setattr(backfill, "USELESS_MAX", 50)
+    monkeypatch.setattr(backfill, "READ_S_MAX", 5)
+    log = log_with(messages("c", range(30)))
+    report = read_pages(log, lambda n: messages(channel, [n % 45])[0])
+    assert (report.outcome, report.code) == ("peer_fault", "peer_misbehaved")
+    assert report.entries_received == (15 if channel == "c" else 0)
+
+
+@pytest.mark.parametrize(("bound", "pause_s"), [("READ_S_MAX", 0.0), ("SILENT_S_MAX", 60.0)])
+def test_pages_with_ever_new_messages_or_long_silence_end_by_time_and_what_came_is_kept(
+    monkeypatch: pytest.MonkeyPatch, bound: str, pause_s: float
+) -> None:
+    monkeypatch.setattr(backfill, "PAGE_MESSAGES", 10)
+    monkeypatch.setattr(backfill, bound, 0.3)
+    log = MemoryLog()
+    report = read_pages(log, lambda n: messages("c", [n])[0], pause_s)
+    assert (report.outcome, report.code) == ("partial", "recon_budget_spent")
+    assert bool(staged(log)) == (not pause_s)
+    assert len(staged(log)) == report.entries_received
 
 
 def test_a_store_that_does_not_renew_nonces_costs_a_round_trip_more(

@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 import httpx
 import pytest
 
+import sdstore.client.exchange as exchange
 from sdstore.client import (
     AsyncStoreClient,
     Options,
@@ -261,6 +262,24 @@ def test_a_node_whose_cursor_stands_still_does_not_hold_the_reader_for_ever(
         connect(node).channels()
     assert refused.value.code == "malformed_reply"
     assert len(node.requests) == 2
+
+
+def test_a_node_with_ever_new_cursors_and_no_items_does_not_hold_the_reader_for_ever(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "EMPTY_PAGES_MAX", 5)
+    calls = 0
+
+    def node(_: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        assert calls < 50
+        some = [stored(1)] if calls == 5 else []
+        return protobuf(wire.MessagePage(messages=some, next=str(calls)))
+
+    with pytest.raises(StoreError) as refused:
+        connect(node).messages("c")
+    assert (refused.value.code, calls) == ("malformed_reply", 11), "5 and the last, in a row"
 
 
 def test_a_lookup_tells_ids_from_hints(connect: Connect) -> None:

@@ -5,11 +5,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+import sdstore.client.driver as driver_module
 import sdstore.client.retrieval as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
@@ -283,6 +285,30 @@ def test_copies_for_a_slow_store_wait_up_to_a_number_and_up_to_bytes() -> None:
     kept = waiting(large)
     assert kept == large[-len(kept) :]
     assert COPIES_BYTES_MAX - (1 << 20) < sum(map(len, kept)) <= COPIES_BYTES_MAX
+
+
+def test_a_store_that_does_not_send_what_was_missed_fails_after_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "MISSED_S_MAX", 0.1)
+
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(5)
+        return httpx.Response(410)
+
+    async def scenario() -> None:
+        channel: Any = SimpleNamespace(
+            channel_id="garden",
+            _driver=SimpleNamespace(options=SimpleNamespace(missed_messages_max=10)),
+            _note_left_out=print,
+        )
+        async with AsyncStoreClient("http://0", transport=httpx.MockTransport(silent)) as client:
+            read = driver_module.ParticipantChannel._read_missed
+            with pytest.raises(StoreError) as failed:
+                await read(channel, Store("http://0", client), "cursor")
+        assert failed.value.code == "timeout"
+
+    asyncio.run(scenario())
 
 
 # ---- events
