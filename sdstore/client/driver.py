@@ -527,12 +527,14 @@ class ParticipantChannel:
         self._has_left = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._driver.has_effects(self)
-        if not self._driver.save():
-            await self.carried_out()
-        self._driver.forget(self)
-        self.end(None)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # also if this call is cancelled: the channel can be joined again
+            self._driver.has_effects(self)
+            if not self._driver.save():
+                await self.carried_out()
+            self._driver.forget(self)
+            self.end(None)
 
     def _check(self) -> None:
         self._driver.check()

@@ -498,3 +498,18 @@ def test_a_driver_outside_of_its_block_says_so_instead_of_waiting_for_ever() -> 
         assert refused.value.code == "not_started"
 
     asyncio.run(scenario())
+
+
+def test_a_channel_whose_leave_was_cancelled_can_be_joined_again() -> None:
+    async def run() -> None:
+        async with ParticipantDriver(["http://127.0.0.1:9"]) as driver:
+            channel = await driver.join("garden", "ada")
+            await asyncio.sleep(0)
+            leaving = asyncio.create_task(channel.leave())
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert leaving.cancelled()
+            await driver.join("garden", "ada")
+
+    asyncio.run(run())
