@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
-_WORLDS = ("tests/simulation/test_participants.py::test_the_laws_hold_in_random_worlds",)
+_WORLDS = ("tests/simulation/test_participants.py::test_the_laws_hold_in_many_worlds",)
 _UNITS = tuple(
     f"tests/sds/test_participant_{name}.py"
     for name in ("acks", "causality", "missing", "restore", "dialects")
