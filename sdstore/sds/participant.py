@@ -43,7 +43,7 @@ No method raises for bytes of others. What is ignored is counted by reason in `i
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
@@ -68,9 +68,6 @@ FRAME_BYTES_MAX = 1 << 20
 
 TAKEN_BYTES_MAX = 8 << 20
 """Frames that `take_staged` takes at once: they are in memory until a save."""
-
-OWN_IDS_MAX = 64
-"""Our newest sync and ephemeral messages, to recognise them when they come back without a sender."""
 
 ID_LENGTH_MAX = 1_024
 """Characters of a message ID or sender ID. With longer ones, messages that refer to them would not fit
@@ -133,7 +130,6 @@ class Participant:
         self._status = Status()
         self._has_owner = False
         self._ready: list[Arrived] = []  # restored, to be delivered with the first call
-        self._own_ids: deque[str] = deque(maxlen=OWN_IDS_MAX)
         self._load(read_state(state or {}, channel_id, sender_id))
 
     @classmethod
@@ -227,7 +223,6 @@ class Participant:
             message_id, self.channel_id, self._wire_sender, None, (), b"", (), content
         )
         frame = self._encode(message)
-        self._own_ids.append(message_id)
         self._turn.effects.append(Broadcast(frame, message_id, Kind.EPHEMERAL))
         return self._finish()
 
@@ -345,7 +340,7 @@ class Participant:
         """By sender if the message has one; senderless messages by ID."""
         if message.sender_id:
             return message.sender_id == self.sender_id
-        return message.message_id in self._outgoing or message.message_id in self._own_ids
+        return message.message_id in self._outgoing or self._sync.is_ours(message.message_id)
 
     def _review(self, message: Message) -> None:
         self._outgoing.review_history(message.causal_history)
@@ -547,7 +542,6 @@ class Participant:
         message_id = self._sync.unique_id("sync", now_ms)
         frame = self._encode(self._message(message_id, lamport, b""))
         self._clock.lamport = lamport
-        self._own_ids.append(message_id)
         self._turn.effects.append(Broadcast(frame, message_id, Kind.SYNC))
 
     # ---- every call

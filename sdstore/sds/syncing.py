@@ -68,8 +68,20 @@ class SyncTimer:
         """An ID for a message that no log keeps."""
         self._draws += 1
         data = struct.pack(">QQ", self._draws, now_ms % 2**64) + content
-        digest = hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
-        return f"{prefix}-{digest}"
+        number = hashlib.blake2b(data, key=self._key, digest_size=8).hexdigest()
+        return f"{prefix}-{number}{self._mark(number)}"
+
+    def is_ours(self, message_id: str) -> bool:
+        """Whether `unique_id` made this ID, perhaps before a restart.
+
+        Versions without senders show in no other way that a message is our own, come back.
+        """
+        digits = message_id.rpartition("-")[2]
+        return len(digits) == 32 and digits[16:] == self._mark(digits[:16])
+
+    def _mark(self, number: str) -> str:
+        data = b"ours " + number.encode()
+        return hashlib.blake2b(data, key=self._key, digest_size=8).hexdigest()
 
     def _restart(self, elapsed_ms: int) -> None:
         self._start_ms = elapsed_ms

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from sdstore.sds import (
+    Acknowledged,
     Acknowledgement,
     Broadcast,
     Deliver,
+    Dialect,
+    Kind,
     LocalProtocolError,
     MemoryLog,
     Missing,
@@ -351,3 +354,18 @@ def test_a_hint_longer_than_stores_accept_never_enters_a_causal_history() -> Non
     assert len(ada.log) == 1
     (entry,) = decode(ada.say("hello"))[0].causal_history
     assert entry.retrieval_hint == b""
+
+
+def test_own_sync_messages_that_come_back_after_a_restart_acknowledge_nothing() -> None:
+    # Version 1 has no senders: only its ID shows that a sync message is our own.
+    options = ParticipantOptions(dialect=Dialect.V1, bloom=None, sync_ms=10_000, sync_ms_max=20_000)
+    ada = Device("ada", options)
+    ada.say("hello")
+    [sync, *_] = [each for each in of(Broadcast, ada.wait(60)) if each.kind is Kind.SYNC]
+    ada.crash()
+    assert not of(Acknowledged, ada.hear(sync.frame))
+    assert ada.participant.ignored["own"] == 1
+    bob = Device("bob", options)
+    bob.hear(*[each.frame for each in of(Broadcast, ada.effects) if each.kind is Kind.CONTENT])
+    [theirs, *_] = [each for each in of(Broadcast, bob.wait(60)) if each.kind is Kind.SYNC]
+    assert of(Acknowledged, ada.hear(theirs.frame))
