@@ -17,18 +17,13 @@ from sdstore.client.channelevents import (
     EventsDropped,
     Refused,
 )
-from sdstore.client.driver import (
-    DriverError,
-    DriverOptions,
-    MemoryPersistence,
-    ParticipantChannel,
-    ParticipantDriver,
-    Persistence,
-)
+from sdstore.client.driver import ParticipantChannel, ParticipantDriver
+from sdstore.client.driveroptions import DriverError, DriverOptions
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.mvds import AsyncMvdsSession, MvdsSession
+from sdstore.client.persistence import MemoryPersistence, Persistence
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
 from sdstore.client.retry import Retry
 

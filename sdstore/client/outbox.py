@@ -58,12 +58,10 @@ class Outbox:
     def __init__(
         self,
         stores: Stores,
-        requests: asyncio.Semaphore,
         on_outcome: Callable[[Waiting, PublishOutcome], None],
         copies_max: int = 0,
     ) -> None:
         self._stores = stores
-        self._requests = requests
         self._on_outcome = on_outcome
         self._copies_max = copies_max
         self._copiers = [_Copier(store, stores) for store in stores.all]
@@ -114,9 +112,8 @@ class Outbox:
         self, store: Store, batch: Sequence[Waiting], refused_by: tuple[Store, ...] = ()
     ) -> None:
         try:
-            async with self._requests:
-                items = [PublishItem(each.broadcast.frame) for each in batch]
-                outcomes = [each async for each in store.client.publish_batch(items)]
+            items = [PublishItem(each.broadcast.frame) for each in batch]
+            outcomes = [each async for each in store.client.publish_batch(items)]
         except StoreError as error:
             if error.status not in (400, 413, 422):
                 self._stores.failed(store, PUBLISHING, error)

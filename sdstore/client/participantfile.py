@@ -30,10 +30,10 @@ from typing import Self
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from sdstore.client.driver import DRIVER_KEYS
 from sdstore.client.participantdatabase import ParticipantDatabase, ParticipantFileError
 from sdstore.client.participantlog import FileLog
 from sdstore.client.participanttables import CHANNELS, STATE, id_bytes, id_text, sql
+from sdstore.client.persistence import DRIVER_KEYS
 from sdstore.sds.effects import Effect
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant

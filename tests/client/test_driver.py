@@ -16,7 +16,9 @@ import pytest
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import ParticipantFile, StoreClient, driver, participantlog
 from sdstore.client.channelevents import BackfillProgress, Connection, Refused
-from sdstore.client.driver import CURSOR_KEY, DriverError, MemoryPersistence, ParticipantDriver
+from sdstore.client.driver import ParticipantDriver
+from sdstore.client.driveroptions import DriverError
+from sdstore.client.persistence import CURSOR_KEY, MemoryPersistence
 from sdstore.sds import participant
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
@@ -685,7 +687,7 @@ def test_what_is_staged_waits_while_the_file_cannot_be_written(
             )
             monkeypatch.setattr(driver, "TAKEN_AT_ONCE", 10)
             file.errors = [BusyError()] * 1_000
-            bob.channel._has_staged = True
+            bob.channel._follower._has_staged = True
             await asyncio.sleep(10 * QUICK.tick_s)
             assert len(file.log(place["channel_id"]).staged(300)) >= 280
             file.errors.clear()

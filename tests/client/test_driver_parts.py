@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-import sdstore.client.driver as driver_module
+import sdstore.client.follower as follower_module
 import sdstore.client.retrieval as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
     DriverError,
+    DriverOptions,
     ParticipantDriver,
     PublishItem,
     PublishOutcome,
@@ -146,7 +147,7 @@ class Played:
         ]
         self.stores = Stores(made, BackOff(first_s=0.02, max_s=0.02), InOrder())
         self.outcomes: list[tuple[str, str]] = []
-        self.outbox = Outbox(self.stores, asyncio.Semaphore(2), self._note)
+        self.outbox = Outbox(self.stores, self._note)
 
     def _note(self, waiting: Waiting, outcome: PublishOutcome) -> None:
         self.outcomes.append((waiting.broadcast.message_id, outcome.outcome))
@@ -290,22 +291,20 @@ def test_copies_for_a_slow_store_wait_up_to_a_number_and_up_to_bytes() -> None:
 def test_a_store_that_does_not_send_what_was_missed_fails_after_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver_module, "MISSED_S_MAX", 0.1)
+    monkeypatch.setattr(follower_module, "MISSED_S_MAX", 0.1)
 
     async def silent(_: httpx.Request) -> httpx.Response:
         await asyncio.sleep(5)
         return httpx.Response(410)
 
     async def scenario() -> None:
-        channel: Any = SimpleNamespace(
-            channel_id="garden",
-            _driver=SimpleNamespace(options=SimpleNamespace(missed_messages_max=10)),
-            _note_left_out=print,
-        )
+        inbox: Any = SimpleNamespace(channel_id="garden")
         async with AsyncStoreClient("http://0", transport=httpx.MockTransport(silent)) as client:
-            read = driver_module.ParticipantChannel._read_missed
+            store = Store("http://0", client)
+            access = follower_module.StoreAccess(Stores([store], BackOff()), DriverOptions())
+            follower = follower_module.Follower(inbox, access, {})
             with pytest.raises(StoreError) as failed:
-                await read(channel, Store("http://0", client), "cursor")
+                await follower._read_missed(store, "cursor")
         assert failed.value.code == "timeout"
 
     asyncio.run(scenario())

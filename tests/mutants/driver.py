@@ -49,7 +49,7 @@ def _without_store_errors(right: Any) -> Any:
 
 
 def _is_caught_up(channel: Any) -> tuple[Any]:
-    channel._is_caught_up.set()
+    channel._follower._is_caught_up.set()
     return (channel,)
 
 
@@ -79,37 +79,37 @@ FAULTS = [
     ),
     _fault(
         "the cursor of a failed catch-up is kept",
-        "driver:ParticipantChannel._catch_up",
+        "follower:Follower._catch_up",
         _without_store_errors,
         f"{_WHOLE}a_catch_up_that_fails_goes_on_with_another_store",
     ),
     _fault(
         "nothing is read after a kept cursor",
-        "driver:ParticipantChannel._read_missed",
+        "follower:Follower._read_missed",
         instead(_true),
         f"{_WHOLE}the_last_message_is_found_when_a_broken_connection_comes_back",
     ),
     _fault(
         "every absence is long",
-        "driver:ParticipantChannel._read_missed",
+        "follower:Follower._read_missed",
         instead(_false),
         f"{_WHOLE}after_a_short_absence_one_page_brings_what_was_missed",
     ),
     _fault(
         "no cursor is kept",
-        "driver:ParticipantChannel._keep_cursor",
+        "follower:Follower._keep_cursor",
         nothing,
         f"{_WHOLE}after_a_short_absence_one_page_brings_what_was_missed",
     ),
     _fault(
         "nothing is backfilled",
-        "driver:ParticipantChannel._reconcile",
+        "follower:Follower._reconcile",
         instead(_none),
         f"{_WHOLE}after_a_long_absence_the_log_is_backfilled",
     ),
     _fault(
         "what is staged is not taken",
-        "driver:ParticipantChannel._take_staged",
+        "follower:Follower.take_staged",
         returns(False),
         f"{_WHOLE}after_a_long_absence_the_log_is_backfilled",
     ),
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     _fault(
         "lost content stays lost",
-        "driver:ParticipantChannel._note_left_out",
+        "follower:Follower._note_left_out",
         nothing,
         f"{_WHOLE}content_that_one_store_lost_comes_from_another",
     ),

@@ -11,13 +11,9 @@ import httpx
 
 from sdstore.client import AsyncStoreClient, Options, Retry
 from sdstore.client.channelevents import ChannelEvent, Connection
-from sdstore.client.driver import (
-    DriverOptions,
-    MemoryPersistence,
-    ParticipantChannel,
-    ParticipantDriver,
-    Persistence,
-)
+from sdstore.client.driver import ParticipantChannel, ParticipantDriver
+from sdstore.client.driveroptions import DriverOptions
+from sdstore.client.persistence import MemoryPersistence, Persistence
 from sdstore.client.stores import BackOff
 from sdstore.sds.effects import Deliver
 from sdstore.sds.options import ParticipantOptions

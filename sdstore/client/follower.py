@@ -1,0 +1,352 @@
+"""`Follower`: keeps a channel's participant up to date with the stores.
+
+It has two tasks. `follow` keeps a live stream to one store:
+
+1. It opens the stream, which gives a cursor. Nothing is missed from there on.
+2. It reads what the store got since the kept cursor of an earlier stream of the same store. This is the
+   only probe for missed messages per connection. If there is no such cursor, if the store no longer
+   accepts it, or if too much was missed, it reconciles the whole log with the store instead.
+3. It keeps the new cursor, and then reads the stream.
+
+If anything fails, it takes another store and does the same there. What has arrived stays, and a cursor
+is kept only after what precedes it has arrived.
+
+`fetch` retrieves the messages that the participant misses, with their causes (`retrieval`).
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Protocol
+
+from sdstore.client.channelevents import BackfillProgress, Connection
+from sdstore.client.driveroptions import DriverOptions
+from sdstore.client.errors import StoreError
+from sdstore.client.persistence import CURSOR_KEY, UNSAVED_CODES, ChannelLog
+from sdstore.client.records import LiveMessage
+from sdstore.client.retrieval import Retrieval
+from sdstore.client.stores import Store, Stores, channel_scope
+from sdstore.sds.codec import encode
+from sdstore.sds.digest import frame_hash
+from sdstore.sds.model import Dialect, HistoryEntry, MessageError
+from sdstore.sync.report import Progress
+
+GATHER_S = 0.02
+"""How long missing messages gather before they are fetched in one call."""
+
+WANTED_MAX = 10_000
+"""Missing messages to fetch. The participant names one that does not fit again later."""
+
+FETCHED_AT_ONCE = 1_000
+"""Missing messages in one lookup."""
+
+RECONCILE_PAUSE_S = 60.0
+"""Between two backfills of a channel because of causes far back: anybody can send messages with such."""
+
+MISSED_S_MAX = 300
+"""Seconds in which a store sends what it got after the kept cursor, which is about one page; then it has
+failed, and another store is tried."""
+
+
+class Inbox(Protocol):
+    """A channel's participant, as a follower needs it."""
+
+    channel_id: str
+    log: ChannelLog
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the effects so far must be saved before the participant gets more."""
+
+    def receive(self, frame: bytes, retrieval_hint: bytes) -> None:
+        """Give the participant a frame; an empty hint is unknown."""
+
+    def take_staged(self) -> bool:
+        """Let the participant take some staged messages; False if it took none."""
+
+    async def carried_out(self) -> None:
+        """Wait until the effects so far are saved and carried out."""
+
+    def say(self, event: Connection | BackfillProgress) -> None:
+        """Tell the application."""
+
+
+class StoreAccess:
+    """What the followers of a driver share: the stores, and the bounds on using them at the same time."""
+
+    def __init__(self, stores: Stores, options: DriverOptions) -> None:
+        self.stores = stores
+        self.options = options
+        self.requests = asyncio.Semaphore(options.requests_max)
+        self.backfills = asyncio.Semaphore(options.backfills_max)
+
+
+class Follower:
+    """See the module. `saved` is the channel's saved state."""
+
+    def __init__(self, inbox: Inbox, access: StoreAccess, saved: Mapping[str, bytes]) -> None:
+        self._inbox = inbox
+        self._stores = access.stores
+        self._access = access
+        self._scope = channel_scope(inbox.channel_id)
+        self._cursors = {
+            key.removeprefix(CURSOR_KEY): value.decode(errors="replace")
+            for key, value in saved.items()
+            if key.startswith(CURSOR_KEY)
+        }
+        self._cursor_changes: dict[str, str | None] = {}
+        self._wanted: dict[str, HistoryEntry] = {}
+        self._not_found: dict[str, HistoryEntry] = {}
+        self._has_wanted = asyncio.Event()
+        self._is_caught_up = asyncio.Event()
+        self._left_out: dict[bytes, Store] = {}
+        self._has_staged = False
+        self._reconciling = asyncio.Lock()
+        self._reconcile_at_s = 0.0
+        self._said: dict[str, Connection] = {}
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether a store answers, and what it got in our absence has arrived."""
+        return self._is_caught_up.is_set()
+
+    @property
+    def cursor_changes(self) -> list[tuple[str, bytes | None]]:
+        """Changes of the saved state: cursors of what the participant has received by now."""
+        return [
+            (CURSOR_KEY + url, None if cursor is None else cursor.encode())
+            for url, cursor in self._cursor_changes.items()
+        ]
+
+    def saved(self) -> None:
+        """The cursor changes are saved."""
+        self._cursor_changes = {}
+
+    # ---- following a store
+
+    async def follow(self) -> None:
+        """Follow one store after the other until cancelled."""
+        while True:
+            store = await self._stores.choose(self._scope)
+            try:
+                await self._follow_store(store)
+            except StoreError as error:
+                self._is_caught_up.clear()
+                self._stores.failed(store, self._scope, error)
+                if error.status == 410:
+                    self._keep_cursor(store, None)
+                self._say(Connection(store.url, "offline", error.code, error.detail))
+
+    async def _follow_store(self, store: Store) -> None:
+        left_out = partial(self._note_left_out, store)
+        async with store.client.live(self._inbox.channel_id, on_left_out=left_out) as stream:
+            start = stream.cursor
+            self._say(Connection(store.url, "catching_up"))
+            await self._catch_up(store)
+            self._keep_cursor(store, start)
+            self._stores.succeeded(store, self._scope)
+            # What is staged comes before what the stream brings.
+            await self._drain()
+            self._is_caught_up.set()
+            self.want(self._not_found.values())
+            self._say(Connection(store.url, "online"))
+            async for each in stream:
+                frame = await self._frame_of(each, store)
+                self._inbox.receive(frame, _hint_of(each))
+                if self._cursors.get(store.url) != stream.cursor:
+                    self._keep_cursor(store, stream.cursor)
+                if self._inbox.is_full:
+                    await self._inbox.carried_out()
+
+    async def _catch_up(self, store: Store) -> None:
+        """Get what the store has and the log lacks; raises `StoreError`."""
+        cursor = self._cursors.get(store.url)
+        if cursor is None or not await self._read_missed(store, cursor):
+            await self._reconcile(store)
+
+    async def _read_missed(self, store: Store, cursor: str) -> bool:
+        """Read what the store got after `cursor`; False if that is too much, or the cursor is too old."""
+        count = 0
+        messages = store.client.messages(
+            self._inbox.channel_id,
+            order="arrival",
+            after=cursor,
+            page_size=self._access.options.missed_messages_max,
+            on_left_out=partial(self._note_left_out, store),
+        )
+        try:
+            async with asyncio.timeout(MISSED_S_MAX):
+                async for stored in messages:
+                    count += 1
+                    if count > self._access.options.missed_messages_max:
+                        return False
+                    self._inbox.receive(stored.frame, next(iter(stored.retrieval_hints), b""))
+                    if self._inbox.is_full:
+                        await self._inbox.carried_out()
+        except TimeoutError:
+            detail = f"the missed messages did not come within {MISSED_S_MAX} s"
+            raise StoreError("timeout", 0, detail) from None
+        except StoreError as error:
+            if error.status != 410 and error.code != "invalid_cursor":
+                raise
+            return False
+        return True
+
+    async def _reconcile(self, store: Store) -> None:
+        """Stage what the store has and the log lacks; raises `StoreError`."""
+
+        def show(progress: Progress) -> None:
+            self._inbox.say(BackfillProgress(store.url, progress))
+
+        async with self._reconciling, self._access.backfills:
+            try:
+                report = await store.client.backfill(self._inbox.channel_id, self._inbox.log, show)
+            except Exception as error:
+                if (code := getattr(error, "code", None)) in UNSAVED_CODES:
+                    raise StoreError(code, 0, f"the log cannot be written now: {error}") from error
+                raise
+        if not report.in_sync:
+            raise StoreError(report.code or report.outcome, 0, report.detail)
+
+    async def _drain(self) -> None:
+        """Let the participant take what a complete backfill staged, as far as it has room now."""
+        self._has_staged = True
+        while self.take_staged():
+            await self._inbox.carried_out()
+
+    def take_staged(self) -> bool:
+        """Let the participant take some staged messages; False if there are none, or no room."""
+        if not self._has_staged:
+            return False
+        has_taken = self._inbox.take_staged()
+        if not has_taken:
+            self._has_staged = bool(self._inbox.log.staged(1))
+        return has_taken
+
+    def _say(self, connection: Connection) -> None:
+        """Report a change, once: attempts to reach a dead store repeat."""
+        if self._said.get(connection.store_url) != connection:
+            self._said[connection.store_url] = connection
+            self._inbox.say(connection)
+
+    def _keep_cursor(self, store: Store, cursor: str | None) -> None:
+        """Save the cursor together with the effects so far."""
+        self._cursor_changes[store.url] = cursor
+        if cursor is None:
+            self._cursors.pop(store.url, None)
+        else:
+            self._cursors[store.url] = cursor
+
+    async def _frame_of(self, live: LiveMessage, store: Store) -> bytes:
+        """The frame of a live message, which comes as JSON: the same bytes if it is stored."""
+        try:
+            frame = encode(live.message, Dialect[live.dialect.upper()])
+        except (MessageError, KeyError):
+            frame = b""
+        if live.digest is None:
+            return frame
+        if frame_hash(frame).hex() == live.document["meta"].get("frame_hash"):
+            return frame
+        try:
+            return (await store.client.get_entry(live.digest)).frame
+        except StoreError:
+            if not frame:
+                raise
+            return frame  # other bytes, but the digest says that it is the same message
+
+    # ---- missing messages
+
+    def want(self, entries: Iterable[HistoryEntry]) -> None:
+        """Retrieve these soon."""
+        for entry in entries:
+            if len(self._wanted) >= WANTED_MAX:
+                break
+            self._wanted.setdefault(entry.message_id, entry)
+        self._has_wanted.set()
+
+    async def fetch(self) -> None:
+        """Retrieve what is wanted until cancelled."""
+        while True:
+            await self._has_wanted.wait()
+            await self._is_caught_up.wait()
+            await asyncio.sleep(GATHER_S)
+            entries = self._take_wanted()
+            for store in self._stores.ready(self._scope):
+                if not entries:
+                    break
+                entries = await self._fetch_from(store, entries)
+            # The participant asks for these again; a new connection is a better moment.
+            for entry in entries:
+                if len(self._not_found) < WANTED_MAX:
+                    self._not_found[entry.message_id] = entry
+            await self._fetch_left_out()
+            if not self._wanted:
+                self._has_wanted.clear()
+
+    def _take_wanted(self) -> list[HistoryEntry]:
+        taken: list[HistoryEntry] = []
+        for message_id in list(self._wanted)[:FETCHED_AT_ONCE]:
+            entry = self._wanted.pop(message_id)
+            self._not_found.pop(message_id, None)
+            if not self._inbox.log.contains(message_id):
+                taken.append(entry)
+        return taken
+
+    async def _fetch_from(self, store: Store, entries: list[HistoryEntry]) -> list[HistoryEntry]:
+        """Retrieve from one store; returns what it does not have."""
+        retrieval = Retrieval(store.client, self._inbox.channel_id, self._inbox.log)
+        try:
+            async with self._access.requests:
+                await retrieval.run(entries)
+        except StoreError as error:
+            self._stores.failed(store, self._scope, error)
+        for each in retrieval.in_log_order():
+            self._inbox.receive(each.frame, each.retrieval_hint)
+            if self._inbox.is_full:
+                await self._inbox.carried_out()
+        await self._inbox.carried_out()
+        if not retrieval.is_complete:
+            await self._fetch_depths(store)
+        return [each for each in entries if each.message_id not in retrieval.found]
+
+    def _note_left_out(self, store: Store, digests: Iterable[bytes]) -> None:
+        """The store knows these messages and has lost their content."""
+        for digest in digests:
+            if len(self._left_out) < WANTED_MAX:
+                self._left_out[digest] = store
+        self._has_wanted.set()
+
+    async def _fetch_left_out(self) -> None:
+        """Ask the other stores once for what one store lost."""
+        left_out, self._left_out = self._left_out, {}
+        for digest, loser in left_out.items():
+            for store in self._stores.ready(self._scope):
+                if store is not loser:
+                    try:
+                        found = await store.client.get_entry(digest)
+                    except StoreError:
+                        continue
+                    self._inbox.receive(found.frame, b"")
+                    break
+
+    async def _fetch_depths(self, store: Store) -> None:
+        """The causes go back too far to walk: reconcile, but not again at once."""
+        if time.monotonic() < self._reconcile_at_s:
+            return
+        self._reconcile_at_s = time.monotonic() + RECONCILE_PAUSE_S
+        try:
+            await self._reconcile(store)
+        except StoreError as error:
+            self._stores.failed(store, self._scope, error)
+        else:
+            await self._drain()
+
+
+def _hint_of(live: LiveMessage) -> bytes:
+    hints = live.document["meta"].get("hints")
+    first = hints[0] if isinstance(hints, list) and hints else ""
+    try:
+        return bytes.fromhex(first) if isinstance(first, str) else b""
+    except ValueError:
+        return b""
