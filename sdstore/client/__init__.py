@@ -17,6 +17,7 @@ from sdstore.client.channelevents import (
     EventsDropped,
     Refused,
 )
+from sdstore.client.channelorder import ChannelOrder
 from sdstore.client.driver import ParticipantChannel, ParticipantDriver
 from sdstore.client.driveroptions import DriverError, DriverOptions
 from sdstore.client.errors import StoreError
@@ -37,6 +38,7 @@ __all__ = [
     "AsyncStoreClient",
     "BackfillProgress",
     "ChannelEvent",
+    "ChannelOrder",
     "Connection",
     "DriverError",
     "DriverOptions",

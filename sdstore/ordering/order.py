@@ -159,6 +159,11 @@ class Ordering:
         return list(self._waits)
 
     @property
+    def waiting(self) -> list[str]:
+        """Messages that wait for causes, in the order of their arrival. They have no place in the order."""
+        return list(self._waiting)
+
+    @property
     def waiting_count(self) -> int:
         """Messages that wait for causes."""
         return len(self._waiting)

@@ -62,6 +62,10 @@ class ParticipantOptions:
     """Heads remembered, 0.3 MB. At the bound a tenth of them is forgotten, those beyond our clock first,
     then the oldest: they are in the log, but our messages no longer refer to them."""
 
+    ordered: bool = False
+    """Each content message of ours names our own previous one first, besides the others: what the order of
+    docs/ordering.md asks of indexers. Needs a sender with an ID; set it before the first message."""
+
     # ---- clocks
 
     clock_ahead_ms: int = 24 * 3_600_000
@@ -163,6 +167,13 @@ class ParticipantOptions:
             raise LocalProtocolError(
                 "bad_option", "0 <= history_size <= history_max <= history_read_max does not hold"
             )
+        if self.ordered and self.history_size >= self.history_max:
+            raise LocalProtocolError(
+                "bad_option",
+                f"history_max is {self.history_max}: with `ordered` it must be above history_size",
+            )
+        if self.ordered and self.dialect is Dialect.V1:
+            raise LocalProtocolError("bad_option", "`ordered` needs a sender; dialect V1 has none")
         for name in (
             "attempts_max", "clock_step_max_ms", "deliveries_max", "fetch_retry_ms",
             "fetches_per_effect", "heads_max", "hints_max", "hints_per_message", "lost_after_ms",

@@ -108,6 +108,11 @@ class Outgoing:
         """Messages that are neither acknowledged nor given up."""
         return len(self._active)
 
+    @property
+    def newest(self) -> str | None:
+        """The ID of the last message of ours."""
+        return next(reversed(self._sent), None)
+
     def __contains__(self, message_id: str) -> bool:
         """Whether this is one of the newest `sent_max` messages of ours."""
         return message_id in self._sent

@@ -100,7 +100,8 @@ class Participant:
         """A new participant, or with `state` the same as `restore`. Its log may have messages.
 
         `sender_id` can be empty, as in versions 1 and 2; then its own messages are recognised by ID.
-        Raises `LocalProtocolError` for IDs that no message can hold.
+        Raises `LocalProtocolError` for IDs that no message can hold, and for an ordered participant
+        without a sender (`bad_option`).
         """
         try:
             encode(Message("id", channel_id, sender_id, 1))
@@ -109,11 +110,13 @@ class Participant:
         self.channel_id = channel_id
         self.sender_id = sender_id
         self.options = options or ParticipantOptions()
+        if self.options.ordered and not sender_id:
+            raise LocalProtocolError("bad_option", "`ordered` needs a sender, and the ID is empty")
         self.log: ParticipantLog = MemoryLog() if log is None else log
         self.ignored: Counter[str] = Counter()
         self._turn = Turn()
         self._hints = Hints(self.options)
-        self._references = References(self.options, self._hints)
+        self._references = References(self.options, self._hints, sender_id)
         self._outgoing = Outgoing(self.options, self._turn)
         self._incoming = Incoming(self.options, self._turn, self._is_logged, self._hints)
         self._sync = SyncTimer(self.options, channel_id, sender_id)
@@ -672,6 +675,10 @@ class Participant:
                 self._references.logged(
                     message, reference.entry.retrieval_hint, is_reached=is_reached
                 )
+        if (own_id := self._outgoing.newest) is not None:
+            frame = self.log.frame(own_id)
+            own_lamport = decode(frame)[0].lamport_timestamp if frame is not None else None
+            self._references.sent_before(own_id, own_lamport or clock)
 
 
 def _with_id(message: Message, message_id: str) -> Message:

@@ -3,6 +3,8 @@
 The causal history of a message holds the newest `history_size` messages of the log, and the heads: the
 logged messages that no logged message refers to. With the newest alone, a message that was written at
 the same time as others can be referred to by nobody; whoever misses it would never know.
+
+In ordered mode (`ParticipantOptions.ordered`) a content message also names our own previous one, first.
 """
 
 from __future__ import annotations
@@ -62,9 +64,11 @@ _Place = tuple[int, bytes, HistoryEntry]
 class References:
     """The newest messages among those whose Lamport timestamp our clock has reached, and the heads."""
 
-    def __init__(self, options: ParticipantOptions, hints: Hints) -> None:
+    def __init__(self, options: ParticipantOptions, hints: Hints, sender_id: str) -> None:
         self._options = options
         self._hints = hints
+        self._sender_id = sender_id
+        self._own_newest: _Place | None = None  # in ordered mode
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
         self._next_head = 0  # where the next sync message continues with the heads
@@ -87,6 +91,8 @@ class References:
             message_id.encode(),
             HistoryEntry(message_id, hint, message.sender_id),
         )
+        if self._options.ordered and is_reached and message.sender_id == self._sender_id:
+            self._own(place)
         if is_reached:
             newest = self._newest
             if newest and place[:2] < newest[-1][:2]:
@@ -99,6 +105,17 @@ class References:
             heads[message_id] = place
             if len(heads) > self._options.heads_max:
                 self._drop_heads()
+
+    def sent_before(self, message_id: str, lamport: int) -> None:
+        """The last content message that we sent before a restart; the log can have lost it."""
+        if self._options.ordered:
+            entry = HistoryEntry(message_id, b"", self._sender_id)
+            self._own((lamport, message_id.encode(), entry))
+
+    def _own(self, place: _Place) -> None:
+        """The newest of our own counts, also one that comes back from others after a loss of the log."""
+        if self._own_newest is None or self._own_newest[:2] < place[:2]:
+            self._own_newest = place
 
     def _drop_heads(self) -> None:
         """Forget a tenth of the heads: those beyond our clock first, then the oldest. A tenth at once,
@@ -113,13 +130,18 @@ class References:
         return self._heads.keys() <= {entry.message_id for entry in history}
 
     def causal_history(self, *, is_sync: bool = False) -> tuple[HistoryEntry, ...]:
-        """The entries for our next message, in log order.
+        """The entries for our next message, in log order; our own previous message first in ordered mode.
 
         Every head has its turn. Content becomes the successor of the heads that it names, so it names the
         oldest ones. A sync message does not, so it names those after the ones of the last sync message.
         """
         heads, newest = self._heads, self._newest
         room = self._options.history_max - len(newest)
+        own = None if is_sync else self._own_newest
+        if own is not None:
+            newest = [place for place in newest if _id(place) != _id(own)]
+            heads = {key: place for key, place in heads.items() if key != _id(own)}
+            room = self._options.history_max - len(newest) - 1
         if not heads or (len(heads) == 1 and newest and next(iter(heads)) == _id(newest[-1])):
             chosen = newest
         else:
@@ -133,6 +155,8 @@ class References:
             else:
                 turn = nsmallest(room, others, key=_order)
             chosen = sorted(turn + newest, key=_order)
+        if own is not None:
+            chosen = [own, *chosen]
         return tuple(self._entry(place[2]) for place in chosen)
 
     def _entry(self, entry: HistoryEntry) -> HistoryEntry:

@@ -1,0 +1,87 @@
+"""The order of a participant's channel: what its log holds, in the order of `sdstore.ordering`.
+
+`load` reads the log from its start in slices; `add` takes each message after that. A message counts
+once it is saved: one of our own that was lost in a crash would confirm what nobody else can see. So call
+`add` for a message of ours when `ParticipantChannel.send` has returned, and for others at `Deliver`; without a
+driver, when the `Save` effect of the same call was carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sdstore.ordering import Change, Ordering, Roles
+from sdstore.sds.codec import decode
+from sdstore.sds.log import ParticipantLog, Reference
+from sdstore.sds.model import LAMPORT_MAX, Message
+
+LOADED_AT_ONCE = 500
+"""Messages that one call of `load` orders: some 30 ms of the event loop."""
+
+IDS_AT_ONCE = 4_096
+"""IDs that a call of `load` reads, also some 30 ms; those of the whole log are in memory until it ends."""
+
+
+class ChannelOrder:
+    """See the module. `ordering` has the confirmed prefix, the tail, what waits, and the breaches."""
+
+    def __init__(self, log: ParticipantLog, roles: Roles) -> None:
+        """`log`: of the participant (`channel.participant.log`). Raises `OrderingError` for wrong roles."""
+        self.ordering = Ordering(roles)
+        self._log = log
+        self._steps: Iterator[bool] | None = None
+
+    def load(self) -> bool:
+        """Order some more of the log; False at its end. Call it until then, before the first `add`.
+
+        Raises `OrderingError` as `add` does.
+        """
+        if self._steps is None:
+            self._steps = self._loading()
+        return next(self._steps, False)
+
+    def _loading(self) -> Iterator[bool]:
+        """Yields True after each slice."""
+        ids: list[str] = []
+        for page in _pages_from_the_end(self._log):
+            ids += (each.entry.message_id for each in reversed(page))
+            yield True
+        for count in range(len(ids), 0, -1):
+            self.add(ids.pop())
+            if count % LOADED_AT_ONCE == 0:
+                yield True
+
+    def add(self, message_id: str) -> Change:
+        """Order a message of the log. Adding it again changes nothing.
+
+        A message whose causes are not ordered yet waits: it is in `ordering.waiting`, and joins the order
+        with the last of its causes. Raises `OrderingError` (`too_many_waiting`) at 100,000 of them: then
+        the message is not ordered; begin anew with another `ChannelOrder` when `ordering.missing` has
+        arrived. Raises `KeyError` for a message that the log does not have.
+        """
+        message = self.message(message_id)
+        causes = (entry.message_id for entry in message.causal_history)
+        return self.ordering.add(message_id, message.sender_id, causes)
+
+    def message(self, message_id: str) -> Message:
+        """A message of the log; `KeyError` if it has none with this ID."""
+        frame = self._log.frame(message_id)
+        if frame is None:
+            raise KeyError(message_id)
+        return decode(frame)[0]
+
+
+def _pages_from_the_end(log: ParticipantLog) -> Iterator[Sequence[Reference]]:
+    """A log in parts, each in log order, the last one first."""
+    before, count = LAMPORT_MAX + 1, IDS_AT_ONCE
+    while page := log.newest(count, before):
+        before = page[0].lamport_timestamp
+        if len(page) == count:
+            # It may begin in the middle of messages with one timestamp: leave those to the next part.
+            after = [each for each in page if each.lamport_timestamp != before]
+            if not after:
+                before, count = page[-1].lamport_timestamp + 1, count * 2
+                continue
+            page, before = after, before + 1
+        count = IDS_AT_ONCE
+        yield page

@@ -1,0 +1,267 @@
+"""Participants in ordered mode give their applications prefixes that never contradict each other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+
+from sdstore.client import ChannelOrder, ParticipantFile
+from sdstore.ordering import BreachKind, Roles
+from sdstore.sds import (
+    Broadcast,
+    Deliver,
+    Dialect,
+    Effect,
+    HistoryEntry,
+    Kind,
+    LogEntry,
+    Lost,
+    MemoryLog,
+    Message,
+    Missing,
+    ParticipantOptions,
+    decode,
+    encode,
+)
+from tests.support.participants import CHANNEL, NOON_MS, Device, of
+
+ORDERED = ParticipantOptions(bloom=None, sync_ms=5_000, ordered=True)
+SEEDS = range(12)
+
+
+class Member(Device):
+    """A participant and an application that shows the order of the channel."""
+
+    def __init__(self, name: str, roles: Roles, options: ParticipantOptions = ORDERED) -> None:
+        super().__init__(name, options)
+        self.roles = roles
+        self.out: list[bytes] = []
+        self.shown: list[str] = []
+        self.channel_order = ChannelOrder(self.log, roles)
+
+    def carry_out(self, effects: list[Effect]) -> list[Effect]:
+        for effect in effects:
+            if isinstance(effect, Broadcast):
+                self.out.append(effect.frame)
+                if effect.kind is Kind.CONTENT:
+                    self.show(effect.message_id)
+            elif isinstance(effect, Deliver):
+                self.show(effect.message.message_id)
+        return super().carry_out(effects)
+
+    def show(self, message_id: str) -> None:
+        """An application that takes back what was rewound and prints what is new."""
+        ordering = self.channel_order.ordering
+        was = self.shown
+        change = self.channel_order.add(message_id)
+        kept = len(was) - change.rewound
+        self.shown = was[:kept] + ordering.page(kept, len(ordering))
+        assert len(self.shown) == len(was) + change.placed
+        assert self.shown == ordering.confirmed + ordering.tail
+
+    def crash(self) -> None:
+        """Start again; the order is made anew from the log."""
+        super().crash()
+        self.channel_order = ChannelOrder(self.log, self.roles)
+        while self.channel_order.load():
+            pass
+        ordering = self.channel_order.ordering
+        assert ordering.confirmed + ordering.tail == self.shown
+
+
+@dataclass
+class World:
+    """Members on a network that loses, repeats and reorders; a store has what was broadcast."""
+
+    seed: int
+    members: list[Member]
+    loss: float
+    inboxes: dict[str, list[bytes]] = field(default_factory=dict)
+    store: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.inboxes = {each.name: [] for each in self.members}
+
+    def spread(self) -> None:
+        for member in self.members:
+            for frame in member.out:
+                self.store.setdefault(decode(frame)[0].message_id, frame)
+                for name, inbox in self.inboxes.items():
+                    if name != member.name and self.random.random() >= self.loss:
+                        inbox += [frame] * self.random.choice([1, 1, 2])
+            member.out.clear()
+
+    def step(self) -> None:
+        member = self.random.choice(self.members)
+        act = self.random.random()
+        inbox = self.inboxes[member.name]
+        if act < 0.3:
+            member.say(f"{member.name}{len(self.store)}")
+        elif act < 0.85 and inbox:
+            frame = inbox.pop(self.random.randrange(len(inbox)))
+            effects = member.hear(frame)
+            for missing in of(Missing, effects):
+                if self.random.random() >= self.loss:
+                    found = [self.store.get(entry.message_id) for entry in missing.entries]
+                    inbox += [each for each in found if each is not None]
+        elif act < 0.97:
+            member.wait(10, step_s=5)
+        else:
+            member.crash()
+        self.spread()
+        self.check()
+
+    def check(self) -> None:
+        """Of two confirmed prefixes, one begins with the other."""
+        by_length = sorted(
+            (each.channel_order.ordering.confirmed for each in self.members), key=len
+        )
+        for shorter, longer in pairwise(by_length):
+            assert longer[: len(shorter)] == shorter, f"seed {self.seed}"
+
+    def settle(self, *talkers: Member) -> None:
+        """Some members talk in turn, and everything arrives."""
+        self.loss = 0.0
+        for talker in talkers:
+            talker.say(f"{talker.name}{len(self.store)}")
+            self.spread()
+            for member in self.members:
+                self.inboxes[member.name].clear()
+                member.hear(*self.store.values())
+            self.spread()
+            self.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_confirmed_prefixes_agree_and_grow_through_loss_reordering_and_restarts(seed: int) -> None:
+    rng = random.Random(seed)
+    names = [f"m{number}" for number in range(rng.randint(3, 5))]
+    indexers = names if rng.random() < 0.5 else names[:3]
+    members = [Member(name, Roles(indexers=indexers)) for name in names]
+    world = World(seed, members, loss=rng.choice([0.0, 0.2, 0.5]))
+    for _ in range(150):
+        world.step()
+    before = len(members[0].channel_order.ordering.confirmed)
+    turns = [each for _ in range(4) for each in members]
+    world.settle(*turns)
+    orders = [each.channel_order.ordering for each in members]
+    assert not [each.breaches for each in orders if each.breaches], f"seed {seed}"
+    assert len({tuple(each.confirmed) for each in orders}) == 1, f"seed {seed}"
+    assert len(orders[0].confirmed) >= before + len(members)
+    assert len(orders[0]) == len(members[0].log)
+    assert all(not each.waiting for each in orders)
+
+
+def three(*options: ParticipantOptions) -> World:
+    roles = Roles(indexers=("ada", "bob", "cyn"))
+    names = ("ada", "bob", "cyn")
+    members = [Member(*each) for each in zip(names, [roles] * 3, options, strict=True)]
+    return World(0, members, loss=0.0)
+
+
+def test_an_indexer_outside_of_the_mode_is_named_and_nothing_more_is_confirmed() -> None:
+    world = three(ORDERED, ORDERED, replace(ORDERED, ordered=False))
+    ada, bob, cyn = world.members
+    world.settle(cyn, ada, bob, ada)
+    confirmed = ada.channel_order.ordering.confirmed
+    assert confirmed
+    world.settle(cyn)  # it names the newest two, which are by the others
+    world.settle(*[ada, bob, cyn] * 4)
+    for member in world.members:
+        breach = member.channel_order.ordering.breaches[0]
+        assert (breach.kind, breach.sender_id) == (BreachKind.FORK, "cyn")
+        assert member.channel_order.ordering.confirmed == confirmed
+        assert len(member.channel_order.ordering) == len(member.log)  # still ordered, tentatively
+
+
+def test_a_member_outside_of_the_mode_that_is_no_indexer_breaks_nothing() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    dora = Member("dora", world.members[0].roles, replace(ORDERED, ordered=False))
+    world = World(0, [*world.members, dora], loss=0.0)
+    world.settle(*[dora, dora, *world.members] * 4)
+    assert not dora.channel_order.ordering.breaches
+    assert len(dora.channel_order.ordering.confirmed) > 12
+
+
+def test_a_message_without_a_sender_is_ordered_and_never_votes() -> None:
+    options = replace(ORDERED, ordered=False, dialect=Dialect.V1)
+    world = three(ORDERED, ORDERED, ORDERED)
+    ghost = Member("", world.members[0].roles, options)
+    ada, bob, cyn = world.members
+    world = World(0, [ada, bob, cyn, ghost], loss=0.0)
+    world.settle(ada, ghost, ghost, ghost)
+    assert ada.channel_order.ordering.confirmed == []
+    world.settle(bob, cyn, ada)
+    first = [
+        ada.channel_order.message(each).content for each in ada.channel_order.ordering.confirmed[:4]
+    ]
+    assert first == [b"ada0", b"1", b"2", b"3"]
+
+
+def test_what_depends_on_a_lost_message_stays_tentative_until_it_arrives() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    ada, bob, cyn = world.members
+    world.settle(ada, bob, cyn, ada)
+    confirmed = bob.channel_order.ordering.confirmed
+    lost = bob.say("lost")
+    bob.out.clear()
+    after = bob.say("after")
+    cyn.hear(after)
+    assert of(Lost, cyn.wait(400))
+    ordering = cyn.channel_order.ordering
+    assert cyn.texts[-1] == "after"  # delivered after the gap
+    lost_id, after_id = decode(lost)[0].message_id, decode(after)[0].message_id
+    assert (ordering.missing, ordering.waiting) == ([lost_id], [after_id])
+    assert ordering.confirmed == confirmed
+    cyn.crash()
+    assert cyn.channel_order.ordering.waiting == [after_id]
+    cyn.hear(lost)
+    assert cyn.channel_order.ordering.tail[-2:] == [lost_id, after_id]
+    assert not cyn.channel_order.ordering.waiting
+
+
+def test_a_log_is_loaded_in_slices_whatever_its_timestamps() -> None:
+    rng, log, cause = random.Random(1), MemoryLog(), ""
+    for number in range(6_000):
+        sender = "ab"[number % 2]
+        lamport = 7 if number < 5_000 else rng.randint(0, 2**63 - 1)
+        history = tuple(HistoryEntry(each) for each in (cause, f"{number - 2}") if each >= "0")
+        message = Message(f"{number}", CHANNEL, sender, lamport, history, content=b"x")
+        log.append(LogEntry(message, encode(message), number + 1))
+        cause = f"{number}"
+    order = ChannelOrder(log, Roles(indexers=["a", "b"]))
+    slices = 1
+    while order.load():
+        slices += 1
+        assert not order.ordering.breaches
+    assert slices >= 13
+    assert order.ordering.confirmed + order.ordering.tail == [f"{each}" for each in range(6_000)]
+    assert not order.load()
+
+
+def test_the_order_of_a_file_is_that_of_its_participant(tmp_path: object) -> None:
+    path = f"{tmp_path}/order.db"
+    roles = Roles(indexers=("ada",))
+    with ParticipantFile(path) as file:
+        ada = file.participant(CHANNEL, "ada", ORDERED)
+        order = ChannelOrder(ada.log, roles)
+        for number in range(40):
+            effects = ada.send(b"%d" % number, NOON_MS)
+            file.save(CHANNEL, effects)
+            order.add(of(Broadcast, effects)[-1].message_id)
+        confirmed = order.ordering.confirmed
+    with ParticipantFile(path) as file:
+        again = ChannelOrder(file.participant(CHANNEL, "ada", ORDERED).log, roles)
+        while again.load():
+            pass
+        assert again.ordering.confirmed == confirmed
+        assert [again.message(each).content for each in confirmed[:2]] == [b"0", b"1"]
+
+
+def test_a_message_that_the_log_lacks_is_refused() -> None:
+    with pytest.raises(KeyError):
+        ChannelOrder(MemoryLog(), Roles(indexers=("ada",))).add("no such message")

@@ -1,0 +1,135 @@
+"""In ordered mode each content message names the sender's own previous one, whatever happened between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sdstore.sds import (
+    Broadcast,
+    Dialect,
+    HistoryEntry,
+    Kind,
+    LocalProtocolError,
+    MemoryLog,
+    Message,
+    Participant,
+    ParticipantOptions,
+    decode,
+    encode,
+)
+from tests.support.participants import CHANNEL, NOON_MS, Device, of
+
+ORDERED = ParticipantOptions(bloom=None, sync_ms=0, ordered=True)
+
+
+def id_of(frame: bytes) -> str:
+    return decode(frame)[0].message_id
+
+
+def history_of(frame: bytes) -> list[str]:
+    return [entry.message_id for entry in decode(frame)[0].causal_history]
+
+
+def others(count: int, after: str) -> list[bytes]:
+    """A chain of messages of somebody else, after ours."""
+    frames, cause = [], after
+    for number in range(count):
+        history = (HistoryEntry(cause),)
+        cause = f"b{number}"
+        lamport = NOON_MS + 1 + number
+        frames.append(encode(Message(cause, CHANNEL, "bob", lamport, history, content=b"b")))
+    return frames
+
+
+def test_a_message_names_our_previous_one_first_although_others_have_answered_it() -> None:
+    ada = Device("ada", ORDERED)
+    first = ada.say("first")
+    ada.hear(*others(5, id_of(first)))
+    assert history_of(ada.say("second")) == [id_of(first), "b3", "b4"]
+
+
+def test_without_the_mode_a_message_names_the_newest_ones_alone() -> None:
+    ada = Device("ada", replace(ORDERED, ordered=False))
+    ada.hear(*others(5, id_of(ada.say("first"))))
+    assert history_of(ada.say("second")) == ["b3", "b4"]
+
+
+def test_our_previous_message_is_named_once_with_its_sender_and_its_hint() -> None:
+    ada = Participant(CHANNEL, "ada", options=ORDERED)
+    ada.send(b"first", NOON_MS, b"hint")
+    (sent,) = of(Broadcast, ada.send(b"second", NOON_MS))
+    (entry,) = decode(sent.frame)[0].causal_history
+    assert (entry.sender_id, entry.retrieval_hint) == ("ada", b"hint")
+
+
+def test_a_sync_message_is_not_ordered_and_does_not_name_it() -> None:
+    ada = Device("ada", replace(ORDERED, sync_ms=1_000))
+    ada.hear(*others(5, id_of(ada.say("first"))))
+    sync = next(each for each in of(Broadcast, ada.wait(5)) if each.kind is Kind.SYNC)
+    assert history_of(sync.frame) == ["b3", "b4"]
+
+
+def test_many_heads_leave_room_for_our_previous_message() -> None:
+    ada = Device("ada", ORDERED)
+    first = id_of(ada.say("first"))
+    for number in range(20):
+        ada.hear(encode(Message(f"c{number}", CHANNEL, f"{number}", NOON_MS + 5, content=b"c")))
+    history = history_of(ada.say("second"))
+    assert (history[0], len(history)) == (first, ORDERED.history_max)
+
+
+@pytest.mark.parametrize("count", [5, 400])
+def test_a_restarted_participant_names_its_last_message_however_old(count: int) -> None:
+    ada = Device("ada", replace(ORDERED, sent_max=1))
+    ada.say("first")
+    second = id_of(ada.say("second"))
+    ada.hear(*others(count, second))
+    ada.crash()
+    assert history_of(ada.say("third"))[0] == second
+
+
+def test_a_message_that_the_log_lost_is_still_named() -> None:
+    ada = Device("ada", ORDERED)
+    first = id_of(ada.say("first"))
+    restored = Participant.restore(CHANNEL, "ada", ada.state, MemoryLog(), options=ORDERED)
+    (sent,) = of(Broadcast, restored.send(b"second", NOON_MS))
+    assert history_of(sent.frame) == [first]
+
+
+def test_a_log_whose_state_was_lost_shows_the_last_message() -> None:
+    ada = Device("ada", ORDERED)
+    first = id_of(ada.say("first"))
+    ada.hear(*others(5, first))
+    restored = Participant(CHANNEL, "ada", options=ORDERED, log=ada.log)
+    (sent,) = of(Broadcast, restored.send(b"second", NOON_MS + 100))
+    assert history_of(sent.frame)[0] == first
+
+
+def test_our_messages_that_come_back_after_a_loss_are_named() -> None:
+    ada, again = Device("ada", ORDERED), Device("ada", ORDERED)
+    frames = [ada.say(text) for text in ("first", "second", "third")]
+    again.hear(*reversed(frames))
+    again.hear(*others(5, id_of(frames[-1])))
+    assert history_of(again.say("fourth"))[0] == id_of(frames[-1])
+
+
+def test_a_message_in_our_name_far_in_the_future_does_not_take_the_place_of_ours() -> None:
+    ada = Device("ada", ORDERED)
+    first = id_of(ada.say("first"))
+    ada.hear(encode(Message("forged", CHANNEL, "ada", NOON_MS * 2, content=b"x")))
+    assert history_of(ada.say("second"))[0] == first
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dialect": Dialect.V1}, {"history_size": 2, "history_max": 2}], ids=str
+)
+def test_options_that_leave_no_room_for_the_reference_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(LocalProtocolError, match="bad_option"):
+        replace(ORDERED, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_participant_without_a_sender_cannot_be_ordered() -> None:
+    with pytest.raises(LocalProtocolError, match="bad_option"):
+        Participant(CHANNEL, "", options=ORDERED)
