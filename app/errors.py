@@ -40,6 +40,7 @@ class Code(StrEnum):
     INVALID_CURSOR = "invalid_cursor"
     FOREIGN_CURSOR = "foreign_cursor"
     CURSOR_ROLLED_BACK = "cursor_rolled_back"
+    CURSOR_REWOUND = "cursor_rewound"
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
     EMPTY_BODY = "empty_body"
@@ -53,6 +54,9 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    # the order of a channel
+    ORDER_TOO_LARGE = "order_too_large"
+    ORDER_BUDGET_SPENT = "order_budget_spent"
     # reconciliation and peers
     INVALID_RECON_REQUEST = "invalid_recon_request"
     INVALID_NEGENTROPY_MESSAGE = "invalid_negentropy_message"
@@ -93,6 +97,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.INVALID_CURSOR: (400, "The cursor is not valid"),
     Code.FOREIGN_CURSOR: (410, "The cursor belongs to another database"),
     Code.CURSOR_ROLLED_BACK: (410, "The database is older than this cursor"),
+    Code.CURSOR_REWOUND: (410, "The order before this cursor has changed"),
     Code.MALFORMED_REQUEST: (400, "The request is not HTTP/1.1"),
     Code.HEADERS_TOO_LARGE: (431, "The headers are too large"),
     Code.EMPTY_BODY: (400, "The body is empty"),
@@ -106,6 +111,8 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time"),
     Code.UNAUTHENTICATED: (401, "Credentials are required"),
     Code.FORBIDDEN: (403, "The credentials do not cover the request"),
+    Code.ORDER_TOO_LARGE: (422, "The channel is too large to be ordered here"),
+    Code.ORDER_BUDGET_SPENT: (429, "The ordering budget of this caller is spent"),
     Code.INVALID_RECON_REQUEST: (400, "The body is not a reconciliation request"),
     Code.INVALID_NEGENTROPY_MESSAGE: (400, "The body is not a negentropy message"),
     Code.RECON_BUDGET_SPENT: (429, "The reconciliation budget of this caller is spent"),

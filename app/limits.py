@@ -173,7 +173,7 @@ class Limits:
         "while others wait, a client that moves less than 64 KiB in this time is disconnected",
     )
 
-    # --- ancestors and gaps ------------------------------------------------------------------
+    # --- ancestors, orders and gaps ------------------------------------------------------------------
     ancestors_max: int = _bound(1_000, "messages", "one page of a causal closure")
     ancestors_heads_max: int = _bound(
         1_000, "IDs", "heads of one request; a channel has a handful of unanswered messages"
@@ -183,6 +183,32 @@ class Limits:
     )
     ancestors_frontier_max: int = _bound(
         4_096, "messages", "in a cursor: 15 kB; the page lists the rest as missing"
+    )
+    order_writers_max: int = _bound(
+        64, "senders", "named in one request for an order; 33 indexers cost 0.4 ms per message"
+    )
+    order_messages_per_call_max: int = _bound(
+        20_000, "messages", "read and ordered in one call: 2 s; the next call continues"
+    )
+    order_call_s: int = _bound(
+        5, "seconds", "of ordering in one call; graphs made to be slow take longer per message"
+    )
+    order_ms_per_minute: int = _bound(
+        20_000,
+        "milliseconds of CPU per minute and caller",
+        "of ordering, a third of a core; 200,000 messages with 9 indexers",
+    )
+    order_turns_max: int = _bound(
+        4, "requests", "that read or compute orders; one thread computes for all of them"
+    )
+    order_sets_max: int = _bound(
+        32, "orders", "cached: a channel with its writers; one more costs a rebuild"
+    )
+    order_bytes_max: int = _bound(
+        256 * MIB, "bytes, estimated", "memory of one order: 150,000 messages"
+    )
+    order_cache_bytes_max: int = _bound(
+        512 * MIB, "bytes, estimated", "memory of all cached orders: two of the largest"
     )
     gaps_max: int = _bound(1_000, "IDs", "one page of gaps")
     met_ids_max: int = _bound(

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -24,7 +23,6 @@ from app.ingest.committer import Committed
 from app.ingest.prepare import Relayed
 from app.limits import Limits
 from app.sharing import Sharing, Turns
-from app.store.channelpages import Page
 from app.store.entryrows import LeftOut
 from app.store.store import Store
 
@@ -181,7 +179,7 @@ class LiveHub:
         reader.last = page.last or reader.last
         return [
             LiveMessage(item, item.channel_id, _bytes_of(item))
-            for item in _in_order(page)
+            for item in page.in_order
             if reader.wanted(item.channel_id)
         ]
 
@@ -270,7 +268,7 @@ class LiveHub:
         if not await self._store.arrivals.holds(self._last):
             await self._begin_again()
             return False
-        for item in _in_order(page):
+        for item in page.in_order:
             self._append(item, item.channel_id, _bytes_of(item))
         self._last = page.last or self._last
         if page.last is not None:
@@ -287,13 +285,6 @@ class LiveHub:
         self._buffer.clear()
         self._buffer_bytes = 0
         self._announce()
-
-
-def _in_order(page: Page) -> Sequence[Entry | LeftOut]:
-    """The items of a page of the feed, in arrival order."""
-    if not page.left_out:
-        return page.entries
-    return sorted([*page.entries, *page.left_out], key=attrgetter("seq"))
 
 
 def _bytes_of(item: Entry | LeftOut) -> int:

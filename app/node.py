@@ -24,6 +24,7 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics
+from app.orders import Orders
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
 from app.recon.endpoint import ReconEndpoint
@@ -61,6 +62,7 @@ class Node:
     negentropy: NegentropyEndpoint
     mvds: MvdsEndpoint
     live: LiveHub
+    orders: Orders
     syncs: Syncs
     peers: Peers
     verification: Verification
@@ -198,6 +200,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         negentropy=NegentropyEndpoint(index, limits, budgets),
         mvds=MvdsEndpoint(store, door, committer, limits),
         live=live,
+        orders=Orders(store, limits, sharing),
         syncs=syncs,
         peers=Peers(replica, syncs, book, interest, settings, instance_id),
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
@@ -206,7 +209,9 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         sharing=sharing,
     )
     node.metrics.register(node.mvds)
-    register_node_metrics(node.metrics, committer, index, live, node.verification, node.peers)
+    register_node_metrics(
+        node.metrics, committer, index, live, node.orders, node.verification, node.peers
+    )
     return node
 
 

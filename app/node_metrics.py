@@ -12,6 +12,7 @@ from app.federation.peers import Peers, PeerState, PeerTotals
 from app.federation.transport import url_text
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
+from app.orders import Orders
 from app.recon.index import NodeIndex
 from app.verification import Verification
 from sdstore.sync.report import SyncOutcome
@@ -27,11 +28,12 @@ def register_node_metrics(
     committer: GroupCommitter,
     index: NodeIndex,
     live: LiveHub,
+    orders: Orders,
     verification: Verification,
     peers: Peers,
 ) -> None:
     """Add ingest, index, content, peer and process families to a registry."""
-    registry.register(_NodeCollector(committer, index, live, verification))
+    registry.register(_NodeCollector(committer, index, live, orders, verification))
     registry.register(_PeerCollector(peers))
     ProcessCollector(namespace="sdstore", registry=registry)
 
@@ -42,11 +44,13 @@ class _NodeCollector(Collector):
         committer: GroupCommitter,
         index: NodeIndex,
         live: LiveHub,
+        orders: Orders,
         verification: Verification,
     ) -> None:
         self._committer = committer
         self._index = index
         self._live = live
+        self._orders = orders
         self._verification = verification
 
     def collect(self) -> Iterator[Family]:
@@ -72,6 +76,8 @@ class _NodeCollector(Collector):
             "content_mended", "Lost messages whose content came again", counters.mended_entries
         )
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
+        yield _gauge("orders_cached", "Orders of channels in memory", self._orders.count)
+        yield _gauge("orders_bytes", "Their memory, estimated", self._orders.bytes_count)
 
 
 class _PeerCollector(Collector):

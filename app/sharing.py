@@ -275,6 +275,7 @@ class Turns(StrEnum):
     READS = "reads"
     BATCHES = "batches"
     SYNCS = "reconciliations"
+    ORDERS = "orders"
 
 
 class Sharing:
@@ -283,7 +284,7 @@ class Sharing:
     def __init__(self, limits: Limits) -> None:
         self.bodies = Share(limits.bodies_bytes_max, "bytes of requests in flight", limits)
         self.replies = Share(limits.replies_bytes_max, "bytes of replies wait to be read", limits)
-        counts = {Turns.SYNCS: limits.sync_turns_max}
+        counts = {Turns.SYNCS: limits.sync_turns_max, Turns.ORDERS: limits.order_turns_max}
         self.turns = {
             kind: Share(counts.get(kind, limits.turns_max), f"{kind} at a time", limits)
             for kind in Turns

@@ -13,7 +13,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from app.callers import Authorizer, LoopbackAuthorizer, OpenAuthorizer
-from app.http import about, ancestors, channels, federation, live, messages, mvds, publish, recon
+from app.http import (
+    about,
+    ancestors,
+    channels,
+    federation,
+    live,
+    messages,
+    mvds,
+    orders,
+    publish,
+    recon,
+)
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
 from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe
@@ -27,6 +38,7 @@ ROUTES = tuple(
         ancestors.routes,
         publish.routes,
         channels.routes,
+        orders.routes,
         live.routes,
         recon.routes,
         mvds.routes,

@@ -80,6 +80,12 @@ class Call:
         return Readable(self.node.store, self.caller)
 
     @property
+    def has_left(self) -> bool:
+        """Whether the client hung up before it got a reply."""
+        exchange: Exchange | None = self.asgi.get(EXCHANGE_KEY)
+        return exchange is not None and exchange.has_left
+
+    @property
     def form(self) -> Form:
         """The form of the reply that the caller accepts; raises `not_acceptable`."""
         return answer_form(self.headers.get(b"accept"))

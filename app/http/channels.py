@@ -83,7 +83,7 @@ async def list_channels(
     return json_reply(document, 200, headers)
 
 
-BELOW_A_CHANNEL = ("messages", "gaps", "live")
+BELOW_A_CHANNEL = ("messages", "gaps", "order", "live")
 """Last segments of routes below a channel: without `channel_id` their paths look like channels."""
 
 

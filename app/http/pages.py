@@ -11,7 +11,7 @@ import asyncio
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -48,6 +48,7 @@ RENDERED_PER_TURN = 100
 _AUTHORITY = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _PATH_CHARACTERS = "/%:@!$&'()*+,;="  # and unreserved ones: all that a path contains stays as it is
 _IS_NUMBER = re.compile("-?[0-9]{1,19}").fullmatch
+_NO_LISTS: Mapping[str, Sequence[str]] = {}
 _Page = TypeVar("_Page", Page, HintPage)
 
 PageLimit = Annotated[
@@ -76,6 +77,7 @@ class CursorKind(StrEnum):
     HINT = "hint"
     GAPS = "gaps"
     ANCESTORS = "ancestors"
+    ORDER = "order"
 
 
 _Check = Callable[[object], bool]
@@ -112,6 +114,8 @@ _SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
     # Lamport timestamp, message ID, digest in hex, sequence numbers still to be taken, taken late;
     # the watermark
     CursorKind.ANCESTORS: (_number, _text, _digest, _text, _text, *_WATERMARK),
+    # name of the channel and its writers, messages before the place, their hash
+    CursorKind.ORDER: (_digest, _number, _digest),
 }
 
 
@@ -281,16 +285,19 @@ async def fitted(call: Call, read: Callable[[int], Awaitable[Reply]]) -> Reply:
     return reply
 
 
-def next_link(call: Call, next_token: str | None) -> Headers:
+def next_link(
+    call: Call, next_token: str | None, lists: Mapping[str, Sequence[str]] = _NO_LISTS
+) -> Headers:
     """`Link: rel="next"`: this request again, behind its last item, as an absolute URL.
 
     It keeps the form of the request (a proxy might rewrite IDs in paths, hence the query form) and the
-    authority by which the caller reaches this node.
+    authority by which the caller reaches this node. `lists`: the repeatable parameters with their values.
     """
     if next_token is None:
         return []
     query = {name: value for name, value in call.query.items() if name != "after"}
-    pairs = urlencode({**query, "after": next_token}, quote_via=quote, safe="")
+    query |= {"after": next_token}
+    pairs = urlencode({**query, **lists}, doseq=bool(lists), quote_via=quote, safe="")
     path = quote(raw_path(call.asgi), safe=_PATH_CHARACTERS)
     url = f"{call.asgi['scheme']}://{_authority(call)}{path}?{pairs}"
     return [(b"link", f'<{url}>; rel="next"'.encode())]

@@ -27,18 +27,20 @@ class _Bucket:
 class Budget:
     """One kind of cost: `units_max` per caller and minute, which can be spent at once."""
 
-    def __init__(self, units_max: int, what: str) -> None:
+    def __init__(self, units_max: int, what: str, code: Code = Code.RECON_BUDGET_SPENT) -> None:
+        """`code`: that of the refusal."""
         self._units_max = units_max
         self._what = what
+        self._code = code
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def check(self, caller: str) -> None:
-        """Raise `recon_budget_spent`, with Retry-After, while the caller is overdrawn."""
+        """Raise the refusal, with Retry-After, while the caller is overdrawn."""
         level = self._filled(caller, time.monotonic()).level
         if level < 0:
             wait_s = 1 + int(-level * REFILL_S / self._units_max)
             raise Problem(
-                Code.RECON_BUDGET_SPENT,
+                self._code,
                 f"more than {self._units_max} {self._what} a minute",
                 headers={"Retry-After": str(wait_s)},
             )

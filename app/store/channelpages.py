@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
+from operator import attrgetter
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -61,6 +62,13 @@ class Page:
     next: Position | None
     left_out: tuple[LeftOut, ...] = ()
     last: Token | None = None
+
+    @property
+    def in_order(self) -> Sequence[Entry | LeftOut]:
+        """The items of a page in arrival order, left out or not, in this order."""
+        if not self.left_out:
+            return self.entries
+        return sorted([*self.entries, *self.left_out], key=attrgetter("seq"))
 
     @property
     def last_seq(self) -> int | None:

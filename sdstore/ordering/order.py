@@ -60,6 +60,8 @@ class BreachKind(StrEnum):
 
     NO_INDEXERS = "no_indexers"
     FORK = "fork"
+    VARIANT = "variant"
+    """Another message has the same ID. `Ordering` takes the first; its owner notes the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,3 +221,55 @@ class AncestorsPage(_message.Message):
     left_out: _containers.RepeatedScalarFieldContainer[bytes]
     met_as_sync: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OrderItem(_message.Message):
+    __slots__ = ("message_id", "sender_id", "digest", "confirmed", "message")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    sender_id: str
+    digest: bytes
+    confirmed: bool
+    message: StoredMessage
+    def __init__(self, message_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., confirmed: _Optional[bool] = ..., message: _Optional[_Union[StoredMessage, _Mapping]] = ...) -> None: ...
+
+class OrderBreach(_message.Message):
+    __slots__ = ("kind", "sender_id", "message_id", "detail")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    sender_id: str
+    message_id: str
+    detail: str
+    def __init__(self, kind: _Optional[str] = ..., sender_id: _Optional[str] = ..., message_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class OrderPage(_message.Message):
+    __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TAIL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    BREACHES_FIELD_NUMBER: _ClassVar[int]
+    SENDERLESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[OrderItem]
+    confirmed_count: int
+    tail_count: int
+    waiting_count: int
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    breaches: _containers.RepeatedCompositeFieldContainer[OrderBreach]
+    senderless_count: int
+    complete: bool
+    next: str
+    next_confirmed: str
+    left_out: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, items: _Optional[_Iterable[_Union[OrderItem, _Mapping]]] = ..., confirmed_count: _Optional[int] = ..., tail_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., breaches: _Optional[_Iterable[_Union[OrderBreach, _Mapping]]] = ..., senderless_count: _Optional[int] = ..., complete: _Optional[bool] = ..., next: _Optional[str] = ..., next_confirmed: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...

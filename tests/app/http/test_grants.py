@@ -181,6 +181,10 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
         Attempt(f"/v1/channels/{quote(THEIRS)}/messages", 403)
     ],
     "GET /v1/channels/{channel_id}/gaps": [Attempt(f"/v1/channels/{quote(THEIRS)}/gaps", 403)],
+    "GET /v1/channels/{channel_id}/order": [
+        Attempt(f"/v1/channels/{quote(THEIRS)}/order?indexer=a", 403),
+        Attempt("/v1/channels/mine/order?include=messages", shows=b'"message_id":"last"'),
+    ],
     "GET /v1/channels/{channel_id}/live": [Attempt(f"/v1/channels/{quote(THEIRS)}/live", 403)],
     "GET /v1/feed": [
         Attempt("/v1/feed", shows=b'"message_id":"last"'),
