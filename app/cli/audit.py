@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +25,11 @@ from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
 from recon.session import SessionKey
 from sdstore.sds.codec import MessageError, decode
 from sdstore.sds.digest import entry_digest, frame_hash
+from sdstore.sds.model import Message
 
 CHANNELS_PER_READ = 1_000
 ENTRIES_PER_READ = 1_000
+NAMES_REMEMBERED_MAX = 65_536  # names of a channel's histories that were looked up: some 10 MiB
 FINDINGS_MAX = 1_000  # of a store that is damaged all over, not every message is listed
 _ANY_KEY = SessionKey(bytes(16))
 
@@ -36,6 +38,7 @@ _ANY_KEY = SessionKey(bytes(16))
 class Findings:
     """What was checked, what is wrong with it, what to do about that, and what was not checked.
 
+    `unlisted` are gaps, (channel number, message ID), that are not in the table of missing references.
     `is_complete`: every channel was read, so that `channels` and `entries` count the whole store.
     """
 
@@ -45,6 +48,7 @@ class Findings:
     advice: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     lost_count: int = 0
+    unlisted: list[tuple[int, str]] = field(default_factory=list)
     is_complete: bool = False
 
     def add(self, text: str) -> None:
@@ -119,6 +123,7 @@ async def _check_content(
     findings.lost_count = len(lost)
     marked = {each.seq for each in await store.frames.lost_elements(MARKS_REMEMBERED_MAX)}
     _mark_lost(store, sorted(lost | marked), findings)
+    _list_missing(store, findings)
     async for fault in store.row_check.faults():
         findings.add(fault)
     for seq in await store.frames.references_in_doubt(FINDINGS_MAX):
@@ -137,6 +142,20 @@ def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
         findings.unchecked.append(
             f"lost content was not marked ({error}); a running node marks what it reads, and reads every "
             "frame once a day"
+        )
+
+
+def _list_missing(store: Store, findings: Findings) -> None:
+    """List the gaps that are not listed, so that the next check finds no difference."""
+    if not findings.unlisted:
+        return
+    try:
+        store.begin_writing()
+        store.writer.settle([(*name, b"") for name in findings.unlisted], {})
+        findings.advice.append("the gaps that were not listed as missing are listed now")
+    except (StoreError, Problem) as error:
+        findings.unchecked.append(
+            f"gaps were not listed as missing ({error}); stop the node and check again"
         )
 
 
@@ -184,6 +203,8 @@ async def _check_messages(
 ) -> None:
     """Read the channel's log and check each entry against its frame, the order, and the root of all.
 
+    Every message that a history names is stored or listed as missing.
+
     Entries above `last_seq` arrived after the index was read and are passed over. The sequence numbers
     of entries that cannot be read are added to `lost`.
     """
@@ -191,6 +212,7 @@ async def _check_messages(
     digests: list[bytes] = []
     last: tuple[int, bytes, bytes] | None = None
     after: Position | None = None
+    recorded: set[str] = set()
     while True:
         # Rows of messages change only when they are mended, so each page may be of another moment. One
         # snapshot for the whole log would keep the database's own log growing until the end.
@@ -202,6 +224,14 @@ async def _check_messages(
                 bytes_max=DEFAULT_LIMITS.reply_bytes_max,
             )
             sizes = await frozen.entries.frame_sizes([entry.digest for entry in page.entries])
+            decoded = {entry.seq: _decoded(entry) for entry in page.entries}
+            unrecorded = await _unrecorded(frozen, channel, decoded.values(), recorded)
+        for name in unrecorded[: FINDINGS_MAX - len(findings.unlisted)]:
+            findings.unlisted.append((channel.channel_no, name))
+            findings.add(
+                f"channel {channel.channel_id!r}: a history names {name!r}, which is neither stored nor "
+                "listed as missing"
+            )
         entries = [entry for entry in page.entries if entry.seq <= last_seq]
         left_out = [each for each in page.left_out if each.seq <= last_seq]
         for gone in left_out:
@@ -211,7 +241,7 @@ async def _check_messages(
         for entry in entries:
             if sizes.get(entry.digest) != len(entry.frame):
                 findings.add(f"message {entry.message_id!r}: its row has another length")
-            if fault := fault_of(entry):
+            if isinstance(fault := decoded[entry.seq], str):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
             position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)
             if last is not None and position <= last:
@@ -228,8 +258,24 @@ async def _check_messages(
         findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
 
 
-def fault_of(entry: Entry) -> str | None:
-    """How an entry differs from its own frame; None if it does not."""
+async def _unrecorded(
+    frozen: Store, channel: ChannelInfo, read: Iterable[Message | str], recorded: set[str]
+) -> list[str]:
+    """IDs in the histories of a channel's messages that are neither stored nor listed as missing.
+
+    Histories overlap with those shortly before them in the log: `recorded` are IDs that were looked up.
+    """
+    messages = (each for each in read if isinstance(each, Message))
+    named = {told.message_id: None for each in messages for told in each.causal_history}
+    names = [each for each in named if each not in recorded]
+    if len(recorded) > NAMES_REMEMBERED_MAX:
+        recorded.clear()
+    recorded.update(names)
+    return await frozen.gaps.unrecorded(channel.channel_no, names)
+
+
+def _decoded(entry: Entry) -> Message | str:
+    """The message of an entry's frame, or how the entry differs from its own frame."""
     if frame_hash(entry.frame) != entry.frame_hash:
         return "the frame is damaged"
     try:
@@ -241,4 +287,4 @@ def fault_of(entry: Entry) -> str | None:
     named = (message.channel_id, message.message_id, message.lamport_timestamp, dialect)
     if named != (entry.channel_id, entry.message_id, entry.lamport_timestamp, entry.dialect):
         return "its row names another message"
-    return None
+    return message

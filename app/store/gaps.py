@@ -116,6 +116,18 @@ class Gaps:
         rows = await self._database.each(_met(self._sql), asked)
         return {message_ids[which] for which, _ in rows}
 
+    async def unrecorded(self, channel_no: int, message_ids: Sequence[str]) -> list[str]:
+        """Those of a channel's message IDs that the store neither has nor lists as missing.
+
+        IDs that histories name are always one or the other. Call it in a snapshot.
+        """
+        asked = [(self._keys.of_text(each), each, channel_no) for each in message_ids]
+        held = {row[0] for row in await self._database.each(names_held(self._sql), asked)}
+        rest = [each for number, each in enumerate(message_ids) if number not in held]
+        named = [(channel_no, each) for each in rest]
+        listed = {row[0] for row in await self._database.each(_listed(self._sql), named)}
+        return [each for number, each in enumerate(rest) if number not in listed]
+
 
 # ---- writing
 
@@ -177,7 +189,7 @@ class ReferenceWriter:
             (self._keys.of_text(message_id), message_id, channel_no)
             for channel_no, message_id in names
         ]
-        here = {row[0] for row in transaction.each(_is_here(self._sql), keyed)}
+        here = {row[0] for row in transaction.each(names_held(self._sql), keyed)}
         missing = [name for number, name in enumerate(names) if number not in here]
         transaction.many(self._sql.insert(missing_references, or_ignore=True), missing)
 
@@ -236,13 +248,26 @@ def _missing(sql: SqlDialect) -> Query:
 
 
 @cache
-def _is_here(sql: SqlDialect) -> ManyQuery:
+def names_held(sql: SqlDialect) -> ManyQuery:
+    """The sequence number of one entry for each held one of many (ID key, message ID, channel number)."""
     return sql.each(
         {**ID_ARGUMENTS, "channel_no": Integer()},
         lambda key: (
             select(messages.c.seq)
             .where(with_id(key), messages.c.channel_no == key["channel_no"])
             .limit(constant(1))
+        ),
+    )
+
+
+@cache
+def _listed(sql: SqlDialect) -> ManyQuery:
+    """The missing ones of many (channel number, message ID)."""
+    return sql.each(
+        {"channel_no": Integer(), "message_id": ByteText},
+        lambda key: select(missing_references.c.channel_no).where(
+            missing_references.c.channel_no == key["channel_no"],
+            missing_references.c.message_id == key["message_id"],
         ),
     )
 

@@ -18,22 +18,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, Column, Integer, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Integer,
+    LargeBinary,
+    Text,
+    bindparam,
+    not_,
+    or_,
+    select,
+    tuple_,
+)
 
 from app.store.arrivals import ArrivalChain
-from app.store.database import Database, Row
+from app.store.database import Database, Row, highest
 from app.store.entryrows import PREFIX_BYTES
 from app.store.faults import UnusableFileError, missing_driver
+from app.store.gaps import names_held
 from app.store.keys import Keys
 from app.store.schema import (
+    ByteText,
     channels,
     history_claims,
+    lost_content,
     messages,
     met_ids,
     metadata,
+    missing_references,
+    mvds_peers,
+    mvds_positions,
+    mvds_records,
     published_claims,
+    watermark,
 )
 from app.store.sqlite import replace_file, writing_alone
+from sdstore.mvds import RecordType
 from sdstore.sds.digest import claim_id
 
 _Made = TypeVar("_Made")
@@ -52,7 +72,8 @@ DAMAGED_SUFFIX = ".damaged"
 
 _WORD = 1 << 64
 _FRAMES = ("frames", "frame_references")
-_DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# SQLITE_TOOBIG: a damaged row claims to be longer than any row that can be stored.
+_DAMAGED_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG}
 # An error's message can quote a damaged schema that is not valid UTF-8.
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
 _INDEX_NAMED = re.compile(r"\bindex (\w+)$")
@@ -129,7 +150,10 @@ class RowCheck:
         self._chain = ArrivalChain(keys.secret)
 
     async def faults(self) -> AsyncIterator[str]:
-        """Descriptions of contradictions within rows. Reads every row of the tables that hold keys."""
+        """Descriptions of contradictions within rows and between tables, except those in messages' frames.
+
+        Reads every row of the tables that hold keys or name other rows.
+        """
         m, p, h, met = (each.c for each in (messages, published_claims, history_claims, met_ids))
         message = select(m.seq, m.digest, m.arrival_sum, m.digest_prefix, m.id_key, m.message_id)
         claim = select(
@@ -156,6 +180,9 @@ class RowCheck:
         ):
             async for fault_no, fault in self._walked(number, statement, faults):
                 yield f"{what} number {fault_no}: {fault}"
+        for others in (self._of_missing(), self._of_counters(), self._of_names()):
+            async for fault in others:
+                yield fault
 
     async def _walked(
         self,
@@ -210,6 +237,90 @@ class RowCheck:
         for met_no, key, channel_id, message_id in rows:
             if key != self._keys.of_met(channel_id, message_id):
                 yield met_no, "its ID differs from the indexed one"
+
+    async def _of_missing(self) -> AsyncIterator[str]:
+        """Missing references of unknown channels, and those to entries that the store has.
+
+        `Gaps.unrecorded` finds those that are not in the table, although a history names them.
+        """
+        missing = missing_references.c
+        named = select(missing.channel_no, missing.message_id, channels.c.channel_id)
+        named = named.join_from(
+            missing_references, channels, missing.channel_no == channels.c.channel_no, isouter=True
+        )
+        after = bindparam("after_no", type_=BigInteger()), bindparam("after_id", type_=ByteText)
+        named = named.where(tuple_(missing.channel_no, missing.message_id) > tuple_(*after))
+        most: Any = bindparam("most", type_=Integer())
+        query = self._database.sql.query(
+            named.order_by(missing.channel_no, missing.message_id).limit(most)
+        )
+        at: tuple[int, str] = (-1, "")
+        while True:
+            # One snapshot: an entry that arrives in between is not both missing and there.
+            async with self._database.snapshot() as frozen:
+                rows = await frozen.rows(query, after_no=at[0], after_id=at[1], most=ROWS_PER_READ)
+                asked = [(self._keys.of_text(each), each, number) for number, each, _ in rows]
+                held = {row[0] for row in await frozen.each(names_held(frozen.sql), asked)}
+            for place, (channel_no, message_id, channel_id) in enumerate(rows):
+                what = f"missing reference {message_id!r} of channel number {channel_no}"
+                if channel_id is None:
+                    yield f"{what}: no channel has its number"
+                if place in held:
+                    yield f"{what}: the store has this message"
+            if not rows:
+                return
+            at = rows[-1][0], rows[-1][1]
+
+    async def _of_counters(self) -> AsyncIterator[str]:
+        """Counters below the numbers that they assigned. Higher ones can be right: rows can be deleted."""
+        counters = select(
+            watermark.c.seq,
+            highest(messages.c.seq),
+            watermark.c.claim_no,
+            highest(published_claims.c.claim_no),
+        )
+        [row] = await self._database.rows(self._database.sql.query(counters))
+        seq, last_seq, claim_no, last_claim_no = row
+        if seq < last_seq or claim_no < last_claim_no:
+            yield (
+                f"the counters ({seq}, {claim_no}) are below the last numbers of a message and a hint "
+                f"claim ({last_seq}, {last_claim_no})"
+            )
+
+    async def _of_names(self) -> AsyncIterator[str]:
+        """Lost content, MVDS positions and MVDS records that name rows which do not exist."""
+        lost, place, record = lost_content.c, mvds_positions.c, mvds_records.c
+        peers = select(mvds_peers.c.peer_no)
+        lost_unknown = select(lost.seq).where(lost.seq.not_in(select(messages.c.seq)))
+        places = select(place.peer_no, place.channel_no).where(
+            or_(
+                place.peer_no.not_in(peers),
+                place.channel_no.not_in(select(channels.c.channel_no)),
+                place.seq < 0,
+                place.seq > select(watermark.c.seq).scalar_subquery(),
+            )
+        )
+        is_request = record.type == int(RecordType.REQUEST)
+        its_entry = (messages.c.seq == record.seq) & (messages.c.channel_no == record.channel_no)
+        records = select(record.peer_no, record.message_id)
+        records = records.join_from(mvds_records, messages, its_entry, isouter=True).where(
+            or_(
+                record.peer_no.not_in(peers),
+                not_(or_(*(record.type == int(each) for each in RecordType))),
+                is_request & ((record.seq != 0) | (record.channel_no != 0)),
+                not_(is_request) & messages.c.seq.is_(None),
+            )
+        )
+        most: Any = bindparam("most", type_=Integer())
+        for statement, fault in (
+            (lost_unknown, "lost content of message number {}: no message has this number"),
+            (places, "MVDS position of peer number {} in channel number {}: {}"),
+            (records, "MVDS record of peer number {} about message {}: {}"),
+        ):
+            query = self._database.sql.query(statement.limit(most))
+            for row in await self._database.rows(query, most=REPORTS_MAX):
+                values = [each.hex() if isinstance(each, bytes) else each for each in row]
+                yield fault.format(*values, "it names a row that does not exist")
 
     def _of_chain(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
         """Rows of (number, element, sum …) whose sum is not that of the row before and their own term.
@@ -268,6 +379,7 @@ async def _interruptible(
 def _sqlite_structure(connection: sqlite3.Connection) -> Structure:
     try:
         reports = _reports(connection)
+        wrong_types = [] if reports else list(_wrong_types(connection))
     except _FAULTS as error:
         if is_damage(error):
             return Structure([Damage("file", "store", str(error))])
@@ -280,7 +392,35 @@ def _sqlite_structure(connection: sqlite3.Connection) -> Structure:
         part = parts.of(report)
         first.setdefault(part, report)
         counts[part] += 1
-    return Structure([Damage(*part, report, counts[part]) for part, report in first.items()])
+    damages = [Damage(*part, report, counts[part]) for part, report in first.items()]
+    return Structure(damages or wrong_types)
+
+
+def _wrong_types(connection: sqlite3.Connection) -> Iterator[Damage]:
+    """Tables with values of another type than their column's.
+
+    SQLite takes a REAL for sound in a column of integers. One flipped bit makes it of an integer.
+    """
+    for table in metadata.sorted_tables:
+        present = {row[1] for row in connection.execute(f"PRAGMA table_info({table.name})")}
+        wrong = [
+            f"typeof({each.name}) NOT IN ({_type_names(each)})"
+            for each in table.columns
+            if each.name in present
+        ]
+        if wrong:
+            condition = " OR ".join(wrong)
+            query = f"SELECT count(*) FROM {table.name} NOT INDEXED WHERE {condition}"  # noqa: S608 - of this schema
+            [[count]] = connection.execute(query)
+            if count:
+                yield Damage("table", table.name, f"rows with values of a wrong type: {count}")
+
+
+def _type_names(column: Column[Any]) -> str:
+    """The types, as SQLite names them, that the values of a column can have."""
+    kinds = ((Integer, "'integer'"), (LargeBinary, "'blob'"), (Text, "'text'"))
+    [name] = [name for kind, name in kinds if isinstance(column.type, kind)]
+    return f"{name}, 'null'" if column.nullable else name
 
 
 def _reports(connection: sqlite3.Connection) -> list[str]:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sqlite3
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from app.limits import DEFAULT_LIMITS
+from app.store import integrity
 from app.store.sqlite import writing_alone
 from app.store.store import Store
 from bench.postgres_server import own_postgres
 from tests.support.cli import Result, cli
+from tests.support.damaged_stores import Whole, miss_of, overwrite, page_bytes, write_store
 from tests.support.publications import content_frame
 from tests.support.snapshots import conversation, fill_store
 from tests.support.stores import entry_of
 
 MESSAGES = 2_000
 DAMAGES_FAST, DAMAGES_SLOW = 24, 600
+DAMAGES_PER_STORE = 200
 INDEXES = (
     "messages_by_id",
     "messages_by_channel_and_id",
@@ -33,13 +33,6 @@ INDEXES = (
     "messages_in_log_order",
     "messages_in_arrival_order",
 )
-# Columns that nothing else in the database repeats or proves: docs/store.md says so.
-UNPROVED = {
-    "messages": {"received_at_ms"},
-    "lost_content": {"found_at_ms"},
-    "missing_references": {"message_id"},
-    "store_meta": {"value"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +55,6 @@ def damaged(whole: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def page_bytes(path: Path) -> int:
-    return int.from_bytes(path.read_bytes()[16:18], "big")
-
-
 def leaves_of(path: Path, name: str) -> list[int]:
     """The leaf pages of an index or table, in order (SQLite's file format, section 1.6)."""
     with closing(sqlite3.connect(path)) as connection:
@@ -83,15 +72,6 @@ def leaves_of(path: Path, name: str) -> list[int]:
         yield from below(int.from_bytes(page[8:12], "big"))
 
     return list(below(root))
-
-
-def overwrite(path: Path, page: int, change: Callable[[bytearray], None]) -> None:
-    size = page_bytes(path)
-    data = bytearray(path.read_bytes())
-    content = data[(page - 1) * size : page * size]
-    change(content)
-    data[(page - 1) * size : page * size] = content
-    path.write_bytes(data)
 
 
 def garbage(content: bytearray) -> None:
@@ -202,81 +182,103 @@ def test_a_reindex_is_refused_while_a_node_writes(damaged: Path) -> None:
     assert (result.code, "another process writes" in result.err) == (6, True)
 
 
-def damages(path: Path, world: random.Random) -> str:
-    """Damage one page, as disks do: a bit, a stretch, a page of noise, of zeros, of another place."""
-    size = page_bytes(path)
-    pages = path.stat().st_size // size
-    page = world.randrange(1, pages + 1)
-    kind = world.choice(["bit", "bit", "stretch", "noise", "zeros", "elsewhere"])
-
-    def change(content: bytearray) -> None:
-        if kind == "bit":
-            content[world.randrange(size)] ^= 1 << world.randrange(8)
-        elif kind == "stretch":
-            start = world.randrange(size)
-            content[start : start + 64] = world.randbytes(len(content[start : start + 64]))
-        elif kind == "noise":
-            content[:] = world.randbytes(size)
-        elif kind == "zeros":
-            content[:] = bytes(size)
-        else:
-            other = world.randrange(pages) * size
-            content[:] = path.read_bytes()[other : other + size]
-
-    overwrite(path, page, change)
-    return f"{kind} in page {page}"
-
-
-def content_of(path: Path) -> dict[str, list[Any]]:
-    """All rows of all tables, without the columns that nothing proves."""
-    with closing(sqlite3.connect(path)) as connection:
-        tables = [
-            name
-            for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        ]
-        found: dict[str, list[Any]] = {}
-        for table in tables:
-            names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            columns = ", ".join(each for each in names if each not in UNPROVED.get(table, ()))
-            found[table] = connection.execute(
-                f"SELECT {columns} FROM {table} ORDER BY 1"
-            ).fetchall()
-        return found
-
-
-def damage_and_check(whole: Path, folder: Path, seed: int) -> None:
-    """One damage: found, or without consequence; in either case in words."""
-    copy = folder / "sdstore.db"
-    for each in folder.iterdir():
-        each.unlink()
-    copy.write_bytes(whole.read_bytes())
-    what = f"seed {seed}: {damages(copy, random.Random(seed))}"
-    try:
-        result = check(copy, "--json")
-    except Exception:  # noqa: BLE001 - to say which seed it was
-        pytest.fail(f"{what}: {traceback.format_exc()}")
-    assert result.code in (0, 1), f"{what}: {result.code} {result.err}"
-    assert "Traceback" not in result.err, f"{what}: {result.err}"
-    report = json.loads(result.out)
-    assert report["sound"] == (result.code == 0), what
-    if result.code == 1:
-        assert report["damages"], what
-    else:
-        assert content_of(copy) == content_of(whole), f"{what}: the check found nothing"
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A store with rows in every table; another one in each run, whose seed a failure names."""
+    return write_store(tmp_path_factory.mktemp("full"), random.randrange(10**6))
 
 
 def test_whatever_page_is_damaged_a_deep_check_finds_it_or_it_does_not_matter(
-    whole: Path, tmp_path: Path
+    full: Whole, tmp_path: Path
 ) -> None:
     first = random.randrange(10**9)
-    for seed in range(first, first + DAMAGES_FAST):
-        damage_and_check(whole, tmp_path, seed)
+    misses = [miss_of(full, tmp_path, seed) for seed in range(first, first + DAMAGES_FAST)]
+    assert "\n".join(filter(None, misses)) == ""
 
 
 @pytest.mark.slow
-def test_hundreds_of_damaged_pages_are_found_or_do_not_matter(whole: Path, tmp_path: Path) -> None:
-    for seed in range(DAMAGES_SLOW):
-        damage_and_check(whole, tmp_path, seed)
+def test_hundreds_of_damaged_pages_are_found_or_do_not_matter(tmp_path: Path) -> None:
+    misses: list[str | None] = []
+    for seed in range(DAMAGES_SLOW // DAMAGES_PER_STORE):
+        store = write_store(tmp_path, seed, lost=3 * (seed % 2))
+        damages = range(seed * DAMAGES_PER_STORE, (seed + 1) * DAMAGES_PER_STORE)
+        misses += [miss_of(store, tmp_path, each) for each in damages]
+    assert "\n".join(filter(None, misses)) == ""
+
+
+CONTRADICTIONS = {
+    "UPDATE watermark SET seq = seq - 1": "the counters (",
+    "UPDATE watermark SET claim_no = claim_no - 1": "the counters (",
+    "DELETE FROM watermark": "values that cannot be read",
+    "DELETE FROM missing_references WHERE message_id = (SELECT min(message_id) FROM missing_references)": (
+        "which is neither stored nor listed as missing"
+    ),
+    "UPDATE missing_references SET message_id = 'x' || message_id WHERE channel_no = 1": (
+        "which is neither stored nor listed as missing"
+    ),
+    "INSERT INTO missing_references SELECT channel_no, message_id FROM messages WHERE seq = 7": (
+        ": the store has this message"
+    ),
+    "INSERT INTO missing_references VALUES (99, 'x')": "'x' of channel number 99: no channel",
+    "INSERT INTO lost_content VALUES (1000000, 0)": "lost content of message number 1000000: no ",
+    "INSERT INTO mvds_positions VALUES (99, 1, 1)": "MVDS position of peer number 99 in channel",
+    "UPDATE mvds_positions SET channel_no = 99 WHERE peer_no = 1 AND channel_no = 4": (
+        "MVDS position of peer number 1 in channel number 99: "
+    ),
+    "UPDATE mvds_positions SET seq = 1000000 WHERE peer_no = 2 AND channel_no = 3": (
+        "MVDS position of peer number 2 in channel number 3: "
+    ),
+    "DELETE FROM mvds_peers WHERE peer_no = 2": "MVDS record of peer number 2 about message ",
+    "UPDATE mvds_records SET type = 4 WHERE type = 2 AND peer_no = 1": "MVDS record of peer number 1",
+    "UPDATE mvds_records SET seq = 0 WHERE type = 1 AND peer_no = 1": "MVDS record of peer number 1",
+    "UPDATE messages SET arrival_sum = 9.3e111 WHERE seq = 7": "table messages: rows with values of a wrong",
+    "UPDATE refused_digests SET digest = hex(digest)": "table refused_digests: rows with values of a",
+    "UPDATE mvds_records SET seq = 1 WHERE type = 2 AND peer_no = 2": "MVDS record of peer number 2",
+}
+
+
+@pytest.mark.parametrize("statement", CONTRADICTIONS)
+def test_a_deep_check_finds_rows_that_contradict_others_in_a_sound_structure(
+    full: Whole, tmp_path: Path, statement: str
+) -> None:
+    path = tmp_path / "sdstore.db"
+    path.write_bytes(full.path.read_bytes())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute(statement).rowcount > 0
+    result = check(path)
+    assert (result.code, CONTRADICTIONS[statement] in result.err) == (1, True), result.err
+
+
+def test_a_deep_check_lists_gaps_again_that_were_not_listed(full: Whole, tmp_path: Path) -> None:
+    path = tmp_path / "sdstore.db"
+    path.write_bytes(full.path.read_bytes())
+    rows = "SELECT * FROM missing_references"
+    with closing(sqlite3.connect(path)) as connection:
+        before = connection.execute(rows).fetchall()
+        connection.execute("DELETE FROM missing_references")
+        connection.commit()
+        with writing_alone(path):
+            result = check(path)
+        assert (result.code, "gaps were not listed as missing (another" in result.err) == (1, True)
+        assert connection.execute(rows).fetchall() == []
+        result = check(path)
+        assert result.err.count("neither stored nor listed as missing") == len(before) > 0
+        assert "the gaps that were not listed as missing are listed now" in result.err
+        assert connection.execute(rows).fetchall() == before
+    assert check(path).code == 0
+
+
+def test_a_row_that_claims_to_be_longer_than_any_is_damage(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, check_same_thread=False)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100)
+        return connection
+
+    monkeypatch.setattr(integrity, "_read_only", read_only)
+    result = check(damaged)
+    assert (result.code, "damaged: file store: string or blob too big" in result.err) == (1, True)
 
 
 def test_a_file_without_a_header_is_damaged_and_one_that_may_not_be_read_a_fault(
