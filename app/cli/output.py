@@ -65,6 +65,7 @@ _OF_CODE: dict[str, Exit] = {
     Code.RECON_BUDGET_SPENT: Exit.PARTIAL,
     Code.SYNC_BUSY: Exit.PARTIAL,
     Code.OVERLOADED: Exit.PARTIAL,
+    Code.ORDER_BUDGET_SPENT: Exit.PARTIAL,
     # The server at --node answers, but not as a node does.
     "malformed_reply": Exit.PEER_FAULT,
     "reply_too_large": Exit.PEER_FAULT,

@@ -36,6 +36,7 @@ MODULES = {
     "hint": "app.cli.messages",
     "channels": "app.cli.messages",
     "gaps": "app.cli.messages",
+    "order": "app.cli.order",
     "tail": "app.cli.messages",
     "backfill": "app.cli.sync",
     "sync": "app.cli.sync",

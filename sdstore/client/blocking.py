@@ -11,7 +11,7 @@ import httpx
 from sdstore.client import calls
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.batching import Batcher, Publishable, batches
-from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order
+from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order, OrderQuery
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
     BoundedBody,
@@ -32,6 +32,7 @@ from sdstore.client.records import (
     LookupResult,
     MessagePage,
     NodeInfo,
+    OrderPage,
     Peer,
     PublishOutcome,
     StoredMessage,
@@ -207,6 +208,25 @@ class StoreClient:
     ) -> AncestorsPage:
         """The messages causally before `heads`; the walk stops at `known`."""
         return self._send(calls.ancestors(channel_id, heads, known, after, limit))
+
+    def order(
+        self,
+        channel_id: str,
+        indexers: Sequence[str],
+        *,
+        non_indexers: Sequence[str] = (),
+        relayed: Sequence[str] = (),
+        with_messages: bool = False,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> OrderPage:
+        """A page of a channel's order: the confirmed prefix, which never changes, then the tail.
+
+        `indexers` are the senders whose references confirm. Pass `next` as `after` until it is None; a
+        cursor in a tail that was ordered anew raises `cursor_rewound`, and `next_confirmed` holds for ever.
+        """
+        query = OrderQuery(channel_id, indexers, non_indexers, relayed, with_messages)
+        return self._send(calls.order(query, after, limit))
 
     def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""

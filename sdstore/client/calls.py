@@ -20,6 +20,7 @@ from sdstore.client.records import (
     LookupResult,
     MessagePage,
     NodeInfo,
+    OrderPage,
     Peer,
     PublishItem,
     PublishOutcome,
@@ -188,6 +189,32 @@ def ancestors(
         channel_id=channel_id, heads=heads, known=known, limit=limit or 0, after=after or ""
     )
     return _post("v1/messages/ancestors", replies.ancestors_page, request.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class OrderQuery:
+    """The writers of an order with a role; see docs/ordering.md."""
+
+    channel_id: str
+    indexers: Sequence[str]
+    non_indexers: Sequence[str] = ()
+    relayed: Sequence[str] = ()
+    with_messages: bool = False
+
+
+def order(query: OrderQuery, after: str | None, limit: int | None) -> Call[OrderPage]:
+    """A page of a channel's order."""
+    fields = {
+        "channel_id": query.channel_id,
+        "indexer": query.indexers,
+        "non_indexer": query.non_indexers,
+        "relayed": query.relayed,
+        "include": "messages" if query.with_messages else (),
+        "after": () if after is None else after,
+        "limit": () if limit is None else str(limit),
+    }
+    target = f"v1/channels/order?{urlencode(fields, doseq=True)}"
+    return Call("GET", target, replies.order_page, _accept(PROTOBUF))
 
 
 def recon(request: bytes) -> Call[bytes]:

@@ -182,6 +182,53 @@ class AncestorsPage:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderItem:
+    """A place in a channel's order; `sender_id` is "" for a message without a sender.
+
+    `message` is None unless messages were requested and the node has the content.
+    """
+
+    message_id: str
+    sender_id: str
+    digest: bytes
+    is_confirmed: bool
+    message: StoredMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBreach:
+    """A precondition that does not hold; `kind` is "no_indexers", "fork" or "variant"."""
+
+    kind: str
+    sender_id: str
+    message_id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPage:
+    """A page of a channel's order: first the confirmed prefix, which never changes, then the tail.
+
+    If not `is_complete`, the node has not ordered the whole channel yet: the same call with `next`
+    continues, and only confirmed items are shown. `next_confirmed` is the cursor after the last confirmed
+    item up to here, and holds for ever. `waiting_count` messages wait for `missing` ones. docs/ordering.md
+    describes the rest.
+    """
+
+    items: tuple[OrderItem, ...]
+    confirmed_count: int
+    tail_count: int
+    waiting_count: int
+    senderless_count: int
+    missing: tuple[str, ...]
+    breaches: tuple[OrderBreach, ...]
+    left_out: tuple[bytes, ...]
+    is_complete: bool
+    next: str | None
+    next_confirmed: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """A node's identity; `document` is the full answer."""
 

@@ -18,6 +18,9 @@ from sdstore.client.records import (
     Match,
     MessagePage,
     NodeInfo,
+    OrderBreach,
+    OrderItem,
+    OrderPage,
     Peer,
     PublishOutcome,
     StoredMessage,
@@ -134,6 +137,27 @@ def ancestors_page(reply: Reply) -> AncestorsPage:
     )
 
 
+def order_page(reply: Reply) -> OrderPage:
+    """A page of a channel's order."""
+    page = _parse(wire.OrderPage, reply)
+    return OrderPage(
+        items=tuple(map(_order_item, page.items)),
+        confirmed_count=page.confirmed_count,
+        tail_count=page.tail_count,
+        waiting_count=page.waiting_count,
+        senderless_count=page.senderless_count,
+        missing=tuple(page.missing),
+        breaches=tuple(
+            OrderBreach(each.kind, each.sender_id, each.message_id, each.detail)
+            for each in page.breaches
+        ),
+        left_out=tuple(map(_digest, page.left_out)),
+        is_complete=page.complete,
+        next=page.next or None,
+        next_confirmed=page.next_confirmed,
+    )
+
+
 def channel(reply: Reply) -> Channel:
     """One channel."""
     return _channel(_parse(wire.Channel, reply))
@@ -240,6 +264,12 @@ def _message(message: wire.StoredMessage) -> StoredMessage:
         tuple(message.variants),
         tuple(message.retrieval_hints),
     )
+
+
+def _order_item(item: wire.OrderItem) -> OrderItem:
+    message = _message(item.message) if item.HasField("message") else None
+    digest = _digest(item.digest)
+    return OrderItem(item.message_id, item.sender_id, digest, item.confirmed, message)
 
 
 def _match(match: wire.LookupMatch) -> Match:

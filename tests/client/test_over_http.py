@@ -183,6 +183,36 @@ def test_gaps_are_what_histories_name_and_the_node_lacks(
     assert (gap.message_id, gap.retrieval_hints) == ("lost", (b"look here",))
 
 
+def test_the_order_of_a_channel_is_read_page_by_page(client: EitherClient, channel_id: str) -> None:
+    def sent(message_id: str, *causes: str) -> bytes:
+        history = tuple(map(HistoryEntry, causes))
+        return encode(
+            message(message_id, channel_id, causal_history=history, sender_id=message_id[0])
+        )
+
+    for frame in (sent("a0"), sent("b0", "a0"), sent("c0", "b0")):
+        client.publish(frame)
+    first = client.order(channel_id, ["a", "b", "c"], limit=2, with_messages=True)
+    assert (first.confirmed_count, first.tail_count, first.is_complete) == (1, 2, True)
+    assert [(each.message_id, each.is_confirmed) for each in first.items] == [
+        ("a0", True),
+        ("b0", False),
+    ]
+    assert [each.message.message.message_id for each in first.items] == ["a0", "b0"]
+    last = client.order(channel_id, ["c", "b", "a"], after=first.next)
+    assert [(each.message_id, each.sender_id) for each in last.items] == [("c0", "c")]
+    assert (last.next, last.items[0].message) == (None, None)
+    for frame in (sent("a1", "a0", "c0"), sent("b1", "b0")):
+        client.publish(frame)
+    later = client.order(channel_id, ["a", "b", "c"], after=first.next_confirmed)
+    assert [each.message_id for each in later.items][:1] == ["b0"]
+    alone = client.order(channel_id, [], non_indexers=["a"], relayed=["b"])
+    assert [each.kind for each in alone.breaches] == ["no_indexers"]
+    with pytest.raises(StoreError) as refused:
+        client.order(channel_id, ["a"], after=first.next)
+    assert refused.value.code == "invalid_cursor"
+
+
 def test_variants_of_one_id_are_told_apart_by_digest(client: EitherClient, channel_id: str) -> None:
     one, other = message("same", channel_id, 1), message("same", channel_id, 2)
     list(client.publish_batch([encode(one), encode(other, Dialect.NIM)]))

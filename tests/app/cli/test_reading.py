@@ -212,3 +212,57 @@ def test_a_table_in_a_pipe_has_one_line_for_each_row_however_long(node: str) -> 
         cli("peers", "remove", url, "--node", node)
     row = next(line for line in listed.splitlines() if url.rstrip("/") in line)
     assert (len(row.split()), row) == (5, row.rstrip())
+
+
+def sent(message_id: str, sender_id: str, *causes: str, channel: str = "order") -> Message:
+    history = tuple(map(HistoryEntry, causes))
+    content = f"{message_id} by {sender_id}".encode()
+    return Message(message_id, channel, sender_id, 1, history, content=content)
+
+
+BY_THREE = ("--indexer", "ada", "--indexer", "bob", "--indexer", "cyn")
+
+
+def test_order_shows_the_confirmed_prefix_and_then_the_tail(node: str) -> None:
+    publish(node, sent("a0", "ada"), sent("b0", "bob", "a0"), sent("c0", "cyn", "b0"))
+    publish(node, sent("x", "", "nowhere"))
+    result = cli("order", "order", *BY_THREE, "--node", node)
+    _, *rows = (line.split() for line in result.out.splitlines())
+    assert [row[:3] for row in rows] == [
+        ["confirmed", "a0", "ada"],
+        ["tentative", "b0", "bob"],
+        ["tentative", "c0", "cyn"],
+    ]
+    assert "a0 by ada" in result.out
+    assert "1 message confirmed, 2 tentative" in result.err
+    assert "1 message is not ordered yet, because others are missing: nowhere" in result.err
+    *items, whole = cli("order", "order", *BY_THREE, "--json", "--node", node).lines
+    assert [(each["message_id"], each["confirmed"]) for each in items] == [
+        ("a0", True),
+        ("b0", False),
+        ("c0", False),
+    ]
+    assert [message_id(each) for each in items] == ["a0", "b0", "c0"]
+    assert (whole["order"]["tail_count"], whole["order"]["missing"]) == (2, ["nowhere"])
+
+
+def test_order_without_indexers_says_that_nothing_is_confirmed(node: str) -> None:
+    publish(node, sent("a0", "ada", channel="alone"))
+    result = cli("order", "alone", "--node", node)
+    assert result.code == 0
+    assert "nothing more is confirmed: no_indexers" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("order", "typo", "--indexer", "ada"), 1, "not_found"),
+        (("order", "c", "--indexer", "ada", "--relayed", "ada"), 4, "invalid_parameter"),
+    ],
+)
+def test_order_ends_as_the_other_verbs_do(
+    node: str, arguments: tuple[str, ...], code: int, error: str
+) -> None:
+    result = cli(*arguments, "--node", node)
+    assert (result.code, result.out) == (code, "")
+    assert error in result.err
