@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import math
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,9 +45,12 @@ KEPT_SHARE = 0.5
 """The share of the capacity that a filter keeps when it rolls over: the newest IDs.
 
 A smaller share forgets IDs that are still awaited as acknowledgements; a larger one rolls over more
-often. With one half, a filter always names the newest 5,000 IDs, and adding an ID costs at most one
-more insertion on average.
+often. With one half, a filter always names the newest 5,000 IDs.
 """
+
+ENTERED_SINGLY_MAX = 12
+"""Added IDs that enter the words one by one, 2 µs each. More of them enter together, which takes 25 µs
+and 0.05 µs for each."""
 
 FILTER_BYTES_MAX = 65_536
 """Larger received filters are ignored. Ours has 18,752 bytes; counting the bits of this size takes
@@ -55,6 +59,8 @@ less than 0.1 ms."""
 HASH_COUNT_MAX = 64
 """Received filters with more hash functions are ignored. The best number for an error rate of one in
 a billion is 30."""
+
+_BITS = tuple(1 << bit for bit in range(8))
 
 Pair = tuple[int, int]
 
@@ -82,7 +88,8 @@ def hash_pair(message_id: str, form: Form = Form.JS) -> Pair:
 class BloomFilter:
     """Our own filter: the newest IDs, at most `capacity`, in a constant number of bytes.
 
-    When `is_full` holds, call `rebuild` with the newest `kept_count` IDs.
+    When `is_full` holds, call `roll_over`. IDs are kept as pairs, 8 bytes each (16 in nim's form), and
+    enter the words when the bytes are wanted.
     """
 
     def __init__(
@@ -105,42 +112,75 @@ class BloomFilter:
             self._tail = _nim_parameters(capacity, error_rate, self.hash_count, self.bit_count)
             self._flip = 0
         self._words = bytearray(words_bytes)
-        self._count = 0
+        self._pairs = array("Q" if form is Form.NIM else "I")  # A and B in turn
+        self._entered = 0  # how much of `_pairs` is in the words
 
     def __len__(self) -> int:
-        """The number of IDs that were added since the filter was made or rebuilt."""
-        return self._count
+        """The number of IDs in the filter."""
+        return len(self._pairs) // 2
 
     @property
     def is_full(self) -> bool:
-        """Whether the filter holds `capacity` IDs: rebuild it now."""
-        return self._count >= self.capacity
+        """Whether the filter holds `capacity` IDs: call `roll_over` now."""
+        return len(self._pairs) >= 2 * self.capacity
 
     def add(self, message_id: str) -> None:
         """Add an ID, also one that the filter contains; then it counts twice."""
-        words, flip, m = self._words, self._flip, self.bit_count
-        a, b = hash_pair(message_id, self.form)
-        bit, step = a % m, b % m
-        for _ in range(self.hash_count):
-            # Byte b / 8 of little-endian words is byte b / 8 xor 7 of big-endian ones.
-            words[bit >> 3 ^ flip] |= 1 << (bit & 7)
-            bit += step
-            if bit >= m:
-                bit -= m
-        self._count += 1
+        self._pairs.extend(hash_pair(message_id, self.form))
+
+    def roll_over(self) -> None:
+        """Forget all IDs but those that were added last, `kept_count` of them."""
+        self._forget(len(self) - self.kept_count)
 
     def rebuild(self, message_ids: Iterable[str]) -> None:
         """Forget all IDs and add these, each of them once."""
-        self._words[:] = bytes(len(self._words))
-        self._count = 0
+        self._forget(len(self))
         for message_id in message_ids:
             self.add(message_id)
 
+    def _forget(self, count: int) -> None:
+        """Forget the IDs that were added first; the others enter the words again."""
+        del self._pairs[: 2 * count]
+        self._words[:] = bytes(len(self._words))
+        self._entered = 0
+
     def to_bytes(self) -> bytes:
-        """The filter as a message carries it."""
+        """The filter as a message carries it. It takes 0.3 ms after a roll-over, else some µs."""
+        return bytes(self.view())
+
+    def view(self) -> bytes | bytearray:
+        """The same bytes, not copied: they change with the next call of another method."""
+        if self._entered < len(self._pairs):
+            self._enter()
         if self.form is Form.JS:
-            return bytes(self._words)
+            return self._words
         return b"".join((self._head, self._words, self._tail))
+
+    def _enter(self) -> None:
+        """Set the bits of the IDs that were added since the last call."""
+        pairs = self._pairs[self._entered :]
+        self._entered = len(self._pairs)
+        if len(pairs) > 2 * ENTERED_SINGLY_MAX:
+            self._enter_at_once(pairs)
+            return
+        words, flip, m, hash_count = self._words, self._flip, self.bit_count, self.hash_count
+        for at in range(0, len(pairs), 2):
+            first, step = pairs[at] % m, pairs[at + 1] % m or m
+            for bit in range(first, first + hash_count * step, step):
+                bit %= m
+                # Byte b / 8 of little-endian words is byte b / 8 xor 7 of big-endian ones.
+                words[bit >> 3 ^ flip] |= _BITS[bit & 7]
+
+    def _enter_at_once(self, pairs: array[int]) -> None:
+        import numpy as np  # noqa: PLC0415 - messages alone do not need it, and it takes 0.1 s
+
+        first, step = (np.asarray(pairs).reshape(-1, 2) % self.bit_count).astype(np.int64).T
+        bits = (first + step * np.arange(self.hash_count)[:, None]) % self.bit_count
+        is_set = np.zeros(8 * len(self._words), np.bool_)
+        is_set[bits.ravel()] = True
+        words = np.packbits(is_set, bitorder="little").reshape(-1, 8)
+        own = np.frombuffer(self._words, np.uint8).reshape(-1, 8)
+        own |= words[:, ::-1] if self._flip else words
 
 
 @dataclass(frozen=True)

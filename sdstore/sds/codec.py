@@ -15,6 +15,8 @@ protobuf's upb runtime parses the bytes. The pure Python runtime reads some fram
 treats a known field with an overlong tag as unknown), so this module does not load on it.
 """
 
+from functools import lru_cache
+
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
@@ -109,11 +111,9 @@ def _message(
 
 
 def _encode_v2(message: Message) -> bytes:
-    frame = _spec_frame(message)
-    frame.sender_id = message.sender_id.encode()
-    frame.causal_history.extend(map(serialize_entry, message.causal_history))
-    frame.repair_request.extend(map(serialize_entry, message.repair_request))
-    return frame.SerializeToString()
+    head = _spec_head(message, [serialize_entry(each) for each in message.causal_history])
+    head.sender_id = message.sender_id.encode()
+    return _spec_bytes(head, message)
 
 
 def _encode_v1(message: Message) -> bytes:
@@ -125,9 +125,7 @@ def _encode_v1(message: Message) -> bytes:
         history == message.causal_history and (is_strings or not history),
         "version 1 has no hints or senders in its history, and no IDs that look like entries",
     )
-    frame = _spec_frame(message)
-    frame.causal_history.extend(elements)
-    return frame.SerializeToString()
+    return _spec_bytes(_spec_head(message, elements), message)
 
 
 def _encode_chat_proto(message: Message) -> bytes:
@@ -136,20 +134,40 @@ def _encode_chat_proto(message: Message) -> bytes:
         "chat_proto cannot distinguish timestamp 0 from an absent one",
     )
     _require(not message.repair_request, "chat_proto has no repair requests")
-    frame = _spec_frame(message)
-    frame.chat_sender_id = message.sender_id.encode()
-    frame.causal_history.extend(map(serialize_entry, message.causal_history))
-    return frame.SerializeToString()
+    head = _spec_head(message, [serialize_entry(each) for each in message.causal_history])
+    head.chat_sender_id = message.sender_id.encode()
+    return _spec_bytes(head, message)
 
 
-def _spec_frame(message: Message) -> raw.SpecFrame:
+def _spec_head(message: Message, causal_history: list[bytes]) -> raw.SpecFrame:
+    """The fields up to 11, but for the sender's."""
     return raw.SpecFrame(
         message_id=message.message_id.encode(),
         channel_id=message.channel_id.encode(),
         lamport_timestamp=message.lamport_timestamp,
-        bloom_filter=message.bloom_filter,
-        content=message.content,
+        causal_history=causal_history,
     )
+
+
+def _spec_bytes(head: raw.SpecFrame, message: Message) -> bytes:
+    """The frame with these fields up to 11 and the message's from 12 on.
+
+    protobuf would copy the filter, which is most of a frame, three times.
+    """
+    tail = raw.SpecFrame(content=message.content)
+    if message.repair_request:
+        tail.repair_request.extend([serialize_entry(each) for each in message.repair_request])
+    bloom_filter = message.bloom_filter
+    filter_header = _filter_header(len(bloom_filter)) if bloom_filter else b""
+    return b"".join(
+        (head.SerializeToString(), filter_header, bloom_filter, tail.SerializeToString())
+    )
+
+
+@lru_cache(64)
+def _filter_header(size: int) -> bytes:
+    """Tag and length of a filter of so many bytes, as protobuf writes them."""
+    return raw.SpecFrame(bloom_filter=bytes(size)).SerializeToString()[:-size]
 
 
 def _encode_nim(message: Message) -> bytes:
@@ -160,7 +178,7 @@ def _encode_nim(message: Message) -> bytes:
         causal_history=map(serialize_entry, message.causal_history),
         channel_id=message.channel_id.encode(),
         content=message.content,
-        bloom_filter=message.bloom_filter,
+        bloom_filter=bytes(message.bloom_filter),
         sender_id=message.sender_id.encode(),
         repair_request=map(serialize_entry, message.repair_request),
     ).SerializeToString()

@@ -106,20 +106,14 @@ class Incoming:
 
     # ---- counts
 
-    @property
-    def waiting_count(self) -> int:
-        """Messages that wait for their causes."""
-        return len(self._waiting)
+    def counts(self) -> tuple[int, int, int]:
+        """Messages that are missing, that wait, and that are lost: the first numbers of a `Status`."""
+        return len(self._missing), len(self._waiting), len(self._lost)
 
     @property
-    def missing_count(self) -> int:
-        """Messages known by reference only."""
-        return len(self._missing)
-
-    @property
-    def lost_count(self) -> int:
-        """Messages given up, at most `lost_max`."""
-        return len(self._lost)
+    def has_none_waiting(self) -> bool:
+        """Whether no message waits for its causes."""
+        return not self._waiting
 
     @property
     def has_room(self) -> bool:

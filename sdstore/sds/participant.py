@@ -46,11 +46,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from typing import cast
 
 from sdstore.sds.bloom import BloomFilter
 from sdstore.sds.clock import Clock
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Save, Status
+from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Status
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
@@ -130,7 +131,7 @@ class Participant:
         self._confirmed = 0
         self._delivered = 0  # the last number that was handed to the application
         self._number = 0  # the last number in the log
-        self._status = Status()
+        self._counts = (0, 0, 0, 0)  # of the last `Status`
         self._has_owner = False
         self._ready: list[Arrived] = []  # restored, to be delivered with the first call
         self._load(read_state(state or {}, channel_id, sender_id))
@@ -157,12 +158,7 @@ class Participant:
     @property
     def status(self) -> Status:
         """The state of the channel for people."""
-        return Status(
-            self._incoming.missing_count,
-            self._incoming.waiting_count,
-            self._incoming.lost_count,
-            self._outgoing.unacknowledged_count,
-        )
+        return Status(*self._incoming.counts(), self._outgoing.unacknowledged_count)
 
     @property
     def lamport_timestamp(self) -> int:
@@ -206,13 +202,13 @@ class Participant:
         message_id = self.options.id_scheme.make(message)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
             raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
-        message = _with_id(message, message_id)
+        _set(message, "message_id", message_id)
         frame = self._encode(message)
+        _keep_for_application(message)
         self._clock.lamport = lamport
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
-        entry = LogEntry(_for_application(message), frame, 0, hint)
-        self._append(entry)
+        self._append(LogEntry(message, frame, 0, hint))
         self._add_to_bloom(message_id)
         self._outgoing.add(message_id, self._clock.elapsed_ms)
         self._incoming.arrive(message_id)
@@ -237,7 +233,8 @@ class Participant:
                 for entry in history
                 if entry.message_id[0] not in _LOOKS_LIKE_ENTRY
             )
-        bloom = b"" if self._bloom is None else self._bloom.to_bytes()
+        # Not a copy: the message is encoded before the filter changes, and loses it then.
+        bloom = b"" if self._bloom is None else cast("bytes", self._bloom.view())
         repairs: tuple[HistoryEntry, ...] = ()
         if self._repair is not None and self.options.dialect in _REPAIR_DIALECTS:
             repairs = self._repair.requests(self._clock.elapsed_ms)
@@ -295,7 +292,8 @@ class Participant:
         for staged in self.log.staged(count):
             if not self._incoming.has_room or taken_bytes >= TAKEN_BYTES_MAX:
                 break
-            self._take(staged.message, staged.frame, staged.retrieval_hint)
+            message = _copy(staged.message)  # `_take` changes it, and this one is the log's
+            self._take(message, staged.frame, staged.retrieval_hint)
             taken.append(staged.message.message_id)
             taken_bytes += len(staged.frame)
         if taken:
@@ -318,6 +316,7 @@ class Participant:
             return
         if not is_own:
             self._review(message)
+        _keep_for_application(message)
         for entry in message.causal_history:
             if entry.retrieval_hint:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
@@ -403,11 +402,13 @@ class Participant:
         self._add_to_bloom(message_id)
         arrived = Arrived(message, frame, hint)
         arrived.is_late = self._incoming.arrive(message_id)
-        if self._incoming.causes(arrived):
-            self._deliver_all([arrived])
+        if not self._incoming.causes(arrived):
+            self._incoming.wait(arrived, self._clock.elapsed_ms)
+            self._make_room()
             return
-        self._incoming.wait(arrived, self._clock.elapsed_ms)
-        self._make_room()
+        self._deliver(arrived)
+        if dependents := self._incoming.take_dependents(message_id):
+            self._deliver_all(dependents)
 
     def _make_room(self) -> None:
         """Keep the bounds of waiting."""
@@ -431,11 +432,13 @@ class Participant:
                 heappush(queue, (*each.order, each))
 
     def _deliver(self, arrived: Arrived) -> None:
-        message = _for_application(arrived.message)
-        # A lost cause can have arrived while the message waited for another one.
-        gap = tuple(cause for cause in arrived.gap if not self._is_logged(cause))
-        for cause in gap:
-            self._incoming.passed(cause)
+        message = arrived.message
+        gap = arrived.gap
+        if gap:
+            # A lost cause can have arrived while the message waited for another one.
+            gap = tuple(cause for cause in gap if not self._is_logged(cause))
+            for cause in gap:
+                self._incoming.passed(cause)
         is_reached = self._clock.received(message.lamport_timestamp or 0)
         self._number += 1
         number, hint = self._number, arrived.retrieval_hint
@@ -478,7 +481,8 @@ class Participant:
                 if entry.number > last:
                     break
                 self._delivered = entry.number
-                message = _for_application(entry.message)
+                message = _copy(entry.message)  # with all that its frame has
+                _keep_for_application(message)
                 self._turn.effects.append(
                     Deliver(entry.number, message, entry.after_gap, entry.is_late)
                 )
@@ -537,7 +541,7 @@ class Participant:
     def _send_sync(self, now_ms: int) -> None:
         is_request_due = self._is_request_due()
         self._sync.sync_sent(self._clock.elapsed_ms)
-        is_empty = not self._references.recent and not self._incoming.waiting_count
+        is_empty = not self._references.recent and self._incoming.has_none_waiting
         is_needed = not is_empty or self.options.sync_when_empty or is_request_due
         if self._clock.is_exhausted or not is_needed:
             return
@@ -582,10 +586,10 @@ class Participant:
         return BloomFilter(options.bloom_capacity, options.bloom_error_rate, options.bloom)
 
     def _add_to_bloom(self, message_id: str) -> None:
-        if self._bloom is not None:
-            self._bloom.add(message_id)
-            if self._bloom.is_full:
-                self._fill_bloom()
+        if (bloom := self._bloom) is not None:
+            bloom.add(message_id)
+            if bloom.is_full:
+                bloom.roll_over()
 
     def _fill_bloom(self) -> None:
         """The newest messages of the log, and those that wait: what we would not ask for again."""
@@ -598,19 +602,19 @@ class Participant:
 
     def _finish(self) -> list[Effect]:
         """The effects of this call, `Save` first, `Status` last."""
-        turn = self._turn
+        turn, incoming = self._turn, self._incoming
         if self._delivered < self._number:
             self._redeliver()
-        for missing in self._incoming.fetches():
+        for missing in incoming.fetches():
             turn.effects.append(missing)
             if self._repair is not None:
                 for entry in missing.entries:
                     self._repair.want(entry, self._clock.elapsed_ms)
         effects = turn.effects
-        status = self.status
-        if status != self._status:
-            self._status = status
-            effects.append(status)
+        counts = (*incoming.counts(), self._outgoing.unacknowledged_count)
+        if counts != self._counts:
+            self._counts = counts
+            effects.append(Status(*counts))
         if turn.changes or turn.must_save:
             if not self._has_owner:
                 self._has_owner = True
@@ -620,9 +624,7 @@ class Participant:
             progress.confirmed = self._confirmed
             progress.sent_count = self._outgoing.sent_count
             turn.put(PROGRESS, progress)
-            effects.insert(0, Save(tuple(turn.changes.items())))
-            turn.changes = {}
-            turn.must_save = False
+            effects.insert(0, turn.take_save())
         turn.effects = []
         return effects
 
@@ -653,6 +655,7 @@ class Participant:
                 raise LocalProtocolError(
                     "state_damaged", f"the frame of {message_id!r} is damaged: {error}"
                 ) from error
+            _keep_for_application(message)
             arrived = Arrived(message, record.frame, record.retrieval_hint, record.is_late)
             arrived.place = record.place
             if self._incoming.causes(arrived):
@@ -681,10 +684,15 @@ class Participant:
             self._references.sent_before(own_id, own_lamport or clock)
 
 
-def _with_id(message: Message, message_id: str) -> Message:
+def _bytes(value: bytes) -> bytes:
+    """Bytes-like values as bytes; `TypeError` for others, of which `bytes` would make zeros."""
+    return value if type(value) is bytes else bytes(memoryview(value))
+
+
+def _copy(message: Message) -> Message:
     # Positional: `replace` takes five times as long.
     return Message(
-        message_id,
+        message.message_id,
         message.channel_id,
         message.sender_id,
         message.lamport_timestamp,
@@ -695,23 +703,14 @@ def _with_id(message: Message, message_id: str) -> Message:
     )
 
 
-def _bytes(value: bytes) -> bytes:
-    """Bytes-like values as bytes; `TypeError` for others, of which `bytes` would make zeros."""
-    return bytes(memoryview(value))
+_set = object.__setattr__
+"""Changes a message that nobody else has yet; a changed copy costs ten times as much."""
 
 
-def _for_application(message: Message) -> Message:
-    """The message without what is for participants only, which is most of it: the filter has 19 kB."""
-    if not message.bloom_filter and not message.repair_request:
-        return message
-    return Message(
-        message.message_id,
-        message.channel_id,
-        message.sender_id,
-        message.lamport_timestamp,
-        message.causal_history,
-        content=message.content,
-    )
+def _keep_for_application(message: Message) -> None:
+    """Remove what is for participants only, which is most of a message: the filter has 19 kB."""
+    _set(message, "bloom_filter", b"")
+    _set(message, "repair_request", ())
 
 
 def _fingerprint_of(frame: bytes | None) -> int | None:

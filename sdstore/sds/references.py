@@ -79,11 +79,10 @@ class References:
     ) -> None:
         """A message of the log. `is_head`: no logged message refers to it; `is_reached`: our clock
         followed its timestamp."""
-        message_id = message.message_id
-        self.recent[message_id] = fingerprint(message)
-        if len(self.recent) > RECENT_MAX:
-            self.recent.popitem(last=False)
-        heads = self._heads
+        message_id, recent, heads = message.message_id, self.recent, self._heads
+        recent[message_id] = fingerprint(message)
+        if len(recent) > RECENT_MAX:
+            recent.popitem(last=False)
         for entry in message.causal_history:
             heads.pop(entry.message_id, None)
         place = (
@@ -95,7 +94,7 @@ class References:
             self._own(place)
         if is_reached:
             newest = self._newest
-            if newest and place[:2] < newest[-1][:2]:
+            if newest and place < newest[-1]:
                 insort(newest, place, key=_order)
             else:
                 newest.append(place)

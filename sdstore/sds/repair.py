@@ -214,6 +214,8 @@ class Repair:
 
     def requests(self, now_ms: int) -> tuple[HistoryEntry, ...]:
         """The repair request of the message that is sent now: what is due, lowest T_req first."""
+        if not self._wanted:
+            return ()
         options = self._options
         due: list[_Wanted] = []
         while len(due) < options.requests_per_frame:

@@ -16,14 +16,15 @@ beside it, and the others follow from both.
 
 from __future__ import annotations
 
-import zlib
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
+from zlib import crc32
 
 from google.protobuf.message import DecodeError, Message
 
-from sdstore.sds.effects import Effect
+from sdstore.sds.effects import Effect, Save
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.wire import participant_pb2 as pb
 
@@ -35,6 +36,7 @@ SENT, WAITING, LOST, SYNC = "sent/", "waiting/", "lost/", "sync/"
 
 _VERSION = bytes((FORMAT_VERSION,))
 _CRC_BYTES = 4
+_pack_crc = struct.Struct(">I").pack
 
 Record = TypeVar("Record", bound=Message)
 
@@ -42,7 +44,7 @@ Record = TypeVar("Record", bound=Message)
 def seal(key: str, record: Message) -> bytes:
     """The value of a record."""
     value = _VERSION + record.SerializeToString()
-    return value + zlib.crc32(value, zlib.crc32(key.encode())).to_bytes(_CRC_BYTES, "big")
+    return value + _pack_crc(crc32(value, crc32(key.encode())))
 
 
 def unseal(key: str, value: bytes, kind: type[Record]) -> Record:
@@ -50,7 +52,7 @@ def unseal(key: str, value: bytes, kind: type[Record]) -> Record:
     if not isinstance(value, bytes) or len(value) < 1 + _CRC_BYTES:
         raise LocalProtocolError("state_damaged", f"the value of {key!r} is too short")
     body, crc = value[:-_CRC_BYTES], int.from_bytes(value[-_CRC_BYTES:], "big")
-    if zlib.crc32(body, zlib.crc32(key.encode())) != crc:
+    if crc32(body, crc32(key.encode())) != crc:
         raise LocalProtocolError("state_damaged", f"the value of {key!r} has a wrong checksum")
     if body[0] != FORMAT_VERSION:
         raise LocalProtocolError(
@@ -131,3 +133,10 @@ class Turn:
     def delete(self, key: str) -> None:
         """Delete a record."""
         self.changes[key] = None
+
+    def take_save(self) -> Save:
+        """The effect that writes the changes so far."""
+        save = Save(tuple(self.changes.items()))
+        self.changes.clear()
+        self.must_save = False
+        return save

@@ -33,7 +33,9 @@ class SyncTimer:
         self._window_ms = options.sync_ms
         self._last_sender: str | None = None
         self._start_ms = 0
-        self._drawn_ms: int | None = None  # when it is due; drawn when somebody asks
+        self._draw = 0  # the draw for this pause; 0: when somebody asks
+        self._drawn_window_ms = 0
+        self._drawn_ms: int | None = None  # when it is due by that draw
 
     def is_due(self, elapsed_ms: int) -> bool:
         """Whether to send a sync message now."""
@@ -61,7 +63,12 @@ class SyncTimer:
         self._window_ms = self._options.sync_ms // 2
         is_dialogue = self._last_sender not in {None, sender_id}
         self._last_sender = sender_id
-        if is_dialogue or self._due_ms() > elapsed_ms + self._window_ms:
+        if is_dialogue:
+            self._restart(elapsed_ms)
+            return
+        # A pause that is drawn now ends in time: it starts earlier, and its window is this one.
+        is_drawn = self._take_draw()
+        if is_drawn and self._due_ms() > elapsed_ms + self._window_ms:
             self._restart(elapsed_ms)
 
     def unique_id(self, prefix: str, now_ms: int, content: bytes = b"") -> str:
@@ -85,13 +92,22 @@ class SyncTimer:
 
     def _restart(self, elapsed_ms: int) -> None:
         self._start_ms = elapsed_ms
+        self._draw = 0
         self._drawn_ms = None
 
+    def _take_draw(self) -> bool:
+        """Take a draw for this pause, unless it has one; whether it had."""
+        if self._draw:
+            return True
+        self._draws += 1
+        self._draw, self._drawn_window_ms = self._draws, self._window_ms
+        return False
+
     def _due_ms(self) -> int:
+        self._take_draw()
         if self._drawn_ms is None:
-            self._draws += 1
-            data = struct.pack(">Q", self._draws)
+            data = struct.pack(">Q", self._draw)
             digest = hashlib.blake2b(data, key=self._key, digest_size=8).digest()
             share = int.from_bytes(digest) / 2**64
-            self._drawn_ms = self._start_ms + int(self._window_ms * (0.5 + share / 2))
+            self._drawn_ms = self._start_ms + int(self._drawn_window_ms * (0.5 + share / 2))
         return self._drawn_ms

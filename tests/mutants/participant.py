@@ -139,7 +139,7 @@ FAULTS = [
         after(_forget_what_is_lost),
         (*_WORLDS, *_UNITS),
     ),
-    _fault("the filter never rolls over", "bloom:BloomFilter.rebuild", nothing, _BLOOM),
+    _fault("the filter never rolls over", "bloom:BloomFilter.roll_over", nothing, _BLOOM),
     _fault("sync messages are logged", "participant:Participant._take_sync", instead(_log_it)),
     _fault(
         "heads are not named",

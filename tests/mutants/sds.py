@@ -195,7 +195,7 @@ FAULTS = [
     ),
     _part("nim's hash is unsigned", "bloom:_magnitude", instead(lambda hashed: hashed)),
     _part("code points are hashed as UTF-8", "bloom:_murmur3_of_code_points", _hash_utf8),
-    _part("a full filter is not rebuilt", "bloom:BloomFilter.rebuild", nothing),
+    _part("a full filter is not rebuilt", "bloom:BloomFilter.roll_over", nothing),
     _part("a filter keeps all at its capacity", "bloom:KEPT_SHARE", instead(0.99)),
     _part("any number of hashes is believed", "bloom:HASH_COUNT_MAX", instead(2**64)),
     _part("a filter of any size is read", "bloom:FILTER_BYTES_MAX", instead(2**18)),

@@ -193,7 +193,7 @@ def test_false_positives_stay_below_the_target_while_200_000_ids_pass(form: Form
             rates.append(float(received.contains_each(probes).mean()))
             assert received.false_positive_rate <= ERROR_RATE
             newest = ids[number + 1 - own.kept_count : number + 1]
-            own.rebuild(newest)
+            own.roll_over()
             assert len(own) == own.kept_count == CAPACITY // 2
             assert read(own).contains_each(pairs_of(newest[::50], form)).all()
         if number % 1_000 == 0:
@@ -203,6 +203,29 @@ def test_false_positives_stay_below_the_target_while_200_000_ids_pass(form: Form
     # 40,000 probes at a rate of 0.00075 give 30 hits, with a deviation of 5.5.
     assert max(rates) <= ERROR_RATE * 1.25
     assert sum(rates) / len(rates) <= ERROR_RATE
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("capacity", [1, 2, 3, 50, 999])
+def test_the_bytes_of_a_filter_do_not_depend_on_when_they_were_wanted(
+    form: Form, capacity: int
+) -> None:
+    """IDs enter the words one by one or together, before and after roll-overs."""
+    rng = random.Random(capacity)
+    own, held = BloomFilter(capacity, form=form), list[str]()
+    for number in range(3 * capacity + 5):
+        own.add(str(number))
+        held.append(str(number))
+        if own.is_full:
+            own.roll_over()
+            held = held[len(held) - own.kept_count :]
+        if rng.random() < 0.1:
+            expected = BloomFilter(capacity, form=form)
+            for each in held:
+                expected.add(each)
+                expected.to_bytes()
+            assert own.to_bytes() == expected.to_bytes()
+            assert len(own) == len(held)
 
 
 def test_a_filter_that_was_rebuilt_equals_a_new_one() -> None:

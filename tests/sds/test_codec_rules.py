@@ -320,3 +320,34 @@ def test_a_protobuf_runtime_that_reads_frames_otherwise_is_refused() -> None:
     )
     assert (run.returncode, run.stdout) == (1, "")
     assert "'python' runtime reads frames differently" in run.stderr
+
+
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 129, 16_383, 16_384])
+def test_every_length_of_a_field_is_written_as_protobuf_writes_it(size: int) -> None:
+    """Entries and filters are joined by hand; the published schema alone knows protobuf's rules."""
+    text, data = "i" * size, b"d" * size
+    for entry in (
+        HistoryEntry(text or "id"),
+        HistoryEntry("id", data),
+        HistoryEntry("id", b"", text),
+        HistoryEntry(text or "id", data, text),
+    ):
+        message = Message("m", "c", "s", 7, (entry, entry), data, (entry,), data or b"x")
+        elements = [
+            sds_pb2.HistoryEntry(
+                message_id=entry.message_id,
+                retrieval_hint=entry.retrieval_hint or None,
+                sender_id=entry.sender_id or None,
+            )
+        ]
+        expected = sds_pb2.Message(
+            sender_id="s",
+            message_id="m",
+            channel_id="c",
+            lamport_timestamp=7,
+            causal_history=elements * 2,
+            bloom_filter=data or None,
+            repair_request=elements,
+            content=data or b"x",
+        )
+        assert encode(message) == expected.SerializeToString(deterministic=True)

@@ -168,7 +168,7 @@ class Ledger:
         match effect:
             case Acknowledged():
                 law(effect.message_id in self.sent, f"acknowledged {effect}, which it never sent")
-                if not peer.world.schedule.attacks and not may_hear_itself(peer):
+                if not peer.world.schedule.attacks:
                     others = (each for each in peer.world.peers if each is not peer)
                     is_true = any(effect.message_id in each.ledger.frames for each in others)
                     law(is_true, f"{effect}: nobody else has it")
@@ -469,16 +469,11 @@ def _can_get(world: World, peers: list[Peer], peer: Peer, message_id: str) -> bo
         for other in peers:
             if other is not peer and other.log.contains(message_id) and can_repair(world, other):
                 return True
-    if world.schedule.attacks or world.schedule.is_cramped or any(map(may_hear_itself, peers)):
+    if world.schedule.attacks or world.schedule.is_cramped:
         return False
     return len(peers) == len(world.peers) == 2 and not any(
         message_id in other.ledger.gave_up for other in peers
     )
-
-
-def may_hear_itself(peer: Peer) -> bool:
-    """Whether a sync message of its own can pass for one of another: without a sender, after a crash."""
-    return peer.world.schedule.echo > 0 and peer.plan.options.dialect is Dialect.V1
 
 
 def can_repair(world: World, peer: Peer) -> bool:
