@@ -14,7 +14,8 @@ The rules, in the terms of `graph`:
 3. Confirmation. c is confirmed in a view that contains witnesses of c by a majority of indexers, which
    is the document's double quorum: a majority that knows of a majority, and of no contender.
 4. The order of a view: the order up to its highest possible candidate, as if a node referred to all
-   its heads; then the rest. What is after the confirmed candidate is tentative.
+   its heads; then the rest. If there are several highest possible candidates, it is the order up to the
+   highest candidate below all of them by anchors. What is after the confirmed candidate is tentative.
 
 Why a confirmed prefix never changes. Two contenders cannot both be confirmed: the votes that their
 witnesses know would have an indexer in common, and the later of its two votes would not be clean. If c
@@ -23,10 +24,13 @@ have witnesses. So c or a candidate after c is the anchor of c', and by inductio
 with the order up to c. This is the worst-case assumption of the document: each candidate is
 ordered as if everything that may be confirmed elsewhere is.
 
-Preconditions: senders are authentic; an indexer refers to its own previous message in each message; all
-use one set of indexers; an indexer never writes two messages after the same one. Majorities are not
-Byzantine quorums: a lying indexer can break the promise. A breach that is seen is reported, and
-nothing more is confirmed after it.
+The document asks for a lead of two degrees over "any other quorum that has been referenced". Rule 3 is
+stricter: any contender in the view of a witness spoils it, also one without a quorum. The document's
+induction over degrees is not complete (two nodes can lead in views that do not know each other, and its
+worst case is left as an example); with rule 3 the promise has the proof above.
+
+`PRECONDITIONS` must hold. A breach that is seen is reported, and nothing more is confirmed after it. Majorities
+are not Byzantine quorums: a lying indexer can break the promise without anybody who sees it.
 
 Progress. The prefix grows while a majority of indexers exchange messages and there are moments in which
 a majority refers to one node before it sees a contender. No deterministic rule can promise more in an
@@ -38,12 +42,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
 
-from sdstore.ordering.graph import LANE_BITS, Graph, Node
+from sdstore.ordering.graph import Graph, Node, meet
+from sdstore.ordering.layout import Layout
 
 WAITING_MAX = 100_000
 """Messages that wait for causes: some 60 MB. Beyond it a message is refused with an error."""
+WAITING_CAUSES_MAX = 400_000
+"""Causes that they wait for, counted for each message: some 120 MB, if all differ. Beyond it as above."""
+
+PRECONDITIONS = (
+    "senders are authentic",
+    "an indexer refers to its own previous message in each message",
+    "an indexer never writes two messages after the same one",
+    "a message ID names one message",
+    "all readers use the same indexers",
+)
+"""What the promise of a confirmed prefix rests on. `Ordering.breaches` has those that are seen to fail."""
 
 
 class OrderingError(ValueError):
@@ -59,19 +74,25 @@ class BreachKind(StrEnum):
     """How a precondition is broken."""
 
     NO_INDEXERS = "no_indexers"
+    """No indexers are named, so nothing can be confirmed."""
     FORK = "fork"
+    """An indexer's message does not refer to its message before, so two messages can follow the same one."""
     VARIANT = "variant"
-    """Another message has the same ID. `Ordering` takes the first; its owner notes the others."""
+    """Another message has the same ID. The first is in the order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A broken precondition. `detail` is for people."""
+    """A broken precondition; the order after it is tentative. `detail` is for people.
+
+    `message_id` and `other_message_id` are the two messages that show it; equal for a variant.
+    """
 
     kind: BreachKind
     sender_id: str = ""
     message_id: str = ""
     detail: str = ""
+    other_message_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +121,13 @@ class Roles:
     relayed: frozenset[str] = field(default_factory=frozenset)
 
 
-Waiting = tuple[str, str, tuple[str, ...]]  # message ID, sender ID, IDs of the causes
+@dataclass(slots=True)
+class _Waiting:
+    """A message that waits for causes."""
+
+    sender_id: str
+    causes: tuple[str, ...]
+    missing_count: int
 
 
 class Ordering:
@@ -114,33 +141,68 @@ class Ordering:
             raise OrderingError("invalid_indexers", f"{min(relayed)!r} is indexing and relayed")
         self.roles = roles
         self.breaches: list[Breach] = []
+        """The preconditions that are seen to be broken: the first breach of each kind by each indexer.
+
+        If there are any, nothing more is confirmed, and readers may disagree about what comes next.
+        """
         if not roles.indexers:
-            self.breaches.append(Breach(BreachKind.NO_INDEXERS, detail="no indexers are named"))
+            self._report(Breach(BreachKind.NO_INDEXERS, detail="no indexers are named"))
         self._numbers = {sender: i for i, sender in enumerate(sorted(roles.indexers))}
         self._graph = Graph(len(roles.indexers))
         self._nodes: dict[str, Node] = {}
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._waiting_causes_count = 0
         self._waits: dict[str, list[str]] = {}  # a missing cause, and the messages that wait for it
-        self._order: list[Node] = []
+        self._everything = Node("", ("", ""), ())
+        """As if a node referred to all heads: its view and its tops are those of rule 4."""
+        self._everything.tops = self._graph.ground.tops
+        self._layout = Layout(self._graph.ground)
         self._confirmed_count = 0
-        self._heads: dict[Node, None] = {}
-        self._chain: dict[Node, int] = {}
-        """Candidates from the confirmed one to the highest possible one; where the order up to each ends."""
-        self._confirmed_candidate: Node | None = None
-        self._to_confirm: Node | None = None
-        self._base_count = 0
+
+    def with_roles(self, roles: Roles, after: str) -> Ordering:
+        """The order of the same messages under other roles from a confirmed message on.
+
+        The order up to the message `after` stays as it is, and is confirmed. What comes after it is ordered as a
+        channel of its own, by the new indexers, and whatever this ordering confirmed of it counts no longer.
+        So all readers have to change at the same message; those who do agree, as much as they have
+        seen. Breaches are noticed anew among the messages after it. Costs as much as adding them again.
+
+        Raises `OrderingError`: `not_confirmed` if `after` is not in the confirmed prefix, `invalid_indexers`.
+        """
+        last = self._nodes.get(after)
+        if last is None or not last.is_settled:
+            raise OrderingError("not_confirmed", f"{after!r} is not in the confirmed prefix")
+        changed = Ordering(roles)
+        changed._begin_with(self._layout.fixed[: last.place + 1])
+        for node in self._nodes.values():
+            if node.message_id not in changed._nodes:
+                causes = [parent.message_id for parent in node.parents]
+                changed.add(node.message_id, node.key[0], causes)
+        for message_id, waiting in self._waiting.items():
+            changed.add(message_id, waiting.sender_id, waiting.causes)
+        return changed
+
+    def _begin_with(self, nodes: Sequence[Node]) -> None:
+        base = self._nodes
+        for each in nodes:
+            parents = tuple([base[parent.message_id] for parent in each.parents])
+            node = base[each.message_id] = Node(each.message_id, each.key, parents)
+            node.tops = self._graph.ground.tops
+            node.is_settled = True
+        self._layout = Layout(self._graph.ground, base.values())
+        self._confirmed_count = len(base)
 
     # --- the answer ----------------------------------------------------------------------------
 
     @property
     def confirmed(self) -> list[str]:
         """The confirmed prefix."""
-        return [node.message_id for node in self._order[: self._confirmed_count]]
+        return self.page(0, self._confirmed_count)
 
     @property
     def tail(self) -> list[str]:
         """The tentative tail."""
-        return [node.message_id for node in self._order[self._confirmed_count :]]
+        return self.page(self._confirmed_count, len(self))
 
     @property
     def confirmed_count(self) -> int:
@@ -149,11 +211,11 @@ class Ordering:
 
     def __len__(self) -> int:
         """The number of ordered messages."""
-        return len(self._order)
+        return len(self._layout)
 
     def page(self, start: int, stop: int) -> list[str]:
-        """A part of the order: confirmed prefix, then tail."""
-        return [node.message_id for node in self._order[start:stop]]
+        """A part of the order: confirmed prefix, then tail. 0 <= start, stop."""
+        return [node.message_id for node in self._layout.page(start, stop)]
 
     @property
     def missing(self) -> list[str]:
@@ -173,16 +235,31 @@ class Ordering:
     # --- adding --------------------------------------------------------------------------------
 
     def add(self, message_id: str, sender_id: str, causes: Iterable[str]) -> Change:
-        """Add a message; `causes` are the IDs in its causal history. A known message changes nothing.
+        """Add a message; `causes` are the IDs in its causal history. A reference to itself is ignored.
 
-        Raises `OrderingError` (`too_many_waiting`) if `WAITING_MAX` messages wait for causes.
+        A known message changes nothing; if it differs from the one that is known, that is a breach.
+
+        Raises `OrderingError` (`too_many_waiting`) if it must wait and `WAITING_MAX` messages wait, or all
+        together for `WAITING_CAUSES_MAX` causes. The message can be added again later.
         """
         references = tuple(dict.fromkeys(each for each in causes if each != message_id))
         if message_id in self._nodes or message_id in self._waiting:
+            self._compare(message_id, sender_id, references)
             return Change()
         if self._wait(message_id, sender_id, references):
             return Change()
-        return self._take((message_id, sender_id, references))
+        return self._take(message_id, sender_id, references)
+
+    def _compare(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> None:
+        """Compare a message with the one of the same ID."""
+        if waiting := self._waiting.get(message_id):
+            known = waiting.sender_id, set(waiting.causes)
+        else:
+            node = self._nodes[message_id]
+            known = node.key[0], {parent.message_id for parent in node.parents}
+        if known != (sender_id, set(references)):
+            detail = f"{message_id!r} was added with another sender or other causes before"
+            self._report(Breach(BreachKind.VARIANT, known[0], message_id, detail, message_id))
 
     def _wait(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> bool:
         missing = [each for each in references if each not in self._nodes]
@@ -191,216 +268,101 @@ class Ordering:
         if len(self._waiting) >= WAITING_MAX:
             detail = f"{WAITING_MAX} messages wait for causes that were not added"
             raise OrderingError("too_many_waiting", detail)
-        self._waiting[message_id] = (message_id, sender_id, references)
+        if self._waiting_causes_count + len(missing) > WAITING_CAUSES_MAX:
+            detail = f"messages wait for {WAITING_CAUSES_MAX} causes that were not added"
+            raise OrderingError("too_many_waiting", detail)
+        self._waiting[message_id] = _Waiting(sender_id, references, len(missing))
+        self._waiting_causes_count += len(missing)
         for each in missing:
             self._waits.setdefault(each, []).append(message_id)
         return True
 
-    def _take(self, first: Waiting) -> Change:
+    def _take(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> Change:
         """Add a message whose causes are here, and those that waited for it."""
-        confirmed_before, ordered_before = self._confirmed_count, len(self._order)
+        confirmed_before, ordered_before = self._confirmed_count, len(self._layout)
         changed = ordered_before
-        open_ = [first]
+        open_ = [(message_id, sender_id, references)]
         while open_:
-            message_id, sender_id, references = open_.pop()
-            node = self._insert(message_id, sender_id, references)
+            first = open_.pop()
+            node, confirmed = self._insert(*first)
             if not node.is_relayed:
                 changed = min(changed, self._place(node))
-            open_ += [
-                self._waiting.pop(each)
-                for each in self._waits.pop(message_id, ())
-                if all(cause in self._nodes for cause in self._waiting[each][2])
-            ]
+                if confirmed:
+                    self._settle(confirmed)
+            for each in self._waits.pop(first[0], ()):
+                waiting = self._waiting[each]
+                waiting.missing_count -= 1
+                self._waiting_causes_count -= 1
+                if not waiting.missing_count:
+                    open_.append((each, waiting.sender_id, waiting.causes))
+                    del self._waiting[each]
         return Change(
             tuple(self.page(confirmed_before, self._confirmed_count)),
             ordered_before - changed,
-            len(self._order) - ordered_before,
+            len(self._layout) - ordered_before,
         )
 
-    def _insert(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> Node:
-        """Make the node, whose causes are here, and find its anchors."""
+    def _insert(
+        self, message_id: str, sender_id: str, references: tuple[str, ...]
+    ) -> tuple[Node, Node | None]:
+        """Make the node, whose causes are here. Returns also the candidate that it confirms."""
+        graph = self._graph
         parents = tuple([self._nodes[each] for each in references])
-        node = Node(message_id, (sender_id.encode(), message_id.encode()), parents)
+        node = Node(message_id, (sender_id, message_id), parents)
         self._nodes[message_id] = node
         node.is_relayed = sender_id in self.roles.relayed
-        view = self._graph.union([parent.seen for parent in parents])
+        node.seen = graph.union(parents)
         number = self._numbers.get(sender_id, -1)
-        if number >= 0:
-            chain = self._graph.chains[number]
-            if chain and chain[-1] not in parents:
-                detail = f"{sender_id!r} does not refer to its own message before this one"
-                self.breaches.append(Breach(BreachKind.FORK, sender_id, message_id, detail))
-            else:
-                node.indexer, node.lane, node.index = number, number * LANE_BITS, len(chain)
-                chain.append(node)
-                view += 1 << node.lane
-        node.seen = view
-        node.anchors = self._highest_possible(parents, view)
-        node.is_candidate = node.indexer >= 0 and len(node.anchors) <= 1
-        if node.indexer >= 0 and not self.breaches:
-            self._witness(node)
-        return node
+        if number < 0 or not self._continues_its_chain(node, number):
+            node.tops = graph.highest_possible(parents, node.seen)
+            return node, None
+        graph.append(node, number)
+        node.tops = graph.highest_possible(parents, node.seen)
+        if len(node.tops) == 1:
+            graph.make_candidate(node, node.tops[0])
+        return node, None if self.breaches else graph.confirmed_by(node)
 
-    # --- candidates ----------------------------------------------------------------------------
+    def _continues_its_chain(self, node: Node, number: int) -> bool:
+        """Whether an indexer's node refers to its node before; if not, that is a breach."""
+        chain = self._graph.chains[number]
+        if not chain or chain[-1] in node.parents:
+            return True
+        sender_id = node.key[0]
+        if beside := self._graph.first_unseen(node.seen, number):
+            other = beside.message_id
+            detail = f"of two messages by {sender_id!r} neither comes after the other"
+        else:
+            other = chain[-1].message_id
+            detail = f"{sender_id!r} does not refer to its own message before this one"
+        self._report(Breach(BreachKind.FORK, sender_id, node.message_id, detail, other))
+        return False
 
-    def _highest_possible(self, heads: Sequence[Node], view: int) -> tuple[Node, ...]:
-        """Rule 1: the highest candidates that are possible for the view with these heads."""
-        examined = {top for node in heads for top in node.tops}
-        open_ = list(examined)
-        possible: list[Node] = []
-        while open_:
-            candidate = open_.pop()
-            if self._graph.is_possible(view, candidate):
-                possible.append(candidate)
-                continue
-            for lower in candidate.anchors:
-                if lower not in examined:
-                    examined.add(lower)
-                    open_.append(lower)
-        if len(possible) < 2:
-            return tuple(possible)
-        sees = self._graph.sees
-        return tuple(
-            each
-            for each in possible
-            if not any(other is not each and sees(other.seen, each) for other in possible)
+    def _report(self, breach: Breach) -> None:
+        is_known = any(
+            breach.kind is each.kind
+            and (breach.sender_id == each.sender_id or each.kind is BreachKind.VARIANT)
+            for each in self.breaches
         )
-
-    def _witness(self, node: Node) -> None:
-        """Rule 3: note of which candidates this node is a witness."""
-        bit = 1 << node.indexer
-        for top in node.tops:
-            candidate: Node | None = top
-            while candidate is not None and not candidate.is_settled:
-                if self._graph.is_witness(node.seen, candidate):
-                    candidate.witnesses |= bit
-                    if candidate.witnesses.bit_count() >= self._graph.majority:
-                        self._to_confirm = candidate
-                        return  # nothing below it needs witnesses of its own
-                candidate = candidate.anchors[0] if candidate.anchors else None
+        if not is_known:
+            self.breaches.append(breach)
 
     # --- order ---------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> int:
-        """Put a node, and the relayed ones before it, into the order.
+        """Put a node, and the relayed ones before it that have no place, into the order: rule 4.
 
         Returns the first place that has another message than before.
         """
-        chain = self._chain
-        fresh = self._unplaced(node)
-        for each in fresh:
-            for parent in each.parents:
-                self._heads.pop(parent, None)
-        self._heads[node] = None
-        heads = tuple(self._heads)
-        tops = self._highest_possible(heads, self._graph.union([each.seen for each in heads]))
-        blocks: list[Node] = []
-        top = tops[0] if len(tops) == 1 else self._to_confirm or self._confirmed_candidate
-        while top is not None and top not in chain:
-            blocks.append(top)
-            top = top.anchors[0] if top.anchors else None
-        is_cut = False
-        while chain and next(reversed(chain)) is not top:
-            chain.popitem()
-            is_cut = True
-        if not is_cut and (not blocks or (blocks == [node] and len(heads) == 1)):
-            changed = min([self._squeeze_in(each) for each in fresh])
-            if blocks:
-                chain[node] = len(self._order)
-        else:
-            changed = self._lay_out(fresh, blocks)
-        self._confirm()
-        return changed
+        everything = self._everything
+        heads = (node, everything)
+        view = self._graph.union(heads)
+        everything.tops = self._graph.highest_possible(heads, view)
+        everything.seen = view
+        return self._layout.place(self._layout.unplaced(node), meet(everything.tops))
 
-    def _unplaced(self, node: Node) -> list[Node]:
-        """The node and the relayed nodes before it that have no place yet, causes first."""
-        if all(parent.place >= 0 for parent in node.parents):
-            return [node]
-        found, open_ = {node: None}, [node]
-        while open_:
-            for parent in open_.pop().parents:
-                if parent.place < 0 and parent not in found:
-                    found[parent] = None
-                    open_.append(parent)
-        return _in_topological_order(found)
-
-    def _squeeze_in(self, node: Node) -> int:
-        """Insert a node that nothing in the order comes after. Returns its place.
-
-        In the order of rule 2 it comes after its causes, before the first node with a greater key.
-        """
-        order = self._order
-        place = max(
-            [parent.place + 1 for parent in node.parents]
-            + list(self._chain.values())[-1:]
-            + [self._confirmed_count]
-        )
-        while place < len(order) and order[place].key < node.key:
-            place += 1
-        order.insert(place, node)
-        for at in range(place, len(order)):
-            order[at].place = at
-        return place
-
-    def _lay_out(self, fresh: Sequence[Node], blocks: list[Node]) -> int:
-        """Order anew what comes after the last candidate of the chain; `blocks`: highest first."""
-        order, chain = self._order, self._chain
-        start = next(reversed(chain.values())) if chain else self._base_count
-        before = order[start:]
-        loose = dict.fromkeys([*before, *fresh])
-        del order[start:]
-        while blocks:
-            candidate = blocks.pop()
-            block = {candidate: None}
-            open_ = [candidate]
-            while open_:
-                for parent in open_.pop().parents:
-                    if parent in loose and parent not in block:
-                        block[parent] = None
-                        open_.append(parent)
-            for each in block:
-                del loose[each]
-            order += _in_topological_order(block)
-            chain[candidate] = len(order)
-        order += _in_topological_order(loose)
-        for at in range(start, len(order)):
-            order[at].place = at
-        same = 0
-        while same < len(before) and before[same] is order[start + same]:
-            same += 1
-        return start + same
-
-    def _confirm(self) -> None:
-        """Rule 3: move the end of the confirmed prefix to the highest confirmed candidate."""
-        confirmed, self._to_confirm = self._to_confirm, None
-        if confirmed is None:
-            return
-        end = self._chain[confirmed]
-        for each in self._order[self._confirmed_count : end]:
-            each.is_settled = True
-        self._confirmed_count = end
-        self._confirmed_candidate = confirmed
-        while next(iter(self._chain)) is not confirmed:
-            del self._chain[next(iter(self._chain))]
-
-
-def _in_topological_order(nodes: Iterable[Node]) -> list[Node]:
-    """Causes first; of several nodes that could be next, the one with the smallest key."""
-    waits: dict[Node, int] = dict.fromkeys(nodes, 0)
-    children: dict[Node, list[Node]] = {}
-    for node in waits:
-        for parent in node.parents:
-            if parent in waits:
-                waits[node] += 1
-                children.setdefault(parent, []).append(node)
-    ready = [(node.key, node) for node, count in waits.items() if not count]
-    heapify(ready)
-    in_order: list[Node] = []
-    while ready:
-        _, node = heappop(ready)
-        in_order.append(node)
-        for child in children.get(node, ()):
-            waits[child] -= 1
-            if not waits[child]:
-                heappush(ready, (child.key, child))
-    return in_order
+    def _settle(self, confirmed: Node) -> None:
+        """Rule 3: move the end of the confirmed prefix to a confirmed candidate."""
+        for node in self._layout.settle(confirmed, self._confirmed_count):
+            if node.depth:
+                self._graph.forget(node)
+        self._confirmed_count = confirmed.place + 1

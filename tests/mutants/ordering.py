@@ -6,57 +6,82 @@ from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, before, instead, returns
 
-_TESTS = tuple(f"tests/ordering/test_{name}.py" for name in ("examples", "breaches", "properties"))
+_TESTS = tuple(
+    f"tests/ordering/test_{name}.py" for name in ("examples", "breaches", "roles", "properties")
+)
 
 
 def _fault(name: str, seam: str, plant: Plant) -> Fault:
     return Fault(f"ordering: {name}", f"sdstore.ordering.{seam}", plant, _TESTS)
 
 
-def _confirm_with_one_witness(ordering: Any, node: Any) -> None:
+def _confirmed_by_one_witness(graph: Any, node: Any) -> Any:
     for candidate in node.tops:
-        while candidate is not None and not candidate.is_settled:
-            if ordering._graph.is_witness(node.seen, candidate):
-                ordering._to_confirm = candidate
-                return
-            candidate = candidate.anchors[0] if candidate.anchors else None
+        while not candidate.is_settled:
+            has_quorum = graph.votes(node.seen, candidate) >= graph.majority
+            if has_quorum and graph.is_clean(node.seen, candidate):
+                return candidate
+            candidate = candidate.anchor
+    return None
 
 
-def _reverse(key: bytes) -> bytes:
-    return bytes(255 - each for each in key)
+class _Reversed(str):
+    __slots__ = ()
+    __lt__ = str.__gt__
+    __gt__ = str.__lt__
+    __le__ = str.__ge__
+    __ge__ = str.__le__
+
+
+def _reverse(node: Any, message_id: Any, key: Any, parents: Any) -> Any:
+    return node, message_id, tuple(map(_Reversed, key)), parents
+
+
+def _with_last_key(loose: Any, node: Any) -> Any:
+    node.key = ("\U0010ffff", "")
+    return loose, node
+
+
+def _after_everything_confirmed(ordering: Any, roles: Any, after: str) -> Any:
+    return ordering, roles, ordering.confirmed[-1] if after in ordering.confirmed else after
 
 
 FAULTS = [
     _fault(
         "a lead of one degree instead of two",
-        "order:Ordering._witness",
-        instead(_confirm_with_one_witness),
+        "graph:Graph.confirmed_by",
+        instead(_confirmed_by_one_witness),
     ),
     _fault("a vote counts twice", "graph:Graph.votes", after(lambda votes, *_: votes + 1)),
-    _fault(
-        "a tie is reversed",
-        "graph:Node.__init__",
-        before(lambda node, name, key, parents: (node, name, tuple(map(_reverse, key)), parents)),
-    ),
-    _fault("a contender does not matter", "graph:Graph._contenders", returns(0)),
+    _fault("a tie is reversed", "graph:Node.__init__", before(_reverse)),
+    _fault("a contender does not matter", "graph:Graph._examine", returns(None)),
     _fault("everything is possible", "graph:Graph.is_possible", returns(True)),
     _fault("nothing is possible", "graph:Graph.is_possible", returns(False)),
     _fault(
         "what others may confirm unseen is not assumed", "graph:Graph._can_witness", returns(False)
     ),
+    _fault("an indexer can always be a witness", "graph:Graph._can_witness", returns(True)),
     _fault(
         "a view with two candidates takes either",
-        "order:Ordering._highest_possible",
+        "graph:Graph.highest_possible",
         after(lambda tops, *_: tops[:1]),
     ),
     _fault(
-        "a new message goes to the end",
-        "order:Ordering._squeeze_in",
-        before(lambda ordering, node: (ordering, _with_last_key(node))),
+        "a search goes below what is possible",
+        "graph:Graph._below_contenders",
+        after(lambda lower, *_: lower.anchor),
     ),
+    _fault(
+        "the order ends with one of two candidates", "graph:meet", instead(lambda tops: tops[0])
+    ),
+    _fault("a new message goes to the end", "layout:Loose.insert", before(_with_last_key)),
+    _fault("a message stays behind a cause that moved", "layout:Loose.advance", returns(False)),
+    _fault("what comes after a cut message stays", "layout:_loose_after", returns([])),
+    _fault(
+        "new indexers begin where the old ones are",
+        "order:Ordering.with_roles",
+        before(_after_everything_confirmed),
+    ),
+    _fault("a fork votes", "order:Ordering._continues_its_chain", returns(True)),
+    _fault("a second message with an ID is not noticed", "order:Ordering._compare", returns(None)),
 ]
-
-
-def _with_last_key(node: Any) -> Any:
-    node.key = (b"\xff", b"")
-    return node

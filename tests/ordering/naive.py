@@ -91,5 +91,11 @@ class Naive:
         """The whole order of a view."""
         possible = self.possible(view)
         tops = [c for c in possible if not any(d != c and self.is_before(c, d) for d in possible)]
-        settled = self.order_up_to(tops[0]) if len(tops) == 1 else self.confirmed(view)
+        below_all = set.intersection(*[self.with_anchors(c) for c in tops]) if tops else set()
+        settled = max([self.order_up_to(c) for c in below_all], key=len, default=[])
         return settled + self.in_topological_order(view.difference(settled))
+
+    def with_anchors(self, c: str) -> set[str]:
+        """A candidate, its anchor, the anchor of that, and so on."""
+        anchor = max(self.anchors(c), key=lambda a: len(self.view[a]), default=None)
+        return {c} | (self.with_anchors(anchor) if anchor else set())

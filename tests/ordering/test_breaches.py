@@ -27,12 +27,20 @@ def test_an_indexer_that_does_not_refer_to_its_own_message_is_a_fork() -> None:
     ordering = ordered(f"{CHAIN}, c1: b1")
     [breach] = ordering.breaches
     assert (breach.kind, breach.sender_id, breach.message_id) == (BreachKind.FORK, "c", "c1")
+    assert breach.other_message_id == "c0"
     assert "its own message" in breach.detail
 
 
 def test_two_messages_after_the_same_one_are_a_fork() -> None:
-    [breach] = ordered("a0, a1: a0, b0: a0, a2: a0 b0").breaches
-    assert (breach.kind, breach.message_id) == (BreachKind.FORK, "a2")
+    [breach] = ordered("a0, a1: a0, a2: a1, b0: a0, a3: a0 b0").breaches
+    assert (breach.kind, breach.sender_id) == (BreachKind.FORK, "a")
+    assert (breach.message_id, breach.other_message_id) == ("a3", "a1")
+
+
+def test_the_first_fork_of_each_indexer_is_named() -> None:
+    text = "a0, a1, a2, b0, b1, " + ", ".join(f"a{i}" for i in range(3, 500))
+    breaches = ordered(text).breaches
+    assert [(each.sender_id, each.message_id) for each in breaches] == [("a", "a1"), ("b", "b1")]
 
 
 def test_after_a_fork_nothing_more_is_confirmed_and_nothing_confirmed_moves() -> None:
@@ -90,9 +98,58 @@ def test_no_more_messages_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
     assert ordering.add("missing", "a", ()).placed == 3
 
 
+def test_no_more_causes_are_waited_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "WAITING_CAUSES_MAX", 5)
+    ordering = Ordering(Roles(indexers=("a",)))
+    ordering.add("1", "b", ("x", "y", "z"))
+    with pytest.raises(OrderingError, match="too_many_waiting"):
+        ordering.add("2", "b", ("v", "w", "x"))
+    ordering.add("x", "a", ())
+    ordering.add("2", "b", ("v", "w", "x"))
+    assert ordering.waiting == ["1", "2"]
+    for each in "vwyz":
+        ordering.add(each, "a", ())
+    assert not ordering.waiting
+
+
+def test_many_causes_that_arrive_one_by_one_are_counted_and_not_searched() -> None:
+    ordering = Ordering(Roles(indexers=("a",)))
+    causes = [f"c{i}" for i in range(2_000)]
+    ordering.add("last", "z", causes)
+    for each in causes[:-1]:
+        assert ordering.add(each, "c", ()).placed == 1
+    assert ordering.waiting == ["last"]
+    assert ordering.add(causes[-1], "c", ()).placed == 2
+    assert ordering.tail[-1] == "last"
+
+
+def test_ids_that_are_no_text_are_ordered_too() -> None:
+    ordering = Ordering(Roles(indexers=("a",)))
+    for each in ("\ud800", "\x00", "", "\U0010ffff"):
+        ordering.add(each, each, ())
+    assert ordering.tail == ["", "\x00", "\ud800", "\U0010ffff"]
+
+
 def test_a_message_that_is_added_again_changes_nothing() -> None:
     ordering = ordered(CHAIN)
     before = ordering.confirmed, ordering.tail
-    change = ordering.add("b0", "b", ("something else",))
+    change = ordering.add("b0", "b", ("a0",))
     assert (change.confirmed, change.rewound, change.placed) == ((), 0, 0)
     assert (ordering.confirmed, ordering.tail) == before
+    assert not ordering.breaches
+
+
+@pytest.mark.parametrize(
+    ("message_id", "sender_id", "causes"),
+    [("b0", "b", ["c0"]), ("b0", "c", ["a0"]), ("w", "b", ["lost"])],
+)
+def test_another_message_with_a_known_id_is_named_and_confirmation_ends(
+    message_id: str, sender_id: str, causes: list[str]
+) -> None:
+    ordering = ordered(f"{CHAIN}, w: lost x")
+    before = ordering.confirmed, ordering.tail
+    ordering.add(message_id, sender_id, causes)
+    assert [each.kind for each in ordering.breaches] == [BreachKind.VARIANT]
+    assert ordering.breaches[0].message_id == message_id
+    assert (ordering.confirmed, ordering.tail) == before
+    assert not ordering.add("c1", "c", ["b1", "c0"]).confirmed
