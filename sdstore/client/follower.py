@@ -16,7 +16,8 @@ is kept only after what precedes it has arrived.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -47,6 +48,10 @@ RECONCILE_PAUSE_S = 60.0
 MISSED_S_MAX = 300
 """Seconds in which a store sends what it got after the kept cursor, which is about one page; then it has
 failed, and another store is tried."""
+
+
+LASTING_S = 5.0
+"""Seconds after which a connection counts as a success, and the next pause is the first one again."""
 
 
 class Inbox(Protocol):
@@ -145,19 +150,32 @@ class Follower:
             self._say(Connection(store.url, "catching_up"))
             await self._catch_up(store)
             self._keep_cursor(store, start)
-            self._stores.succeeded(store, self._scope)
             # What is staged comes before what the stream brings.
             await self._drain()
             self._is_caught_up.set()
             self.want(self._not_found.values())
             self._say(Connection(store.url, "online"))
-            async for each in stream:
-                frame = await self._frame_of(each, store)
-                self._inbox.receive(frame, _hint_of(each))
-                if self._cursors.get(store.url) != stream.cursor:
-                    self._keep_cursor(store, stream.cursor)
-                if self._inbox.is_full:
-                    await self._inbox.carried_out()
+            with self._lasting(store):
+                async for each in stream:
+                    frame = await self._frame_of(each, store)
+                    self._inbox.receive(frame, _hint_of(each))
+                    if self._cursors.get(store.url) != stream.cursor:
+                        self._keep_cursor(store, stream.cursor)
+                    if self._inbox.is_full:
+                        await self._inbox.carried_out()
+
+    @contextmanager
+    def _lasting(self, store: Store) -> Iterator[None]:
+        """The store is healthy again when its connection has lasted for a while.
+
+        The pauses before a store that ends each connection grow until then.
+        """
+        loop = asyncio.get_running_loop()
+        success = loop.call_later(LASTING_S, self._stores.succeeded, store, self._scope)
+        try:
+            yield
+        finally:
+            success.cancel()
 
     async def _catch_up(self, store: Store) -> None:
         """Get what the store has and the log lacks; raises `StoreError`."""

@@ -18,7 +18,7 @@ from sdstore.client import calls
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.exchange import CONNECT_TIMEOUT_S, BoundedBody, Options, network_errors
 from sdstore.client.records import LiveMessage
-from sdstore.client.replies import checked
+from sdstore.client.replies import Reply, checked
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import from_json
 from sdstore.sds.model import MessageError
@@ -101,6 +101,8 @@ class Following:
         self._waiting: deque[tuple[str | None, LiveMessage | bytes | None]] = deque()
         self._events = EventReader(options.reply_bytes_max)
         self._attempt = 0
+        self._idle_gaps_count = 0  # gaps in a row without anything new between them
+        self._has_news = True
         self.has_gap = False
         self.is_placed = False
 
@@ -113,12 +115,16 @@ class Following:
     def feed(self, chunk: bytes) -> None:
         """Add a chunk. After a gap the rest of the connection is useless."""
         for event in self._events.feed(chunk):
-            self._attempt = 0
-            self.is_placed = True
             if event.name == "gap":
                 self._after = _text(_object(event.data), "cursor")
-                self.has_gap = True
+                self._note_gap()
                 return
+            if event.data:
+                self._has_news = True
+                self._idle_gaps_count = 0
+            if event.data or self.is_placed:
+                self._attempt = 0  # but the comment that begins a connection shows nothing
+            self.is_placed = True
             self._after = event.event_id or self._after
             received = self._read(event)
             if received is None and not self._waiting:
@@ -143,6 +149,15 @@ class Following:
         if delay_s is None:
             raise error
         return delay_s
+
+    def _note_gap(self) -> None:
+        """Connect again at once if anything new has come; else a node could keep us busy with gaps."""
+        if not self._has_news:
+            self._idle_gaps_count += 1
+            self._attempt = max(self._attempt, self._idle_gaps_count - 1)
+            raise StoreError("unreachable", 0, "the node sent two gaps and nothing between them")
+        self._has_news = False
+        self.has_gap = True
 
     def _read(self, event: ServerEvent) -> LiveMessage | bytes | None:
         """A message, or the digest of a left-out one; None for an event with only a cursor."""
@@ -227,11 +242,11 @@ class LiveStream:
         request = _request(self._http, self._following.call())
         self._response = self._http.send(request, stream=True)
         self._chunks = chunks = self._response.iter_raw()
-        if not self._response.is_success:
+        if not _is_stream(self._response):
             body = BoundedBody(self._following.options, time.monotonic())
             for chunk in chunks:
                 body.feed(chunk, time.monotonic())
-            checked(body.reply(self._response))
+            raise _not_a_stream(body.reply(self._response))
         return chunks
 
 
@@ -297,12 +312,26 @@ class AsyncLiveStream:
         request = _request(self._http, self._following.call())
         self._response = await self._http.send(request, stream=True)
         self._chunks = chunks = self._response.aiter_raw()
-        if not self._response.is_success:
+        if not _is_stream(self._response):
             body = BoundedBody(self._following.options, time.monotonic())
             async for chunk in chunks:
                 body.feed(chunk, time.monotonic())
-            checked(body.reply(self._response))
+            raise _not_a_stream(body.reply(self._response))
         return chunks
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    media_type = response.headers.get("content-type", calls.EVENT_STREAM)
+    return response.is_success and media_type.startswith(calls.EVENT_STREAM)
+
+
+def _not_a_stream(reply: Reply) -> StoreError:
+    try:
+        checked(reply)
+    except StoreError as error:
+        return error
+    media_type = reply.headers.get("content-type")
+    return malformed_reply(f"the answer is {media_type}, not {calls.EVENT_STREAM}", reply.status)
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, call: calls.Call[None]) -> httpx.Request:

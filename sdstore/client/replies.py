@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from sdstore.client.errors import StoreError, error_of_reply, malformed_reply
+from sdstore.client.errors import (
+    StoreError,
+    error_of_reply,
+    is_web_page,
+    malformed_reply,
+    not_a_store,
+)
 from sdstore.client.records import (
     AncestorsPage,
     Channel,
@@ -48,6 +54,8 @@ def checked(reply: Reply) -> Reply:
     """The answer itself if it is a success; else raises its error."""
     if not 200 <= reply.status < 300:
         raise error_of_reply(reply.status, reply.headers, reply.body)
+    if is_web_page(reply.headers):
+        raise not_a_store(reply.status, reply.headers, reply.body)
     return reply
 
 

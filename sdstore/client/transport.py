@@ -12,7 +12,7 @@ from collections.abc import Callable
 import httpx
 import zstandard
 
-from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.errors import StoreError, error_of_reply, is_web_page, not_a_store
 from sdstore.client.exchange import CONNECT_TIMEOUT_S
 from sdstore.sync.report import SyncCode, SyncError, misbehaved
 
@@ -116,6 +116,9 @@ class HttpTransport:
             if response.status_code != httpx.codes.OK:
                 raw = await self._read(response, ERROR_BODY_BYTES_MAX)
                 raise error_of_reply(response.status_code, response.headers, raw)
+            if is_web_page(response.headers):
+                raw = await self._read(response, ERROR_BODY_BYTES_MAX)
+                raise not_a_store(response.status_code, response.headers, raw)
             raw = await self._read(response, self._reply_bytes_max)
             return self._decoded(raw, response.headers.get("content-encoding", "identity"))
 
@@ -146,7 +149,7 @@ class HttpTransport:
 def sync_error(error: StoreError) -> SyncError:
     """How a session ends by a failed call: the store is busy, fails, refuses, or is not a store."""
     status = error.status
-    if not status:
+    if not status or error.code == "not_a_store":
         return SyncError(SyncCode.PEER_UNREACHABLE, error.detail)
     text = f"HTTP {status}: {error.detail}"
     if status in BUSY_STATUS:

@@ -349,12 +349,19 @@ def test_an_error_of_somebody_elses_making_is_an_error_too(connect: Connect, bod
     assert (refused.value.code, refused.value.status) == ("http_502", 502)
 
 
-@pytest.mark.parametrize("status", [301, 304])
-def test_redirects_are_not_followed(connect: Connect, status: int) -> None:
+@pytest.mark.parametrize(("status", "code"), [(301, "not_a_store"), (304, "http_304")])
+def test_redirects_are_not_followed(connect: Connect, status: int, code: str) -> None:
     node = Recorder(httpx.Response(status, headers={"location": "http://elsewhere/"}))
     with pytest.raises(StoreError) as refused:
         connect(node).info()
-    assert (refused.value.code, len(node.requests)) == (f"http_{status}", 1)
+    assert (refused.value.code, len(node.requests)) == (code, 1)
+
+
+def test_a_web_page_in_place_of_an_answer_is_named(connect: Connect) -> None:
+    node = Recorder(httpx.Response(200, html="<title>Wi-Fi login</title>"))
+    with pytest.raises(StoreError, match='a web page "Wi-Fi login"') as refused:
+        connect(node).info()
+    assert refused.value.code == "not_a_store"
 
 
 @pytest.mark.parametrize(

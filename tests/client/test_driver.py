@@ -19,6 +19,7 @@ from sdstore.client.channelevents import BackfillProgress, Connection, Refused
 from sdstore.client.driver import ParticipantDriver
 from sdstore.client.driveroptions import DriverError
 from sdstore.client.persistence import CURSOR_KEY, MemoryPersistence
+from sdstore.client.stores import BackOff
 from sdstore.sds import participant
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
@@ -977,5 +978,47 @@ def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
             ):
                 await bob.until(lambda bob: len(bob.texts) == len(log))
                 assert [each.message.message_id for each in bob.deliveries][: len(sent)] == sent
+
+    run(scenario())
+
+
+def test_a_store_that_ends_each_stream_is_called_ever_less_often(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        network = Network()
+
+        def ends(request: httpx.Request) -> httpx.Response | None:
+            is_live = request.url.path == "/v1/channels/live"
+            return httpx.Response(200, content=b": here\nid: c\n\n") if is_live else None
+
+        network.answer = ends
+        patient = replace(QUICK, back_off=BackOff(first_s=0.05, max_s=60))
+        given = {"network": network, "options": patient, "is_online": False, **place}
+        async with joined([url], "bob", **given) as bob:
+            await bob.until(lambda bob: bob.of(Connection))
+            await asyncio.sleep(1.5)
+            assert network.counts["GET /v1/channels/live"] <= 8
+
+    run(scenario())
+
+
+def test_a_captive_portal_is_named_and_another_store_is_used(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        network = Network()
+
+        def portal(request: httpx.Request) -> httpx.Response | None:
+            is_there = request.url.host == "localhost"
+            return httpx.Response(200, html="<title>Wi-Fi login</title>") if is_there else None
+
+        network.answer = portal
+        urls = [url.replace("127.0.0.1", "localhost"), url]
+        async with joined(urls, "bob", network=network, draw=InOrder(), **place) as bob:
+            [offline] = [each for each in bob.of(Connection) if each.state == "offline"]
+            assert (offline.store_url, offline.code) == (urls[0], "not_a_store")
+            sent = await bob.channel.send(b"hello")
+            await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
 
     run(scenario())

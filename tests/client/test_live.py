@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sdstore.client import AsyncStoreClient, LiveMessage, Options, Retry, StoreClient, StoreError
-from sdstore.client.live import EventReader
+from sdstore.client.live import EventReader, Following
 from sdstore.sds import Dialect, Message, encode, entry_digest, to_json
 from tests.support.server import RunningNode, running_node
 
@@ -39,6 +39,11 @@ def gap(cursor: str) -> bytes:
     return b'event: gap\ndata: {"cursor": "%s"}\n\n' % cursor.encode()
 
 
+def web_page(status: int) -> httpx.Response:
+    """The answer of a captive portal."""
+    return httpx.Response(status, html="<html><TITLE lang=en> Wi-Fi\x1b login</TITLE>")
+
+
 class Node:
     """Gives each connection in turn a stream of its own, and remembers what was asked."""
 
@@ -52,7 +57,8 @@ class Node:
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, httpx.Response):
-            return httpx.Response(answer.status_code, stream=Pieces([answer.content]))
+            stream = Pieces([answer.content])
+            return httpx.Response(answer.status_code, headers=answer.headers, stream=stream)
         pieces = [answer[at : at + 7] for at in range(0, len(answer), 7)]
         return httpx.Response(200, stream=Pieces(pieces))
 
@@ -156,6 +162,59 @@ def test_a_gap_is_filled_by_the_next_connection(read: Read) -> None:
     node = Node(HERE + stored(1) + gap("c1+") + stored(9), HERE + stored(2) + stored(3))
     assert read_from(read, node, 3) == (["m1", "m2", "m3"], "c3")
     assert [asked.get("after") for asked in node.asked] == [None, "c1+"]
+
+
+def test_a_node_that_sends_nothing_but_gaps_is_given_up_after_the_attempts(read: Read) -> None:
+    node = Node(*[HERE + b": still here\nid: start\n\n" + gap("c1+")] * 5)
+    with pytest.raises(StoreError) as failed:
+        read_from(read, node, 1)
+    assert (failed.value.code, len(node.asked)) == ("unreachable", 4)
+
+
+def test_the_pauses_after_gaps_grow_until_something_new_comes() -> None:
+    following = Following("garden", None, Options(retry=Retry(attempts_max=9, backoff_s=1.0)))
+
+    def pauses_s(connection: bytes, count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            following.call()
+            try:
+                following.feed(connection)
+            except StoreError as error:
+                found.append(following.pause_s(error))
+        return found
+
+    first, second, third = pauses_s(HERE + HERE + gap("c"), 4)
+    assert 0.5 <= first <= 1 <= second <= 2 <= third <= 4
+    assert pauses_s(HERE + stored(1) + gap("c"), 3) == []
+    [first] = pauses_s(HERE + gap("c"), 1)
+    assert first <= 1
+
+
+def test_a_node_that_ends_each_stream_at_once_is_given_up_after_the_attempts(read: Read) -> None:
+    node = Node(*[HERE] * 4)
+    with pytest.raises(StoreError) as failed:
+        read_from(read, node, 1)
+    assert (failed.value.code, len(node.asked)) == ("unreachable", 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "detail"),
+    [
+        (web_page(200), "not_a_store", 'web page "Wi-Fi login"'),
+        (web_page(511), "not_a_store", 'web page "Wi-Fi login"'),
+        (httpx.Response(302, headers={"location": "http://a/b"}), "not_a_store", "http://a/b"),
+        (web_page(502), "http_502", 'web page "Wi-Fi login"'),
+        (httpx.Response(200, json={}), "malformed_reply", "application/json"),
+    ],
+)
+def test_an_answer_that_is_no_stream_is_named(
+    read: Read, answer: httpx.Response, code: str, detail: str
+) -> None:
+    with pytest.raises(StoreError) as failed:
+        read_from(read, Node(answer), 1)
+    assert failed.value.code == code
+    assert detail in failed.value.detail
 
 
 def test_what_the_node_leaves_out_is_told(read: Read) -> None:
