@@ -16,6 +16,8 @@ from sdstore.client.channelevents import (
     Connection,
     EventsDropped,
     Refused,
+    SavedAgain,
+    Unsaved,
 )
 from sdstore.client.channelorder import ChannelOrder
 from sdstore.client.driver import ParticipantChannel, ParticipantDriver
@@ -57,8 +59,10 @@ __all__ = [
     "PublishOutcome",
     "Refused",
     "Retry",
+    "SavedAgain",
     "StoreClient",
     "StoreError",
+    "Unsaved",
     "WakuEnvelope",
 ]
 

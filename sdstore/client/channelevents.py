@@ -57,6 +57,23 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsaved:
+    """The participants cannot be saved now; the driver tries again until `SavedAgain`.
+
+    Nothing is delivered or published meanwhile, and `send` waits. `code`: `disk_full`, `read_only` or
+    `busy`, as of a `ParticipantFileError`.
+    """
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAgain:
+    """A save succeeded after `Unsaved`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """The application did not read its events: so many were dropped here, and no delivery."""
 
@@ -75,6 +92,8 @@ ChannelEvent = (
     | Connection
     | BackfillProgress
     | Refused
+    | Unsaved
+    | SavedAgain
     | EventsDropped
 )
 

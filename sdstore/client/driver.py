@@ -32,11 +32,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
-from sdstore.client.channelevents import ChannelEvent, EventQueue, Refused
+from sdstore.client.channelevents import ChannelEvent, EventQueue, Refused, SavedAgain, Unsaved
 from sdstore.client.driveroptions import DriverError, DriverOptions
 from sdstore.client.follower import Follower, StoreAccess
 from sdstore.client.outbox import Outbox, Waiting
-from sdstore.client.persistence import UNSAVED_CODES, MemoryPersistence, Persistence
+from sdstore.client.persistence import MemoryPersistence, Persistence, unsaved_code
 from sdstore.client.records import PublishOutcome
 from sdstore.client.stores import PUBLISHING, Store, Stores
 from sdstore.sds.codec import decode
@@ -106,6 +106,7 @@ class ParticipantDriver:
         self._is_awaited = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: DriverError | None = None
+        self._saving: Unsaved | None = None  # why it fails now
         self._is_started = False
 
     async def __aenter__(self) -> Self:
@@ -125,8 +126,7 @@ class ParticipantDriver:
             if exc_type is None and self._error is None and self.stores.ready(PUBLISHING):
                 await self._published()
         finally:
-            error = self._error
-            await self._close(error)
+            error = await self._close()
         if exc_type is None and error is not None:
             raise error
 
@@ -135,14 +135,17 @@ class ParticipantDriver:
     ) -> "ParticipantChannel":
         """Take part in a channel as `sender_id`, from where the saved participant stopped.
 
-        Deliveries that were not confirmed come again. Raises `DriverError`, and what the persistence
-        and `Participant.restore` raise.
+        Deliveries that were not confirmed come again. Waits while the channel is being left. Raises
+        `DriverError`, and what the persistence and `Participant.restore` raise.
         """
         self.check()
         if not self._is_started:
             raise DriverError("not_started", "use the driver in an `async with` statement")
-        if channel_id in self._channels:
-            raise DriverError("already_joined", f"channel {channel_id!r} was joined before")
+        while (known := self._channels.get(channel_id)) is not None:
+            if not known.is_leaving:
+                raise DriverError("already_joined", f"channel {channel_id!r} was joined before")
+            await known.leave()
+            self.check()
         if len(self._channels) >= self.options.channels_max:
             raise DriverError(
                 "too_many_channels",
@@ -150,6 +153,8 @@ class ParticipantDriver:
             )
         channel = ParticipantChannel(self, channel_id, sender_id, options)
         self._channels[channel_id] = channel
+        if self._saving is not None:
+            channel.say(self._saving)
         channel.begin()
         return channel
 
@@ -203,13 +208,29 @@ class ParticipantDriver:
             try:
                 self.persistence.save_all(saves)
             except Exception as error:
-                if getattr(error, "code", None) in UNSAVED_CODES:
-                    return False
-                raise
+                if (code := unsaved_code(error)) is None:
+                    raise
+                self.saving_failed(code, error)
+                return False
+            self.saving_works()
         self._unsaved = {}
         for channel in unsaved.values():
             channel.carry_out()
         return True
+
+    def saving_failed(self, code: str, error: Exception) -> None:
+        """Tell the applications, once for each cause, that nothing can be saved now."""
+        if self._saving is None or self._saving.code != code:
+            self._saving = Unsaved(code, getattr(error, "detail", None) or str(error))
+            for channel in self._channels.values():
+                channel.say(self._saving)
+
+    def saving_works(self) -> None:
+        """Tell the applications if saving failed before."""
+        if self._saving is not None:
+            self._saving = None
+            for channel in self._channels.values():
+                channel.say(SavedAgain())
 
     async def _tick(self) -> None:
         while True:
@@ -227,23 +248,34 @@ class ParticipantDriver:
         except (TimeoutError, DriverError):
             return
 
-    async def _close(self, error: DriverError | None) -> None:
+    async def _close(self) -> DriverError | None:
+        """End everything; returns what the application must hear."""
         tasks = list(self._tasks)
         for task in tasks:
             task.remove_done_callback(self._on_ended)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        channels, self._channels = list(self._channels.values()), {}
+        if self._error is None:
+            self._error = self._last_save()
+        error = self._error
+        for channel in self._channels.values():
+            channel.end(error)
+        self._channels = {}
         self._error = error or DriverError("closed", "the driver was closed")
+        await self.stores.close()
+        return error
+
+    def _last_save(self) -> DriverError | None:
+        for channel in self._channels.values():
+            self.has_effects(channel)
         try:
-            if error is None:
-                for channel in channels:
-                    self.has_effects(channel)
-                self.save()
-        finally:
-            for channel in channels:
-                channel.end(error)
-            await self.stores.close()
+            if self.save():
+                return None
+        except Exception as error:  # noqa: BLE001 - as in any task of the driver
+            return _failed(error)
+        cause = self._saving or Unsaved("", "")
+        detail = f"the last changes are not saved ({cause.code}: {cause.detail})"
+        return DriverError("unsaved", detail)
 
     def _on_published(self, waiting: Waiting, outcome: PublishOutcome) -> None:
         channel = self._channels.get(waiting.channel_id)
@@ -257,12 +289,17 @@ class ParticipantDriver:
         cause = task.exception()
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        self._error = DriverError("failed", f"{type(cause).__name__}: {cause}")
-        self._error.__cause__ = cause
+        self._error = _failed(cause)
         for channel in self._channels.values():
             channel.end(self._error)
         for other in self._tasks:
             other.cancel()
+
+
+def _failed(cause: BaseException | None) -> DriverError:
+    error = DriverError("failed", f"{type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 class _Batch:
@@ -271,7 +308,8 @@ class _Batch:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.frames_bytes = 0  # received and sent
-        self.is_done = asyncio.Event()
+        self.is_saved = False
+        self.is_done = asyncio.Event()  # saved and carried out, or the end came before
 
     @property
     def is_full(self) -> bool:
@@ -299,7 +337,9 @@ class ParticipantChannel:
         self._sent_ids = [key.removeprefix(SENT) for key in saved if key.startswith(SENT)]
         self._events = EventQueue()
         self._batch = _Batch()
-        self._has_left = False
+        self.is_leaving = False
+        self._ended = asyncio.Event()
+        self._error: DriverError | None = None  # that ended it
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- for the application
@@ -312,6 +352,9 @@ class ParticipantChannel:
         It is saved when this returns, and reaches a store as soon as one answers (`StoredRemotely`);
         no other call is needed for that, also after a restart. An ephemeral message is not saved, and is
         dropped if no store answers now.
+
+        Waits while saving fails (`Unsaved`). An error means that the message is not saved. A call that
+        is cancelled while it waits may have sent the message: read the log before you send it again.
         """
         self._check()
         while self.is_full:
@@ -349,23 +392,33 @@ class ParticipantChannel:
         return self.participant.status
 
     async def leave(self) -> None:
-        """Stop taking part. What is saved stays, and `join` continues from it."""
-        self._check()
-        self._has_left = True
+        """Stop taking part. What is saved stays, and `join` continues from it.
+
+        Returns when everything is saved, so it waits while saving fails. If the call is cancelled, the
+        driver goes on with leaving.
+        """
+        if not self.is_leaving:
+            self._check()
+            self.is_leaving = True
+            self._driver.start(self._leave(), f"leave {self.channel_id}")
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _leave(self) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:  # also if this call is cancelled: the channel can be joined again
-            self._driver.has_effects(self)
-            if not self._driver.save():
-                await self.carried_out()
-            self._driver.forget(self)
-            self.end(None)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        batch = self._batch
+        self._driver.has_effects(self)
+        self._driver.hurry()
+        await batch.is_done.wait()
+        self._driver.forget(self)
+        self.end(None)
 
     def _check(self) -> None:
         self._driver.check()
-        if self._has_left:
+        if self.is_leaving:
             raise DriverError("closed", f"channel {self.channel_id!r} was left; join it again")
 
     # ---- for the driver
@@ -394,9 +447,11 @@ class ParticipantChannel:
         self._sent_ids.clear()
 
     def end(self, error: DriverError | None) -> None:
-        """End the events."""
+        """End the events, and the calls that wait."""
+        self._error = self._error or error
         self._events.close(error)
         self._batch.is_done.set()
+        self._ended.set()
 
     def tick(self) -> None:
         """Let the participant do what is due.
@@ -404,10 +459,10 @@ class ParticipantChannel:
         Its time stands still while no store answers, and until the channel has caught up: what cannot
         be fetched now is not lost, and what cannot be published now is not given up.
         """
-        if self._follower.is_caught_up:
-            self.apply(self.participant.tick(self._driver.now_ms()))
         # A save that fails is repeated with all effects since.
-        if not self.is_full:
+        if not self.is_full and not self.is_leaving:
+            if self._follower.is_caught_up:
+                self.apply(self.participant.tick(self._driver.now_ms()))
             self._follower.take_staged()
         if self._follower.cursor_changes:
             self._driver.has_effects(self)
@@ -425,7 +480,8 @@ class ParticipantChannel:
         if batch.effects:
             self._driver.hurry()
             await batch.is_done.wait()
-            self._driver.check()
+            if not batch.is_saved:
+                raise self._error or DriverError("closed", "the driver was closed")
 
     def saves(self) -> list[Effect]:
         """What is to save of the batch, and the cursors of what it contains."""
@@ -448,6 +504,7 @@ class ParticipantChannel:
                     self._follower.want(entries)
                 case _:
                     self._events.put(effect)
+        batch.is_saved = True
         batch.is_done.set()
 
     def on_published(self, message_id: str, outcome: PublishOutcome) -> None:
@@ -479,3 +536,11 @@ class ParticipantChannel:
     def say(self, event: ChannelEvent) -> None:
         """Put an event for the application."""
         self._events.put(event)
+
+    def saving_failed(self, code: str, error: Exception) -> None:
+        """See `Inbox`."""
+        self._driver.saving_failed(code, error)
+
+    def saving_works(self) -> None:
+        """See `Inbox`."""
+        self._driver.saving_works()

@@ -36,8 +36,10 @@ class DriverOptions:
 class DriverError(Exception):
     """The driver cannot do this, or cannot go on.
 
-    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, or `failed` if the
-    participants could not be saved or the program has a fault (the cause of this exception).
+    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, `unsaved` if the
+    last changes could not be saved before the end, or `failed` if the persistence does not work at all
+    or the program has a fault (the cause of this exception). After `unsaved`, a `ParticipantFile` that
+    stays open writes the changes with its next save.
     """
 
     def __init__(self, code: str, detail: str) -> None:

@@ -24,7 +24,7 @@ from typing import Protocol
 from sdstore.client.channelevents import BackfillProgress, Connection
 from sdstore.client.driveroptions import DriverOptions
 from sdstore.client.errors import StoreError
-from sdstore.client.persistence import CURSOR_KEY, UNSAVED_CODES, ChannelLog
+from sdstore.client.persistence import CURSOR_KEY, ChannelLog, unsaved_code
 from sdstore.client.records import LiveMessage
 from sdstore.client.retrieval import Retrieval
 from sdstore.client.stores import Store, Stores, channel_scope
@@ -49,6 +49,12 @@ MISSED_S_MAX = 300
 """Seconds in which a store sends what it got after the kept cursor, which is about one page; then it has
 failed, and another store is tried."""
 
+
+UNSAVED_PAUSE_S = 1.0
+"""The pause before a backfill that could not be written is tried again. It doubles each time."""
+
+UNSAVED_PAUSE_S_MAX = 30.0
+"""The longest such pause: each attempt fetches again what could not be written."""
 
 LASTING_S = 5.0
 """Seconds after which a connection counts as a success, and the next pause is the first one again."""
@@ -75,6 +81,12 @@ class Inbox(Protocol):
 
     def say(self, event: Connection | BackfillProgress) -> None:
         """Tell the application."""
+
+    def saving_failed(self, code: str, error: Exception) -> None:
+        """The log could not be written, and a later attempt can succeed."""
+
+    def saving_works(self) -> None:
+        """The log was written."""
 
 
 class StoreAccess:
@@ -194,14 +206,16 @@ class Follower:
             on_left_out=partial(self._note_left_out, store),
         )
         try:
-            async with asyncio.timeout(MISSED_S_MAX):
+            async with asyncio.timeout(MISSED_S_MAX) as limit:
                 async for stored in messages:
                     count += 1
                     if count > self._access.options.missed_messages_max:
                         return False
                     self._inbox.receive(stored.frame, next(iter(stored.retrieval_hints), b""))
                     if self._inbox.is_full:
+                        limit.reschedule(None)  # it is not the store's fault if a save takes long
                         await self._inbox.carried_out()
+                        limit.reschedule(asyncio.get_running_loop().time() + MISSED_S_MAX)
         except TimeoutError:
             detail = f"the missed messages did not come within {MISSED_S_MAX} s"
             raise StoreError("timeout", 0, detail) from None
@@ -218,12 +232,21 @@ class Follower:
             self._inbox.say(BackfillProgress(store.url, progress))
 
         async with self._reconciling, self._access.backfills:
-            try:
-                report = await store.client.backfill(self._inbox.channel_id, self._inbox.log, show)
-            except Exception as error:
-                if (code := getattr(error, "code", None)) in UNSAVED_CODES:
-                    raise StoreError(code, 0, f"the log cannot be written now: {error}") from error
-                raise
+            pause_s = UNSAVED_PAUSE_S
+            while True:
+                try:
+                    report = await store.client.backfill(
+                        self._inbox.channel_id, self._inbox.log, show
+                    )
+                    break
+                except Exception as error:
+                    if (code := unsaved_code(error)) is None:
+                        raise
+                    self._inbox.saving_failed(code, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, UNSAVED_PAUSE_S_MAX)
+            if report.entries_received:
+                self._inbox.saving_works()
         if not report.in_sync:
             raise StoreError(report.code or report.outcome, 0, report.detail)
 

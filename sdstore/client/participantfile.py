@@ -112,7 +112,11 @@ class ParticipantFile:
         )
 
     def state(self, channel_id: str) -> dict[str, bytes]:
-        """The state of a channel as the saved `Save` effects and `confirm` left it."""
+        """The state of a channel as the saved `Save` effects and `confirm` left it.
+
+        Writes first what a failed save left, so that the state matches the log.
+        """
+        self.save(channel_id)
         channel_no = self.log(channel_id).channel_no
         wanted = select(STATE.c.key, STATE.c.value).where(STATE.c.channel_no == bindparam("no"))
         state = {

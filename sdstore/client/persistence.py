@@ -18,6 +18,12 @@ UNSAVED_CODES = frozenset({"busy", "disk_full", "read_only"})
 """Codes of a save that can succeed later."""
 
 
+def unsaved_code(error: Exception) -> str | None:
+    """The code of an error after which a later save can succeed; None for any other error."""
+    code = getattr(error, "code", None)
+    return code if code in UNSAVED_CODES else None
+
+
 class ChannelLog(ParticipantLog, BackfillLog, Protocol):
     """A log that a participant uses and that can be backfilled."""
 

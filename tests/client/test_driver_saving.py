@@ -1,0 +1,357 @@
+"""What an application hears when its participants cannot be saved, and what is true then."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdstore.client import (
+    DriverError,
+    ParticipantDriver,
+    ParticipantFile,
+    ParticipantFileError,
+    SavedAgain,
+    StoreClient,
+    Unsaved,
+)
+from sdstore.client.channelevents import Connection
+from sdstore.sds.codec import encode
+from sdstore.sds.effects import StoredRemotely
+from sdstore.sds.model import Message
+from tests.support.chatting import QUICK as QUICK_DRIVER
+from tests.support.chatting import SMALL, App, Network, joined
+from tests.support.server import RunningNode, running_node
+
+QUICK = replace(QUICK_DRIVER, close_s=0.05)
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, shared_node: RunningNode) -> dict[str, Any]:
+    """A store, and a channel of this test's own."""
+    return {"urls": [shared_node.url], "channel_id": request.node.name}
+
+
+@pytest.fixture(autouse=True)
+def quick_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdstore.client.driver.SAVE_RETRY_S", 0.02)
+    monkeypatch.setattr("sdstore.client.follower.UNSAVED_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[ParticipantFile]:
+    with ParticipantFile(tmp_path / "bob.db") as opened:
+        yield opened
+
+
+def fill(file: ParticipantFile) -> None:
+    """SQLite reports a full disk from now on."""
+    [pages] = file._database.raw.execute("PRAGMA page_count").fetchone()
+    file._database.raw.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def make_room(file: ParticipantFile) -> None:
+    file._database.raw.execute("PRAGMA max_page_count = 1073741823")
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+CONTENT = b"x" * 20_000  # does not fit a page that SQLite has free
+
+
+def test_an_application_hears_of_a_full_disk_and_of_room_and_nothing_leaves_meanwhile(
+    file: ParticipantFile, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        network = Network()
+        async with (
+            joined(**place, name="ada") as ada,
+            joined(**place, name="bob", persistence=file, network=network) as bob,
+        ):
+            fill(file)
+            network.counts.clear()
+            sending = asyncio.create_task(bob.channel.send(CONTENT))
+            await ada.channel.send(CONTENT)
+            await bob.until(lambda bob: bob.of(Unsaved))
+            await asyncio.sleep(0.3)
+            [unsaved] = bob.of(Unsaved)
+            assert unsaved.code == "disk_full"
+            assert "bob.db" in unsaved.detail
+            assert not sending.done()
+            assert (bob.texts, ada.texts) == ([], [])
+            assert network.counts["POST /v1/messages/batch"] == 0
+            make_room(file)
+            await bob.until(lambda bob: bob.texts == [CONTENT])
+            assert bob.of(SavedAgain) == [SavedAgain()]
+            message_id = await sending
+            await bob.until(lambda bob: StoredRemotely(message_id) in bob.events)
+            await ada.until(lambda ada: ada.texts == [CONTENT])
+
+    run(scenario())
+
+
+def test_a_channel_that_is_joined_on_a_full_disk_hears_of_it(file: ParticipantFile) -> None:
+    async def scenario() -> None:
+        file.log("second")
+        options = {"options": QUICK, "persistence": file}
+        async with ParticipantDriver([NOWHERE], **options) as driver:
+            first = await driver.join("first", "bob", SMALL)
+            fill(file)
+            sending = asyncio.create_task(first.send(CONTENT))
+            async for event in first.events():
+                if isinstance(event, Unsaved):
+                    break
+            bob = App(driver, await driver.join("second", "bob", SMALL), confirms=True)
+            reading = asyncio.create_task(bob.read())
+            await bob.until(lambda bob: bob.of(Unsaved))
+            make_room(file)
+            await bob.until(lambda bob: bob.of(SavedAgain))
+            await sending
+        await reading
+
+    run(scenario())
+
+
+def test_a_backfill_on_a_full_disk_is_not_the_fault_of_the_store(
+    file: ParticipantFile, place: dict[str, Any]
+) -> None:
+    channel_id = place["channel_id"]
+    frames = [
+        encode(Message(f"m{n}", channel_id, "carol", 1_000 + n, content=CONTENT)) for n in range(20)
+    ]
+
+    async def scenario() -> None:
+        with StoreClient(place["urls"][0]) as store:
+            list(store.publish_batch(frames))
+        file.log(channel_id)
+        fill(file)
+        async with joined(**place, name="bob", persistence=file, is_online=False) as bob:
+            await bob.until(lambda bob: bob.of(Unsaved))
+            await asyncio.sleep(0.2)
+            make_room(file)
+            await bob.until(lambda bob: len(bob.texts) == 20)
+            assert len(bob.of(SavedAgain)) == 1
+            assert {each.state for each in bob.of(Connection)} <= {"catching_up", "online"}
+
+    run(scenario())
+
+
+def test_the_end_of_a_driver_says_if_the_last_changes_are_not_saved(file: ParticipantFile) -> None:
+    async def scenario() -> None:
+        driver = ParticipantDriver([NOWHERE], file, options=QUICK)
+        await driver.__aenter__()
+        channel = await driver.join("garden", "bob", SMALL)
+        fill(file)
+        sending = asyncio.create_task(channel.send(CONTENT))
+        await asyncio.sleep(0.1)
+        with pytest.raises(DriverError, match=r"bob\.db could not be written") as ended:
+            await driver.__aexit__(None, None, None)
+        assert ended.value.code == "unsaved"
+        with pytest.raises(DriverError) as refused:
+            await sending
+        assert refused.value.code == "unsaved"
+        # The file keeps the message until it is closed, so a new driver begins with it or refuses.
+        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
+            with pytest.raises(ParticipantFileError, match="disk_full"):
+                await driver.join("garden", "bob", SMALL)
+            make_room(file)
+            channel = await driver.join("garden", "bob", SMALL)
+            assert len(channel.log) == 1  # type: ignore[arg-type]
+            assert channel.status.unacknowledged == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("end", ["leave", "close", "cancel"])
+def test_a_send_whose_message_was_saved_at_the_end_returns_its_id(
+    file: ParticipantFile, end: str
+) -> None:
+    async def scenario() -> None:
+        driver = ParticipantDriver([NOWHERE], file, options=QUICK)
+        await driver.__aenter__()
+        channel = await driver.join("garden", "bob", SMALL)
+        await channel.send(b"first")
+        sending = asyncio.create_task(channel.send(b"second"))
+        await asyncio.sleep(0)  # it has begun
+        if end == "leave":
+            await channel.leave()
+        kind = asyncio.CancelledError if end == "cancel" else None
+        await driver.__aexit__(kind, None, None)
+        assert file.log("garden").frame(await sending) is not None
+
+    run(scenario())
+
+
+def test_a_leave_that_is_cancelled_on_a_full_disk_goes_on_and_the_channel_can_be_joined_again(
+    file: ParticipantFile,
+) -> None:
+    async def scenario() -> None:
+        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
+            channel = await driver.join("garden", "bob", SMALL)
+            fill(file)
+            sending = asyncio.create_task(channel.send(CONTENT))
+            await asyncio.sleep(0.05)
+            leaving = asyncio.create_task(channel.leave())
+            await asyncio.sleep(0.05)
+            assert not leaving.done()
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert leaving.cancelled()
+            joining = asyncio.create_task(driver.join("garden", "bob", SMALL))
+            await asyncio.sleep(0.05)
+            assert not joining.done(), "the log and the state would not match"
+            make_room(file)
+            channel = await joining
+            assert channel.participant.sent_state(await sending) is not None
+
+    run(scenario())
+
+
+def test_leaving_ends_with_the_driver(file: ParticipantFile) -> None:
+    async def scenario() -> None:
+        driver = ParticipantDriver([NOWHERE], file, options=QUICK)
+        await driver.__aenter__()
+        channel = await driver.join("garden", "bob", SMALL)
+        fill(file)
+        sending = asyncio.create_task(channel.send(CONTENT))
+        leaving = asyncio.create_task(channel.leave())
+        await asyncio.sleep(0.05)
+        with pytest.raises(DriverError, match="unsaved"):
+            await driver.__aexit__(None, None, None)
+        for each in (leaving, sending):
+            with pytest.raises(DriverError, match="unsaved"):
+                await each
+
+    run(scenario())
+
+
+PROGRAM = """
+import asyncio, sys
+from sdstore.client import ParticipantDriver, ParticipantFile
+
+async def main(url, path, channel_id):
+    with ParticipantFile(path) as file:
+        print("opened", flush=True)
+        async with ParticipantDriver([url], file) as driver:
+            channel = await driver.join(channel_id, "bob")
+            sending = asyncio.create_task(send(channel))
+            async for event in channel.events():
+                print(type(event).__name__, getattr(event, "code", ""), flush=True)
+
+async def send(channel):
+    for number in range(1_000_000):
+        print("sent", await channel.send(b"%d" % number + bytes(20_000)), flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Program:
+    """A participant in a process of its own that sends without end; its lines are read by a thread."""
+
+    def __init__(self, url: str, path: Path, channel_id: str) -> None:
+        command = [sys.executable, "-c", PROGRAM, url, str(path), channel_id]
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    @property
+    def sent(self) -> set[str]:
+        return {line.split()[1] for line in list(self.lines) if line.startswith("sent ")}
+
+    def wait(self, line: str, count: int = 1) -> None:
+        """Wait until so many lines begin like this."""
+        until_s = time.monotonic() + 30
+        while sum(each.startswith(line) for each in list(self.lines)) < count:
+            assert time.monotonic() < until_s, self.lines[-20:]
+            assert self.process.poll() is None, self.lines[-20:]
+            time.sleep(0.02)
+
+    def end(self) -> str:
+        """kill -9, unless it has ended; its output."""
+        self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return "".join(self.lines)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB in memory; `mount` needs root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(["mount", *options], check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def grow(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full_costs_nothing_through_a_kill_and_a_restart(
+    small_disk: Path, place: dict[str, Any]
+) -> None:
+    [url], channel_id = place["urls"], place["channel_id"]
+
+    def stored() -> set[str]:
+        with StoreClient(url) as store:
+            return {each.message.message_id for each in store.messages(channel_id)}
+
+    def opened() -> Program:
+        return Program(url, small_disk / "bob.db", channel_id)
+
+    first = opened()
+    first.wait("Unsaved disk_full")
+    before = first.sent
+    time.sleep(2.5)
+    assert first.sent == before
+    assert stored() == before, "what is not saved is not published"
+    grow(small_disk, "4m")
+    first.wait("SavedAgain")
+    first.wait("Unsaved disk_full", 2)
+    assert len(first.sent) > len(before)
+    first.end()
+    # On the full disk the file does not open, or the program hears of it; it loses nothing.
+    again = opened()
+    time.sleep(3)
+    output = again.end()
+    assert "disk_full" in output, output
+    grow(small_disk, "64m")
+    last = opened()
+    last.wait("sent", 20)
+    last.end()
+    with ParticipantFile(small_disk / "bob.db") as file:
+        log = file.log(channel_id)
+        assert all(log.contains(each) for each in first.sent | again.sent | last.sent)
+        assert all(log.contains(each) for each in stored())
