@@ -9,6 +9,8 @@ from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, r
 
 _PARTS = "tests/client/test_driver_parts.py::test_"
 _WHOLE = "tests/client/test_driver.py::test_"
+_SAVING = "tests/client/test_driver_saving.py::test_"
+_LIVE = "tests/client/test_live.py::test_"
 
 
 def _fault(name: str, seam: str, plant: Plant, *tests: str) -> Fault:
@@ -53,6 +55,15 @@ def _is_caught_up(channel: Any) -> tuple[Any]:
     return (channel,)
 
 
+def _gap_noted(following: Any) -> None:
+    following.has_gap = True
+
+
+def _healthy_at_once(follower: Any, store: Any) -> tuple[Any, Any]:
+    follower._stores.succeeded(store, follower._scope)
+    return follower, store
+
+
 async def _false(*_: Any) -> bool:
     return False
 
@@ -76,6 +87,30 @@ FAULTS = [
         "driver:ParticipantDriver.save",
         _saved_carelessly,
         f"{_WHOLE}nothing_is_delivered_or_published_before_it_is_saved",
+    ),
+    _fault(
+        "nobody hears that nothing can be saved",
+        "driver:ParticipantDriver.saving_failed",
+        nothing,
+        f"{_SAVING}an_application_hears_of_a_full_disk_and_of_room_and_nothing_leaves_meanwhile",
+    ),
+    _fault(
+        "the end of a driver does not say that the last changes are not saved",
+        "driver:ParticipantDriver._last_save",
+        nothing,
+        f"{_SAVING}the_end_of_a_driver_says_if_the_last_changes_are_not_saved",
+    ),
+    _fault(
+        "gaps are answered at once for ever",
+        "live:Following._note_gap",
+        instead(_gap_noted),
+        f"{_LIVE}a_node_that_sends_nothing_but_gaps_is_given_up_after_the_attempts",
+    ),
+    _fault(
+        "a store that ends each stream is healthy at once",
+        "follower:Follower._lasting",
+        before(_healthy_at_once),
+        f"{_WHOLE}a_store_that_ends_each_stream_is_called_ever_less_often",
     ),
     _fault(
         "the cursor of a failed catch-up is kept",
