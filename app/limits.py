@@ -205,10 +205,10 @@ class Limits:
         32, "orders", "cached: a channel with its writers; one more costs a rebuild"
     )
     order_bytes_max: int = _bound(
-        256 * MIB, "bytes, estimated", "memory of one order: 150,000 messages"
+        192 * MIB, "bytes, estimated", "memory of one order: 150,000 messages"
     )
     order_cache_bytes_max: int = _bound(
-        512 * MIB, "bytes, estimated", "memory of all cached orders: two of the largest"
+        256 * MIB, "bytes, estimated", "memory of all cached orders: a large one and others"
     )
     gaps_max: int = _bound(1_000, "IDs", "one page of gaps")
     met_ids_max: int = _bound(

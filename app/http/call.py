@@ -58,8 +58,8 @@ class Call:
     lower case to values, several lines of one name joined. `asgi` is the ASGI scope. `body` is the
     whole unpacked body (empty if the route reads none), `sent_bytes` its length as sent. `address`
     identifies the client in shares and turns. `turn` is what a request of a route with turns holds:
-    a handler that only waits from some point on releases it there. `reply` is the reply of a handler
-    that FastAPI called.
+    a handler that only waits from some point on releases it there. `exchange` is that of our server;
+    `reply` is the reply of a handler that FastAPI called.
     """
 
     node: Node
@@ -72,6 +72,7 @@ class Call:
     sent_bytes: int = 0
     address: str = ""
     turn: Holding | None = None
+    exchange: Exchange | None = None
     reply: Reply | StreamedReply | None = None
 
     @property
@@ -82,8 +83,7 @@ class Call:
     @property
     def has_left(self) -> bool:
         """Whether the client hung up before it got a reply."""
-        exchange: Exchange | None = self.asgi.get(EXCHANGE_KEY)
-        return exchange is not None and exchange.has_left
+        return self.exchange is not None and self.exchange.has_left
 
     @property
     def form(self) -> Form:

@@ -74,7 +74,8 @@ class Gateway:
         started = perf_counter()
         stats = self._unmatched
         # Removed from the scope: inside, it would make a cycle for the garbage collector.
-        answer = Answer(send, scope.pop(EXCHANGE_KEY, None), self._node)
+        exchange: Exchange | None = scope.pop(EXCHANGE_KEY, None)
+        answer = Answer(send, exchange, self._node)
         body_place = None
         try:
             match = self._table.match(scope["method"], raw_path(scope), scope["query_string"])
@@ -82,6 +83,7 @@ class Gateway:
             stats = self._stats[route]
             call = self._admit(match, scope)
             call.address = answer.caller or _host(scope)
+            call.exchange = exchange
             if bytes_max := route.body_bytes_max(self._limits):
                 call.body, call.sent_bytes, body_place = await self._bodies.read(
                     receive, call.headers, bytes_max, call.address
