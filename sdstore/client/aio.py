@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import httpx
 
 from sdstore.client import calls
+from sdstore.client.arguments import bad_argument, check_argument
 from sdstore.client.batching import Batcher, Publishable, batches
 from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order, OrderQuery
 from sdstore.client.errors import StoreError
@@ -249,8 +250,12 @@ class AsyncStoreClient:
         `sdstore.client.backfill.drain` then feeds them to the participant. With `send` the store gets
         what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
         code. What was fetched by then is staged, and the next call fetches the rest. If the node
-        does not reconcile with this caller, the whole channel is read in pages.
+        does not reconcile with this caller, the whole channel is read in pages. Raises
+        `LocalProtocolError` (`bad_argument`) for arguments of wrong types.
         """
+        check_argument("channel_id", channel_id, str, "a string")
+        if not hasattr(log, "elements"):
+            raise bad_argument("log", log, "a BackfillLog")
         from sdstore.client.backfill import (  # noqa: PLC0415 - brings numpy
             PAGE_MESSAGES,
             Memories,

@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
+from sdstore.client.arguments import bad_argument, check_argument
 from sdstore.client.channelevents import ChannelEvent, EventQueue, Refused, SavedAgain, Unsaved
 from sdstore.client.driveroptions import DriverError, DriverOptions
 from sdstore.client.follower import Follower, StoreAccess
@@ -87,10 +88,14 @@ class ParticipantDriver:
     ) -> None:
         if isinstance(stores, str):
             raise TypeError("stores is a list of URLs, not one URL")
+        check_argument("stores", stores, Sequence, "a list of URLs")
         if not stores:
             raise ValueError("a driver needs at least one store")
-        self.options = options or DriverOptions()
-        self.persistence = persistence or MemoryPersistence()
+        for url in stores:
+            check_argument("a store's URL", url, str, "a string")
+        self.options = DriverOptions() if options is None else options
+        check_argument("options", self.options, DriverOptions, "DriverOptions")
+        self.persistence = MemoryPersistence() if persistence is None else persistence
         self.now_ms = clock_ms
         connected = connect or (lambda url: AsyncStoreClient(url, options=self.options.client))
         self.stores = Stores(
@@ -136,9 +141,13 @@ class ParticipantDriver:
         """Take part in a channel as `sender_id`, from where the saved participant stopped.
 
         Deliveries that were not confirmed come again. Waits while the channel is being left. Raises
-        `DriverError`, and what the persistence and `Participant.restore` raise.
+        `DriverError`, `LocalProtocolError` for wrong arguments, and what the persistence and
+        `Participant.restore` raise.
         """
         self.check()
+        check_argument("channel_id", channel_id, str, "a string")
+        check_argument("sender_id", sender_id, str, "a string")
+        check_argument("options", options, ParticipantOptions | None, "ParticipantOptions")
         if not self._is_started:
             raise DriverError("not_started", "use the driver in an `async with` statement")
         while (known := self._channels.get(channel_id)) is not None:
@@ -357,6 +366,8 @@ class ParticipantChannel:
         is cancelled while it waits may have sent the message: read the log before you send it again.
         """
         self._check()
+        check_argument("content", content, bytes | bytearray | memoryview, "bytes")
+        check_argument("retrieval_hint", retrieval_hint, bytes | None, "bytes")
         while self.is_full:
             await self.carried_out()
             self._check()
@@ -381,9 +392,13 @@ class ParticipantChannel:
         """The application has taken all deliveries up to `number`.
 
         Returns at once. The confirmation is written with the next save, within a moment; if the program
-        stops before, the deliveries come again with the same numbers.
+        stops before, the deliveries come again with the same numbers. Raises `LocalProtocolError`
+        (`bad_argument`, or `unknown_delivery` for a number that no delivery has yet).
         """
         self._check()
+        check_argument("number", number, int, "the number of a delivery")
+        if number < 1:
+            raise bad_argument("number", number, "at least 1")
         self.apply(self.participant.confirm(number))
 
     @property

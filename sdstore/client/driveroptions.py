@@ -1,15 +1,23 @@
 """The options of a `ParticipantDriver`, and its error."""
 
+import reprlib
 from dataclasses import dataclass, field
 
 from sdstore.client.exchange import Options
 from sdstore.client.retry import Retry
 from sdstore.client.stores import BackOff
+from sdstore.sds.errors import LocalProtocolError
 
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """Pauses and bounds of a driver."""
+    """Pauses and bounds of a driver.
+
+    Values outside of these ranges are a `LocalProtocolError` (`bad_option`): `tick_s` 0.001 to 60 (a
+    participant counts at most a minute per tick), `missed_messages_max` 1 to 1,000 (a page of a node),
+    the other counts 1 to 10,000 (`copies_max` from 0), `close_s` 0 to 3,600. Pauses of `back_off` are
+    0.001 to 86,400 s, with `first_s` <= `max_s`.
+    """
 
     tick_s: float = 1.0
     """Between two ticks of each participant; sweeps and resends need no finer clock."""
@@ -32,6 +40,25 @@ class DriverOptions:
     )
     """Timeouts and bounds of the clients. They try little: another store may answer at once."""
 
+    def __post_init__(self) -> None:
+        """Raises `LocalProtocolError` (`bad_option`)."""
+        _check_number("tick_s", self.tick_s, 0.001, 60)
+        _check_count("channels_max", self.channels_max, 1, 10_000)
+        _check_count("requests_max", self.requests_max, 1, 10_000)
+        _check_count("copies_max", self.copies_max, 0, 10_000)
+        _check_count("backfills_max", self.backfills_max, 1, 10_000)
+        _check_count("missed_messages_max", self.missed_messages_max, 1, 1_000)
+        _check_number("close_s", self.close_s, 0, 3_600)
+        for name, value, wanted in (
+            ("back_off", self.back_off, BackOff),
+            ("client", self.client, Options),
+        ):
+            if not isinstance(value, wanted):
+                raise _bad_option(name, value, f"of the class {wanted.__name__}")
+        _check_number("back_off.first_s", self.back_off.first_s, 0.001, 86_400)
+        _check_number("back_off.max_s", self.back_off.max_s, self.back_off.first_s, 86_400)
+        _check_number("back_off.retry_after_max_s", self.back_off.retry_after_max_s, 0, 86_400)
+
 
 class DriverError(Exception):
     """The driver cannot do this, or cannot go on.
@@ -46,3 +73,20 @@ class DriverError(Exception):
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # type: ignore[operator]
+        raise _bad_option(name, value, f"a number from {low:,} to {high:,}")
+
+
+def _check_count(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _bad_option(name, value, f"an integer from {low:,} to {high:,}")
+
+
+def _bad_option(name: str, value: object, wanted: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        "bad_option", f"{name} is {reprlib.repr(value)}, and must be {wanted}"
+    )

@@ -20,6 +20,7 @@ from sdstore.client import (
     ParticipantDriver,
     PublishItem,
     PublishOutcome,
+    Retry,
     StoreClient,
     StoreError,
 )
@@ -44,6 +45,7 @@ from sdstore.client.stores import (
 )
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Broadcast, Deliver, Status
+from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog
 from sdstore.sds.model import HistoryEntry, Kind, Message
 from sdstore.wire import store_pb2 as wire
@@ -488,6 +490,84 @@ def test_a_driver_needs_stores_and_a_list_of_them() -> None:
         ParticipantDriver([])
     with pytest.raises(TypeError, match="a list of URLs"):
         ParticipantDriver("http://127.0.0.1:8000")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{name: value} for name in ("tick_s", "close_s") for value in (-1, NAN, 1e9, "1", None, True)]
+    + [
+        {f"{name}_max": value}
+        for name in ("channels", "requests", "copies", "backfills", "missed_messages")
+        for value in (-1, 10_001, 1.5, "1", None, True)
+    ]
+    + [{f"{name}_max": 0} for name in ("channels", "requests", "backfills", "missed_messages")]
+    + [{"missed_messages_max": 1_001}, {"tick_s": 0}, {"back_off": None}, {"client": Retry()}]
+    + [
+        {"back_off": BackOff(**pauses)}
+        for pauses in ({"first_s": 0}, {"max_s": 0.1}, {"max_s": NAN}, {"retry_after_max_s": -1})
+    ],
+    ids=str,
+)
+def test_options_without_a_meaning_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError) as refused:
+        DriverOptions(**wrong)
+    assert refused.value.code == "bad_option"
+    assert refused.value.detail.startswith(next(iter(wrong)))
+
+
+def test_the_bounds_of_options_are_allowed() -> None:
+    DriverOptions(0.001, 1, 1, 0, 1, 1, 0, BackOff(0.001, 0.001, 0))
+    DriverOptions(60, 10_000, 10_000, 10_000, 10_000, 1_000, 3_600, BackOff(1, 86_400, 86_400))
+
+
+NOWHERE = ["http://127.0.0.1:9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("stores", lambda: ParticipantDriver(5)),  # type: ignore[arg-type]
+        ("a store's URL", lambda: ParticipantDriver([None])),  # type: ignore[list-item]
+        ("options", lambda: ParticipantDriver(NOWHERE, options=5)),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_of_a_driver_are_refused_by_name(
+    name: str, call: Callable[[], object]
+) -> None:
+    with pytest.raises(LocalProtocolError, match=f"^bad_argument: {name} is "):
+        call()
+
+
+def test_wrong_arguments_of_calls_are_refused_by_name_and_harm_nothing() -> None:
+    async def scenario() -> None:
+        async with (
+            ParticipantDriver(NOWHERE, options=DriverOptions(close_s=0)) as driver,
+            AsyncStoreClient(*NOWHERE) as client,
+        ):
+            channel: Any = await driver.join("garden", "ada")
+            join: Any = driver.join
+            backfill: Any = client.backfill
+            log = MemoryLog()
+            for name, calls in {
+                "channel_id": [(join, 5, "ada"), (join, None, "ada"), (backfill, None, log)],
+                "sender_id": [(join, "meadow", None), (join, "meadow", b"ada")],
+                "options": [(join, "meadow", "ada", 5)],
+                "number": [(channel.confirm, each) for each in (-1, 0, True, "1", None, 1.0)],
+                "content": [(channel.send, each) for each in ("text", None, 5)],
+                "log": [(backfill, "garden", None)],
+            }.items():
+                for call, *arguments in calls:
+                    with pytest.raises(LocalProtocolError, match=f"^bad_argument: {name} is "):
+                        await call(*arguments)
+            with pytest.raises(LocalProtocolError, match="bad_argument: retrieval_hint is 'ab'"):
+                await channel.send(b"x", retrieval_hint="ab")
+            assert await channel.send(b"x")
+            await driver.join("meadow", "ada")
+
+    asyncio.run(scenario())
 
 
 def test_a_driver_outside_of_its_block_says_so_instead_of_waiting_for_ever() -> None:
