@@ -21,7 +21,7 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
-from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.jsonform import from_json, to_json
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog, Reference, Staged
 from sdstore.sds.model import (
@@ -78,6 +78,7 @@ __all__ = [
     "Staged",
     "Status",
     "StoredRemotely",
+    "WrongTypeError",
     "claim_id",
     "decode",
     "encode",

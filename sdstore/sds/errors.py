@@ -13,3 +13,10 @@ class LocalProtocolError(ValueError):
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+
+
+class WrongTypeError(LocalProtocolError, TypeError):
+    """An argument has a type that the method does not take; its code is `wrong_type`."""
+
+    def __init__(self, name: str, value: object, wanted: str) -> None:
+        super().__init__("wrong_type", f"{name} is of type {type(value).__name__}, not {wanted}")

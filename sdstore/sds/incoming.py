@@ -24,7 +24,7 @@ from sdstore.sds.effects import Lost, Missing
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.references import HINT_BYTES_MAX, Hints
-from sdstore.sds.state import LOST, SYNC, WAITING, SavedState, Turn
+from sdstore.sds.state import LOST, PASSED, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
 
@@ -101,6 +101,7 @@ class Incoming:
         self._lost: OrderedDict[str, _LostId] = OrderedDict()
         self._lost_due: list[tuple[int, str]] = []
         self._sync_ids: OrderedDict[str, None] = OrderedDict()
+        self._restored_passed: set[str] = set()  # while the waiting messages are restored
         self._place = 0
         self._knots_ms = 0
 
@@ -159,8 +160,7 @@ class Incoming:
         delivered before."""
         is_passed = False
         if message_id in self._missing:
-            is_passed = self._missing[message_id].is_passed
-            self._forget_missing(message_id)
+            is_passed = self._forget_missing(message_id)
         if message_id in self._lost:
             is_passed = self._lost.pop(message_id).is_passed
             self._to_fetch.pop(message_id, None)
@@ -174,7 +174,9 @@ class Incoming:
                 arrived.is_late = True
                 self._save_waiting(arrived)
         elif (missing := self._missing.get(cause)) is not None:
-            missing.is_passed = True
+            if not missing.is_passed:
+                missing.is_passed = True
+                self._turn.put(PASSED + cause, pb.Forgone())
         elif (lost := self._lost.get(cause)) is not None and not lost.is_passed:
             lost.is_passed = True
             self._save_lost(lost)
@@ -253,6 +255,7 @@ class Incoming:
             _within_bounds(entry),
             elapsed_ms + options.lost_after_ms,
             elapsed_ms + options.fetch_retry_ms,
+            is_passed=message_id in self._restored_passed,
         )
         self._missing[message_id] = missing
         self._to_fetch[message_id] = None
@@ -302,10 +305,15 @@ class Incoming:
             hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
             self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)
 
-    def _forget_missing(self, message_id: str) -> None:
-        self._missing.pop(message_id, None)
+    def _forget_missing(self, message_id: str) -> bool:
+        """The message is not missing any more; whether one that depends on it was delivered."""
+        missing = self._missing.pop(message_id, None)
         self._noted.pop(message_id, None)
         self._to_fetch.pop(message_id, None)
+        if missing is None or not missing.is_passed:
+            return False
+        self._turn.delete(PASSED + message_id)
+        return True
 
     def overflow(self) -> str | None:
         """The message to give way at the bounds: the oldest one of the sender with most of them."""
@@ -414,9 +422,9 @@ class Incoming:
 
     def _lose(self, message_id: str, elapsed_ms: int) -> None:
         entry = self._missing[message_id].entry
-        self._forget_missing(message_id)
+        is_passed = self._forget_missing(message_id)
         self._place += 1
-        self._lost[message_id] = lost = _LostId(entry, self._place)
+        self._lost[message_id] = lost = _LostId(entry, self._place, is_passed=is_passed)
         self._schedule_lost(message_id, lost, elapsed_ms)
         self._save_lost(lost)
         self._turn.effects.append(Lost(message_id))
@@ -438,7 +446,9 @@ class Incoming:
     # ---- restore
 
     def restore(self, saved: SavedState) -> None:
-        """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`."""
+        """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`, and then
+        `restored`."""
+        self._restored_passed = set(saved.passed)
         for message_id, record in saved.lost.items():
             entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
             lost = _LostId(entry, record.place, is_passed=record.is_passed)
@@ -448,6 +458,12 @@ class Incoming:
         places = [each.place for each in saved.waiting.values()]
         places += (each.place for each in (*saved.lost.values(), *saved.sync.values()))
         self._place = max(places, default=0)
+
+    def restored(self) -> None:
+        """All waiting messages are restored: what none of them misses needs no memory."""
+        for message_id in self._restored_passed - self._missing.keys():
+            self._turn.delete(PASSED + message_id)
+        self._restored_passed = set()
 
 
 class _Senders:

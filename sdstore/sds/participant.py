@@ -20,9 +20,9 @@ the same transaction. Nothing is broadcast or delivered before it is saved, so a
 repeats effects and loses none. What the participant knows is in three places:
 
 - the log: every message sent or delivered, with the numbers of the deliveries;
-- the state: messages that wait, our messages and their acknowledgement, lost IDs, the clock, and the
-  last confirmed delivery;
-- memory: all else (bloom filter, heads, missing IDs, time-outs), which `restore` makes anew from both.
+- the state: messages that wait, our messages and their acknowledgement, lost IDs, old heads, the clock,
+  and the last confirmed delivery;
+- memory: all else (bloom filter, newest heads, missing IDs, time-outs), which `restore` makes anew from both.
 
 Deliveries have numbers 1, 2, 3 and so on. At most `deliveries_max` are with the application and not
 confirmed; later ones wait in the log. A restored participant delivers again what was not confirmed, with
@@ -38,7 +38,8 @@ Time. `now_ms` is wall-clock time, and enters Lamport timestamps only. Time-outs
 calls, which is never negative and at most `clock_step_max_ms`: a clock that is set back stops no
 time-out, and one that is set forward does not end them all.
 
-No method raises for bytes of others. What is ignored is counted by reason in `ignored`.
+No method raises for bytes of others. What is ignored is counted by reason in `ignored`. Arguments of a
+wrong type raise `WrongTypeError`, and change nothing.
 """
 
 from __future__ import annotations
@@ -52,14 +53,22 @@ from sdstore.sds.bloom import BloomFilter
 from sdstore.sds.clock import Clock
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Status
-from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
+from sdstore.sds.messages import (
+    ID_LENGTH_MAX,
+    copied,
+    keep_for_application,
+    refusal,
+    set_field,
+)
 from sdstore.sds.model import LAMPORT_MAX, Dialect, HistoryEntry, Kind, Message, MessageError
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Outgoing, SentState
 from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
+from sdstore.sds.restoring import last_number, load_incoming, load_references
 from sdstore.sds.state import OWNER, PROGRESS, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
 from sdstore.wire import participant_pb2 as pb
@@ -70,15 +79,8 @@ FRAME_BYTES_MAX = 1 << 20
 TAKEN_BYTES_MAX = 8 << 20
 """Frames that `take_staged` takes at once: they are in memory until a save."""
 
-ID_LENGTH_MAX = 1_024
-"""Characters of a message ID or sender ID. With longer ones, messages that refer to them would not fit
-into a frame; a store refuses them as well."""
-
 REPAIRS_READ_MAX = 16
 """Entries read of a received repair request; the specification allows three."""
-
-RESTORED_COUNT = 256
-"""Logged messages read at restore to find the heads: 5 ms. An older head is no longer named."""
 
 _REPAIR_DIALECTS = frozenset({Dialect.V2, Dialect.NIM})
 
@@ -104,6 +106,9 @@ class Participant:
         Raises `LocalProtocolError` for IDs that no message can hold, and for an ordered participant
         without a sender (`bad_option`).
         """
+        for name, value in (("channel_id", channel_id), ("sender_id", sender_id)):
+            if not isinstance(value, str):
+                raise WrongTypeError(name, value, "str")
         try:
             encode(Message("id", channel_id, sender_id, 1))
         except MessageError as error:
@@ -117,7 +122,7 @@ class Participant:
         self.ignored: Counter[str] = Counter()
         self._turn = Turn()
         self._hints = Hints(self.options)
-        self._references = References(self.options, self._hints, sender_id)
+        self._references = References(self.options, self._hints, sender_id, self._turn)
         self._outgoing = Outgoing(self.options, self._turn)
         self._incoming = Incoming(self.options, self._turn, self._is_logged, self._hints)
         self._sync = SyncTimer(self.options, channel_id, sender_id)
@@ -134,6 +139,7 @@ class Participant:
         self._counts = (0, 0, 0, 0)  # of the last `Status`
         self._has_owner = False
         self._ready: list[Arrived] = []  # restored, to be delivered with the first call
+        self._saved_heads: Mapping[str, pb.Head] = {}  # until the first call
         self._load(read_state(state or {}, channel_id, sender_id))
 
     @classmethod
@@ -183,10 +189,10 @@ class Participant:
         Raises `LocalProtocolError`, and sends nothing: `empty_content`, `frame_too_large`,
         `message_id_taken` (a scheme that hashes the content alone, and content that was sent before),
         `retrieval_hint_too_long`, `lamport_exhausted`, or a code of `MessageError` if the dialect cannot
-        express the message. `TypeError` for what is not bytes.
+        express the message. `wrong_type`, which is a `TypeError` too, for what is not bytes.
         """
         # What is logged is named by later messages: a wrong value in it would spoil all of those.
-        content, hint = _bytes(content), _bytes(retrieval_hint or b"")
+        content, hint = _bytes("content", content), _bytes("retrieval_hint", retrieval_hint or b"")
         if not content:
             raise LocalProtocolError("empty_content", "a message needs content")
         if len(hint) > HINT_BYTES_MAX:
@@ -202,9 +208,9 @@ class Participant:
         message_id = self.options.id_scheme.make(message)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
             raise LocalProtocolError("message_id_taken", f"the log already has {message_id!r}")
-        _set(message, "message_id", message_id)
+        set_field(message, "message_id", message_id)
         frame = self._encode(message)
-        _keep_for_application(message)
+        keep_for_application(message)
         self._clock.lamport = lamport
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
@@ -266,8 +272,8 @@ class Participant:
     def receive(
         self, frame: bytes, now_ms: int, retrieval_hint: bytes | None = None
     ) -> list[Effect]:
-        """A frame from the transport, a store or another participant; it may be anything."""
-        hint = _bytes(retrieval_hint or b"")
+        """A frame from the transport, a store or another participant. Any bytes will do."""
+        frame, hint = _bytes("frame", frame), _bytes("retrieval_hint", retrieval_hint or b"")
         self._begin(now_ms)
         if len(frame) > FRAME_BYTES_MAX:
             self.ignored["frame_too_large"] += 1
@@ -292,7 +298,7 @@ class Participant:
         for staged in self.log.staged(count):
             if not self._incoming.has_room or taken_bytes >= TAKEN_BYTES_MAX:
                 break
-            message = _copy(staged.message)  # `_take` changes it, and this one is the log's
+            message = copied(staged.message)  # `_take` changes it, and this one is the log's
             self._take(message, staged.frame, staged.retrieval_hint)
             taken.append(staged.message.message_id)
             taken_bytes += len(staged.frame)
@@ -302,7 +308,8 @@ class Participant:
         return self._finish()
 
     def _take(self, message: Message, frame: bytes, hint: bytes) -> None:
-        if (reason := self._refusal(message)) is not None:
+        history_max = self.options.history_read_max
+        if (reason := refusal(message, self.channel_id, history_max)) is not None:
             self.ignored[reason] += 1
             return
         if len(hint) > HINT_BYTES_MAX:
@@ -316,7 +323,7 @@ class Participant:
             return
         if not is_own:
             self._review(message)
-        _keep_for_application(message)
+        keep_for_application(message)
         for entry in message.causal_history:
             if entry.retrieval_hint:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
@@ -324,19 +331,6 @@ class Participant:
             self._take_content(message, frame, hint, is_own=is_own)
         else:
             self._take_sync(message, is_own=is_own)
-
-    def _refusal(self, message: Message) -> str | None:
-        """Why a message is ignored whatever it says."""
-        if message.channel_id != self.channel_id:
-            return "other_channel"
-        if len(message.causal_history) > self.options.history_read_max:
-            return "history_too_long"
-        if len(message.message_id) > ID_LENGTH_MAX or len(message.sender_id) > ID_LENGTH_MAX:
-            return "id_too_long"
-        for entry in message.causal_history:
-            if len(entry.message_id) > ID_LENGTH_MAX or len(entry.sender_id) > ID_LENGTH_MAX:
-                return "id_too_long"
-        return None
 
     def _is_own(self, message: Message) -> bool:
         """By sender if the message has one; senderless messages by ID."""
@@ -371,10 +365,10 @@ class Participant:
             known = self._references.recent.get(message_id)
             if known is None:
                 known = _fingerprint_of(self.log.frame(message_id))
-            self._count_copy(message, known, is_own=is_own)
+            self._countcopied(message, known, is_own=is_own)
         elif self._incoming.waits(message_id):
             known = _fingerprint_of(self._incoming.frame(message_id))
-            self._count_copy(message, known, is_own=is_own)
+            self._countcopied(message, known, is_own=is_own)
         else:
             # Also a message of our own that the log lacks: it was lost with a file.
             self._take_new(message, frame, hint or self._hints.best(message_id))
@@ -390,7 +384,7 @@ class Participant:
         if self._references.are_named(message.causal_history):
             self._sync.sync_arrived(self._clock.elapsed_ms)
 
-    def _count_copy(self, message: Message, known: int | None, *, is_own: bool) -> None:
+    def _countcopied(self, message: Message, known: int | None, *, is_own: bool) -> None:
         """A message with a known ID. The first one stays, whatever this one holds."""
         if known != fingerprint(message):
             self.ignored["variant"] += 1
@@ -451,12 +445,15 @@ class Participant:
     def confirm(self, number: int) -> list[Effect]:
         """The application has taken all deliveries up to `number`. Confirming again changes nothing.
 
-        Raises `LocalProtocolError` (`unknown_delivery`) for a number that no delivery has yet.
+        Raises `LocalProtocolError` for a number that no delivery has (`unknown_delivery`; 0 is allowed,
+        and confirms nothing), and for what is not a number (`wrong_type`).
         """
-        if number > self._number:
+        if not isinstance(number, int):
+            raise WrongTypeError("number", number, "int")
+        if not 0 <= number <= self._number:
             raise LocalProtocolError(
                 "unknown_delivery",
-                f"delivery {number} is confirmed, but the last one is {self._number}",
+                f"delivery {number} is confirmed; deliveries have numbers from 1 to {self._number}",
             )
         if number > self._confirmed:
             self._confirmed = number
@@ -481,16 +478,22 @@ class Participant:
                 if entry.number > last:
                     break
                 self._delivered = entry.number
-                message = _copy(entry.message)  # with all that its frame has
-                _keep_for_application(message)
+                message = copied(entry.message)  # with all that its frame has
+                keep_for_application(message)
                 self._turn.effects.append(
                     Deliver(entry.number, message, entry.after_gap, entry.is_late)
                 )
 
     def stored(self, message_id: str, retrieval_hint: bytes | None = None) -> list[Effect]:
-        """A store has our message, perhaps under this hint: the next broadcast of it has time."""
+        """A store has our message, perhaps under this hint: the next broadcast of it has time.
+
+        Raises `LocalProtocolError` (`wrong_type`).
+        """
+        if not isinstance(message_id, str):
+            raise WrongTypeError("message_id", message_id, "str")
         if retrieval_hint:
-            self._hints.learn(message_id, _bytes(retrieval_hint), is_ours=True)
+            hint = _bytes("retrieval_hint", retrieval_hint)
+            self._hints.learn(message_id, hint, is_ours=True)
         self._outgoing.store(message_id, self._clock.elapsed_ms)
         return self._finish()
 
@@ -555,12 +558,23 @@ class Participant:
 
     def _begin(self, now_ms: int) -> None:
         """Every method with a time starts here."""
+        if not isinstance(now_ms, int):
+            raise WrongTypeError("now_ms", now_ms, "int")
         if self._clock.is_started:
             self._clock.advance(now_ms)
             return
         newest = self.log.newest(1, self._clock.bound(now_ms) + 1)
         self._clock.start(now_ms, newest[-1].lamport_timestamp if newest else 0)
-        self._load_references()
+        load_references(
+            self._references,
+            self._saved_heads,
+            self.log,
+            self._outgoing,
+            self._turn,
+            clock=self._clock.lamport,
+            history_size=self.options.history_size,
+        )
+        self._saved_heads = {}
         ready, self._ready = self._ready, []
         for arrived in ready:
             self._turn.delete(WAITING + arrived.message.message_id)
@@ -635,96 +649,24 @@ class Participant:
         self._has_owner = saved.has_owner
         self._clock.lamport = saved.progress.lamport_timestamp
         self._confirmed = self._delivered = saved.progress.confirmed
-        self._number = _last_number(self.log, self._confirmed)
+        self._number = last_number(self.log, self._confirmed)
         self._outgoing.sent_count = saved.progress.sent_count
         for message_id, sent in saved.sent.items():
             self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
-        self._load_incoming(saved)
+        self._ready = load_incoming(saved, self._incoming, self.log, self._turn)
+        self._saved_heads = saved.heads
         self._fill_bloom()
 
-    def _load_incoming(self, saved: SavedState) -> None:
-        """Messages that wait. Those that can be delivered now follow with the first call."""
-        self._incoming.restore(saved)
-        for message_id, record in saved.waiting.items():
-            if self._is_logged(message_id):
-                self._turn.delete(WAITING + message_id)
-                continue
-            try:
-                message, _ = decode(record.frame)
-            except MessageError as error:
-                raise LocalProtocolError(
-                    "state_damaged", f"the frame of {message_id!r} is damaged: {error}"
-                ) from error
-            _keep_for_application(message)
-            arrived = Arrived(message, record.frame, record.retrieval_hint, record.is_late)
-            arrived.place = record.place
-            if self._incoming.causes(arrived):
-                self._ready.append(arrived)
-            else:
-                self._incoming.wait(arrived, self._clock.elapsed_ms, is_saved=True)
-        for message_id in self._incoming.waiting_ids():
-            self._incoming.arrive(message_id)  # messages before it named it as missing
 
-    def _load_references(self) -> None:
-        """The heads, which the state does not hold."""
-        clock = self._clock.lamport
-        reached = self.log.newest(RESTORED_COUNT, clock + 1)
-        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
-        for reference in (*reached, *(each for each in newest if each.lamport_timestamp > clock)):
-            frame = self.log.frame(reference.entry.message_id)
-            if frame is not None:
-                message, _ = decode(frame)
-                is_reached = reference.lamport_timestamp <= clock
-                self._references.logged(
-                    message, reference.entry.retrieval_hint, is_reached=is_reached
-                )
-        if (own_id := self._outgoing.newest) is not None:
-            frame = self.log.frame(own_id)
-            own_lamport = decode(frame)[0].lamport_timestamp if frame is not None else None
-            self._references.sent_before(own_id, own_lamport or clock)
-
-
-def _bytes(value: bytes) -> bytes:
-    """Bytes-like values as bytes; `TypeError` for others, of which `bytes` would make zeros."""
-    return value if type(value) is bytes else bytes(memoryview(value))
-
-
-def _copy(message: Message) -> Message:
-    # Positional: `replace` takes five times as long.
-    return Message(
-        message.message_id,
-        message.channel_id,
-        message.sender_id,
-        message.lamport_timestamp,
-        message.causal_history,
-        message.bloom_filter,
-        message.repair_request,
-        message.content,
-    )
-
-
-_set = object.__setattr__
-"""Changes a message that nobody else has yet; a changed copy costs ten times as much."""
-
-
-def _keep_for_application(message: Message) -> None:
-    """Remove what is for participants only, which is most of a message: the filter has 19 kB."""
-    _set(message, "bloom_filter", b"")
-    _set(message, "repair_request", ())
+def _bytes(name: str, value: bytes) -> bytes:
+    """Bytes-like values as bytes."""
+    if type(value) is bytes:
+        return value
+    try:
+        return bytes(memoryview(value))  # `bytes` alone makes zeros of a number
+    except TypeError:
+        raise WrongTypeError(name, value, "bytes") from None
 
 
 def _fingerprint_of(frame: bytes | None) -> int | None:
     return None if frame is None else fingerprint(decode(frame)[0])
-
-
-def _last_number(log: ParticipantLog, after: int) -> int:
-    """The last delivery number in the log, or `after` if there is none above it."""
-    low, step = after, 1
-    while log.deliveries(low + step - 1, 1):
-        low, step = low + step, step * 2
-    # `low` or a later number exists (or `low` is `after`); none above `low + step - 1` does.
-    while step > 1:
-        step //= 2
-        if log.deliveries(low + step - 1, 1):
-            low += step
-    return low

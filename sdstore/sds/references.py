@@ -4,22 +4,30 @@ The causal history of a message holds the newest `history_size` messages of the 
 logged messages that no logged message refers to. With the newest alone, a message that was written at
 the same time as others can be referred to by nobody; whoever misses it would never know.
 
+After a restart the heads are found among the newest messages of the log. A head that may be older than
+those is saved in the state.
+
 In ordered mode (`ParticipantOptions.ordered`) a content message also names our own previous one, first.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from heapq import nsmallest
 
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.state import HEAD, Turn
+from sdstore.wire import participant_pb2 as pb
 
 RECENT_MAX = 8_192
 """Logged IDs remembered to spare questions to the log, 1 MB: the span over which messages arrive out of
 order, or again."""
+
+HEADS_UNSAVED_COUNT = 128
+"""Logged messages after which a head is saved; until then a restart finds it among the newest messages."""
 
 HINT_BYTES_MAX = 256
 """Longer hints of others are not remembered. It is the bound of a store; Waku's hints have 32 bytes."""
@@ -64,13 +72,18 @@ _Place = tuple[int, bytes, HistoryEntry]
 class References:
     """The newest messages among those whose Lamport timestamp our clock has reached, and the heads."""
 
-    def __init__(self, options: ParticipantOptions, hints: Hints, sender_id: str) -> None:
+    def __init__(
+        self, options: ParticipantOptions, hints: Hints, sender_id: str, turn: Turn
+    ) -> None:
         self._options = options
         self._hints = hints
         self._sender_id = sender_id
+        self._turn = turn
         self._own_newest: _Place | None = None  # in ordered mode
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
+        self._saved_heads: set[str] = set()
+        self._young: deque[str] = deque()  # the last `HEADS_UNSAVED_COUNT` logged messages
         self._next_head = 0  # where the next sync message continues with the heads
         self.recent: OrderedDict[str, int] = OrderedDict()  # IDs, and fingerprints of the messages
 
@@ -84,26 +97,62 @@ class References:
         if len(recent) > RECENT_MAX:
             recent.popitem(last=False)
         for entry in message.causal_history:
-            heads.pop(entry.message_id, None)
+            if heads.pop(entry.message_id, None) and self._saved_heads:
+                self._unsave(entry.message_id)
         place = (
             message.lamport_timestamp or 0,
             message_id.encode(),
             HistoryEntry(message_id, hint, message.sender_id),
         )
-        if self._options.ordered and is_reached and message.sender_id == self._sender_id:
-            self._own(place)
         if is_reached:
-            newest = self._newest
-            if newest and place < newest[-1]:
-                insort(newest, place, key=_order)
-            else:
-                newest.append(place)
-            if len(newest) > self._options.history_size:
-                del newest[0]
+            self._reach(place)
         if is_head:
             heads[message_id] = place
+            if not is_reached or (self._newest and place < self._newest[0]):
+                self._save(place)  # many messages of the log can be newer
             if len(heads) > self._options.heads_max:
                 self._drop_heads()
+        self._grow_old(message_id)
+
+    def _reach(self, place: _Place) -> None:
+        if self._options.ordered and place[2].sender_id == self._sender_id:
+            self._own(place)
+        newest = self._newest
+        if newest and place < newest[-1]:
+            insort(newest, place, key=_order)
+        else:
+            newest.append(place)
+        if len(newest) > self._options.history_size:
+            del newest[0]
+
+    def _grow_old(self, message_id: str) -> None:
+        """One more message is logged: a head that has waited for long is saved."""
+        young = self._young
+        young.append(message_id)
+        if len(young) > HEADS_UNSAVED_COUNT and (old := self._heads.get(young.popleft())):
+            self._save(old)
+
+    def restore(self, message: Message, hint: bytes) -> None:
+        """A saved head, which the log has. The newest messages of the log follow with `logged`."""
+        message_id = message.message_id
+        place = (
+            message.lamport_timestamp or 0,
+            message_id.encode(),
+            HistoryEntry(message_id, hint, message.sender_id),
+        )
+        self._heads[message_id] = place
+        self._saved_heads.add(message_id)
+
+    def _save(self, head: _Place) -> None:
+        message_id = _id(head)
+        if message_id not in self._saved_heads:
+            self._saved_heads.add(message_id)
+            self._turn.put(HEAD + message_id, pb.Head(retrieval_hint=head[2].retrieval_hint))
+
+    def _unsave(self, message_id: str) -> None:
+        if message_id in self._saved_heads:
+            self._saved_heads.remove(message_id)
+            self._turn.delete(HEAD + message_id)
 
     def sent_before(self, message_id: str, lamport: int) -> None:
         """The last content message that we sent before a restart; the log can have lost it."""
@@ -123,6 +172,7 @@ class References:
         in_turn = sorted(self._heads.items(), key=lambda head: (head[1][0] <= reached, head[1][:2]))
         for message_id, _ in in_turn[: len(in_turn) // 10 + 1]:
             del self._heads[message_id]
+            self._unsave(message_id)
 
     def are_named(self, history: Iterable[HistoryEntry]) -> bool:
         """Whether a causal history names all our heads."""

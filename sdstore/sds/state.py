@@ -7,6 +7,8 @@
 | `sent/ID` | `Sent` | for each message of ours, and when its state changes |
 | `waiting/ID` | `Waiting`, with the frame | for a message that arrives before its causes, until delivery |
 | `lost/ID` | `Forgone` | for a lost message |
+| `passed/ID` | `Forgone` | for a missing message, when one that depends on it is delivered, until it arrives |
+| `head/ID` | `Head` | for a message that 128 later ones do not refer to, until one refers to it |
 | `sync/ID` | `Forgone` | for a sync message without a sender, which version 1 refers to |
 
 A value is the format version (one byte), the protobuf message, and the CRC-32 of key, version and
@@ -19,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from google.protobuf.message import DecodeError, Message
@@ -33,6 +35,7 @@ FORMAT_VERSION = 1
 
 OWNER, PROGRESS = "owner", "progress"
 SENT, WAITING, LOST, SYNC = "sent/", "waiting/", "lost/", "sync/"
+PASSED, HEAD = "passed/", "head/"
 
 _VERSION = bytes((FORMAT_VERSION,))
 _CRC_BYTES = 4
@@ -75,6 +78,8 @@ class SavedState:
     waiting: dict[str, pb.Waiting] = field(default_factory=dict)
     lost: dict[str, pb.Forgone] = field(default_factory=dict)
     sync: dict[str, pb.Forgone] = field(default_factory=dict)
+    passed: dict[str, pb.Forgone] = field(default_factory=dict)
+    heads: dict[str, pb.Head] = field(default_factory=dict)
 
 
 def read_state(state: Mapping[str, bytes], channel_id: str, sender_id: str) -> SavedState:
@@ -84,7 +89,16 @@ def read_state(state: Mapping[str, bytes], channel_id: str, sender_id: str) -> S
     sender differ from those that the state was saved for.
     """
     saved = SavedState()
+    of_kind: dict[str, tuple[dict[str, Any], type[Any]]] = {
+        SENT: (saved.sent, pb.Sent),
+        WAITING: (saved.waiting, pb.Waiting),
+        LOST: (saved.lost, pb.Forgone),
+        PASSED: (saved.passed, pb.Forgone),
+        SYNC: (saved.sync, pb.Forgone),
+        HEAD: (saved.heads, pb.Head),
+    }
     for key, value in state.items():
+        kind, slash, message_id = key.partition("/")
         if key == OWNER:
             owner = unseal(key, value, pb.Owner)
             if (owner.channel_id, owner.sender_id) != (channel_id, sender_id):
@@ -95,14 +109,9 @@ def read_state(state: Mapping[str, bytes], channel_id: str, sender_id: str) -> S
             saved.has_owner = True
         elif key == PROGRESS:
             saved.progress = unseal(key, value, pb.Progress)
-        elif key.startswith(SENT):
-            saved.sent[key.removeprefix(SENT)] = unseal(key, value, pb.Sent)
-        elif key.startswith(WAITING):
-            saved.waiting[key.removeprefix(WAITING)] = unseal(key, value, pb.Waiting)
-        elif key.startswith(LOST):
-            saved.lost[key.removeprefix(LOST)] = unseal(key, value, pb.Forgone)
-        elif key.startswith(SYNC):
-            saved.sync[key.removeprefix(SYNC)] = unseal(key, value, pb.Forgone)
+        elif kind + slash in of_kind:
+            records, record_type = of_kind[kind + slash]
+            records[message_id] = unseal(key, value, record_type)
         else:
             raise LocalProtocolError("state_damaged", f"the state has an unknown key {key!r}")
     if state and not saved.has_owner:

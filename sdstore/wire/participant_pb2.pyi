@@ -46,6 +46,12 @@ class Waiting(_message.Message):
     is_late: bool
     def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ..., is_late: _Optional[bool] = ...) -> None: ...
 
+class Head(_message.Message):
+    __slots__ = ("retrieval_hint",)
+    RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
+    retrieval_hint: bytes
+    def __init__(self, retrieval_hint: _Optional[bytes] = ...) -> None: ...
+
 class Forgone(_message.Message):
     __slots__ = ("place", "retrieval_hint", "sender_id", "is_passed")
     PLACE_FIELD_NUMBER: _ClassVar[int]

@@ -156,7 +156,7 @@ FAULTS = [
     _fault("repairs are not answered", "repair:Repair.answers", returns([])),
     _fault(
         "numbers are used again",
-        "participant:_last_number",
+        "restoring:last_number",
         instead(lambda log, after: after),
     ),
     _fault("nothing is sent again", "outgoing:Outgoing.due", returns(()), (*_WORLDS, *_UNITS)),
@@ -179,9 +179,16 @@ FAULTS = [
         nothing,
         (*_WORLDS, *_UNITS),
     ),
+    _fault("old heads are not saved", "references:References._save", nothing, _UNITS),
+    _fault(
+        "what gave way for a missing message is forgotten at a restart",
+        "incoming:Incoming.restore",
+        after(lambda _, incoming, saved: incoming._restored_passed.clear()),
+        _UNITS,
+    ),
     _fault(
         "heads are forgotten at a restart",
-        "participant:Participant._load_references",
+        "restoring:load_references",
         nothing,
         (*_WORLDS, *_UNITS),
     ),

@@ -14,9 +14,11 @@ from sdstore.sds import (
     Broadcast,
     Deliver,
     Dialect,
+    HistoryEntry,
     Kind,
     LocalProtocolError,
     MemoryLog,
+    Message,
     Missing,
     OnLost,
     Participant,
@@ -24,6 +26,7 @@ from sdstore.sds import (
     Save,
     Status,
     decode,
+    encode,
 )
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
@@ -143,6 +146,88 @@ def test_the_heads_are_found_again_after_a_restart() -> None:
     eve.crash()
     message, _ = decode(eve.say("and again"))
     assert len(message.causal_history) == 2
+
+
+@pytest.mark.parametrize("later", [0, 1, 127, 128, 129, 130, 255, 256, 257, 1_000])
+@pytest.mark.parametrize("order", ["first", "between", "last"])
+def test_a_head_is_named_after_a_restart_however_old_it_is(later: int, order: str) -> None:
+    """Ada is not heard by those who talk on; their messages arrive before, around or after hers."""
+    ada, bob = Device("ada"), Device("bob")
+    bob.now_ms += 1
+    heads = [ada.say("is anybody there?"), Device("carol").say("and here?")]
+    talk = [bob.say(str(number)) for number in range(later)]
+    start = {"first": 0, "between": later // 2, "last": later}[order]
+    eve = Device("eve")
+    eve.hear(*talk[:start], *heads, *talk[start:])
+    for _ in range(2):  # also if the first run after the restart says nothing
+        eve.crash()
+        eve.wait(1)
+        eve.crash()
+    message, _ = decode(eve.say("yes"))
+    named = {entry.message_id for entry in message.causal_history}
+    assert {decode(each)[0].message_id for each in heads} <= named
+    eve.hear(*[bob.say("and on") for _ in range(150)])
+    eve.crash()
+    message, _ = decode(eve.say("no more"))
+    named = {entry.message_id for entry in message.causal_history}
+    assert not {decode(each)[0].message_id for each in heads} & named  # its first answer did
+
+
+def test_saved_heads_are_bounded_and_deleted_with_the_heads() -> None:
+    options = ParticipantOptions(bloom=None, sync_ms=0, heads_max=20)
+    eve, bob = Device("eve", options), Device("bob")
+    for number in range(50):
+        eve.hear(Device(f"peer {number}").say("at the same time"))
+    eve.hear(*[bob.say(str(number)) for number in range(300)])
+    saved = [key for key in eve.state if key.startswith("head/")]
+    assert 10 < len(saved) <= 20
+    eve.crash()
+    for _ in range(5):
+        eve.say("all of you")
+    assert not [key for key in eve.state if key.startswith("head/")]
+
+
+def test_a_saved_head_that_the_log_lost_is_forgotten() -> None:
+    eve, bob = Device("eve"), Device("bob")
+    eve.hear(Device("ada").say("hello"), *[bob.say(str(number)) for number in range(300)])
+    assert [key for key in eve.state if key.startswith("head/")]
+    eve.log = MemoryLog()
+    eve.crash()
+    message, _ = decode(eve.say("alone"))
+    assert message.causal_history == ()
+    assert not [key for key in eve.state if key.startswith("head/")]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_message_is_late_if_one_that_depends_on_it_gave_way_before(
+    is_restarted: bool, is_lost: bool
+) -> None:
+    """At the bound of waiting messages one is delivered after a gap while others wait for its cause."""
+    options = ParticipantOptions(bloom=None, sync_ms=0, waiting_max=1)
+    cause = HistoryEntry("cause")
+    other = HistoryEntry("other")
+    first = Message("first", CHANNEL, "bob", NOON_MS + 1, (cause,), content=b"first")
+    second = Message("second", CHANNEL, "bob", NOON_MS + 2, (cause, other), content=b"second")
+    eve = Device("eve", options)
+    eve.hear(encode(first))
+    eve.wait(100)
+    eve.hear(encode(second))
+    assert eve.texts == ["first"]
+    assert eve.delivered[0].after_gap == ("cause",)
+    assert [key for key in eve.state if key.startswith("passed/")] == ["passed/cause"]
+    if is_restarted:
+        eve.crash()
+    if is_lost:
+        eve.wait(250)  # the cause is lost, and the second message waits for the other one
+        assert eve.status.lost == (0 if is_restarted else 1)
+        if is_restarted:
+            eve.crash()
+    eve.hear(encode(Message("cause", CHANNEL, "ada", NOON_MS, content=b"cause")))
+    late = {each.message.content: each.is_late for each in eve.delivered}
+    assert late[b"cause"]
+    assert not late[b"first"]
+    assert not [key for key in eve.state if key.startswith("passed/")]
 
 
 def test_sent_messages_and_their_acknowledgement_survive_a_restart() -> None:
@@ -332,16 +417,52 @@ def test_held_messages_stay_held_over_a_restart() -> None:
 @pytest.mark.parametrize("wrong", ["text", 5, [1, 2]])
 def test_what_is_not_bytes_is_refused_and_spoils_nothing_that_is_sent_later(wrong: Any) -> None:
     ada = Device("ada")
-    with pytest.raises(TypeError):
-        ada.participant.send(wrong, ada.now_ms)
-    with pytest.raises(TypeError):
-        ada.participant.send(b"hello", ada.now_ms, retrieval_hint=wrong)
-    with pytest.raises(TypeError):
-        ada.participant.receive(Device("bob").say("hum"), ada.now_ms, retrieval_hint=wrong)
+    frame, it = Device("bob").say("hum"), ada.participant
+    for name, call in (
+        ("content", lambda: it.send(wrong, ada.now_ms)),
+        ("retrieval_hint", lambda: it.send(b"hello", ada.now_ms, retrieval_hint=wrong)),
+        ("retrieval_hint", lambda: it.receive(frame, ada.now_ms, retrieval_hint=wrong)),
+        ("retrieval_hint", lambda: it.stored("an ID", wrong)),
+        ("frame", lambda: it.receive(wrong, ada.now_ms)),
+    ):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert isinstance(raised.value, LocalProtocolError)
+        assert raised.value.code == "wrong_type"
+        assert raised.value.detail == f"{name} is of type {type(wrong).__name__}, not bytes"
     assert len(ada.log) == 0
     ada.say("hello")
     ada.crash()
     ada.say("hello again")
+
+
+def test_other_arguments_of_a_wrong_type_are_refused_and_change_nothing() -> None:
+    ada = Device("ada")
+    ada.hear(Device("bob").say("hum"))
+    wrong: Any
+    for wrong in ("1", 1.5, None, b"1"):
+        for call in (
+            lambda: ada.participant.send(b"hello", wrong),  # noqa: B023
+            lambda: ada.participant.tick(wrong),  # noqa: B023
+            lambda: ada.participant.confirm(wrong),  # noqa: B023
+        ):
+            with pytest.raises(LocalProtocolError, match=r"wrong_type: .* not int"):
+                call()
+    for wrong in (5, None, b"room"):
+        for make in (
+            lambda: Participant(wrong, "ada"),  # noqa: B023
+            lambda: Participant("room", wrong),  # noqa: B023
+            lambda: ada.participant.stored(wrong),  # noqa: B023
+        ):
+            with pytest.raises(LocalProtocolError, match=r"wrong_type: .* not str"):
+                make()
+    with pytest.raises(
+        LocalProtocolError, match=r"unknown_delivery: delivery -1 is confirmed; .* 1 to 1"
+    ):
+        ada.participant.confirm(-1)
+    assert ada.participant.confirm(0) == []
+    ada.say("hello")
+    assert len(ada.log) == 2
 
 
 def test_a_hint_longer_than_stores_accept_never_enters_a_causal_history() -> None:

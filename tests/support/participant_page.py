@@ -14,7 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sdstore.sds import bloom, options, outgoing, participant, references, repair
+from sdstore.sds import (
+    bloom,
+    messages,
+    options,
+    outgoing,
+    participant,
+    references,
+    repair,
+    restoring,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "participant.md"
 
@@ -77,7 +86,15 @@ def page() -> str:
         "repair": table_of_options(repair.RepairOptions),
         "fixed": [
             row
-            for module in (participant, outgoing, references, bloom, repair)
+            for module in (
+                participant,
+                messages,
+                restoring,
+                outgoing,
+                references,
+                bloom,
+                repair,
+            )
             for row in table_of_constants(module)
         ],
     }
