@@ -340,8 +340,8 @@ class ParticipantChannel:
         self.sender_id = sender_id
         self._driver = driver
         self.log = driver.persistence.log(channel_id)
-        saved = driver.persistence.state(channel_id)
         self.participant = driver.persistence.participant(channel_id, sender_id, options)
+        saved = driver.persistence.state(channel_id)
         self._follower = Follower(self, driver.access, saved)
         self._sent_ids = [key.removeprefix(SENT) for key in saved if key.startswith(SENT)]
         self._events = EventQueue()

@@ -102,9 +102,10 @@ class ParticipantFile:
     ) -> Participant:
         """The participant of a channel from where its last save left it, or a new one.
 
-        Raises `LocalProtocolError` as `Participant.restore`: `state_of_another` if the channel's
+        Writes first what a failed save left, so that the state matches the log. Raises `LocalProtocolError` as `Participant.restore`: `state_of_another` if the channel's
         participant has another sender ID.
         """
+        self.save(channel_id)
         state = self.state(channel_id)
         own = {key: value for key, value in state.items() if not key.startswith(DRIVER_KEYS)}
         return Participant.restore(
@@ -112,11 +113,7 @@ class ParticipantFile:
         )
 
     def state(self, channel_id: str) -> dict[str, bytes]:
-        """The state of a channel as the saved `Save` effects and `confirm` left it.
-
-        Writes first what a failed save left, so that the state matches the log.
-        """
-        self.save(channel_id)
+        """The state of a channel as the saved `Save` effects and `confirm` left it."""
         channel_no = self.log(channel_id).channel_no
         wanted = select(STATE.c.key, STATE.c.value).where(STATE.c.channel_no == bindparam("no"))
         state = {
