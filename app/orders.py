@@ -12,8 +12,8 @@ One call examines a bounded number of messages. Until an order has read its whol
 Workers of a node read the same arrivals, so their complete orders are equal. Stores receive messages in
 other orders; their confirmed prefixes agree as docs/ordering.md says.
 
-Two messages with one ID make the references to it ambiguous. The one that arrived first is ordered.
-The other is a breach, and nothing more is confirmed.
+Of two messages with one ID the one that arrived first is ordered. If the other has another sender or other
+causes, references to the ID are ambiguous: that is a breach, and nothing more is confirmed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from app.recon.budget import Budget
 from app.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut
 from app.store.store import Store
-from sdstore.ordering import Breach, BreachKind, Ordering, OrderingError, Roles
+from sdstore.ordering import Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
 
 STEP_S = 0.05
@@ -61,6 +61,9 @@ CAUSE_BYTES = 150
 
 HASH_EVERY = 256
 """Messages between two remembered hashes of the order: a cursor costs the hash of fewer."""
+
+THREAD_HASHES_MIN = 4_096
+"""Hashing the order of so many messages takes a millisecond: a thread does it."""
 
 REWINDS_MAX = 256
 """Changes remembered, to compute how far a tail was rewound; beyond it the answer is an upper bound."""
@@ -120,6 +123,7 @@ class Order:
         self.wanted = wanted
         self.lock = asyncio.Lock()
         self.users_count = 0
+        self._version = 0
         self.begin()
 
     def begin(self) -> None:
@@ -135,12 +139,12 @@ class Order:
         self.lost: dict[bytes, None] = {}
         self.bytes_count = 0
         self.senderless_count = 0
-        self.variants_count = 0
         self.is_complete = False
         self.is_too_large = False
         self._hashes: list[bytes] = []
-        self._version = 0
-        self._rewinds: list[tuple[int, int]] = []
+        # (version, first place that changed with it)
+        self._version += 1
+        self._rewinds: list[tuple[int, int]] = [(self._version, 0)]
 
     def give_up(self) -> None:
         """Forget everything but the place up to which it was read: the order is too large to keep."""
@@ -165,29 +169,21 @@ class Order:
         return Taken(count, 1 + int(1_000 * (time.thread_time() - started_s)))
 
     def _take(self, item: Entry | LeftOut) -> None:
-        known = self.known.get(item.message_id)
-        if known is not None and known.digest != item.digest:
-            self._note_variant(item)
-        elif isinstance(item, LeftOut):
-            if known is None:
-                self._remember(Known(item.message_id, item.digest, None))
-                self.lost[item.digest] = None
-        elif known is None or known.sender_id is None:
-            self.lost.pop(item.digest, None)
-            self._add(item)
-
-    def _note_variant(self, item: Entry | LeftOut) -> None:
-        self.variants_count += 1
-        if self.variants_count <= NAMED_MAX:
-            detail = f"{item.digest.hex()} has the ID of a message that arrived before it"
-            breach = Breach(BreachKind.VARIANT, message_id=item.message_id, detail=detail)
-            self.ordering.breaches.append(breach)
-
-    def _add(self, entry: Entry) -> None:
-        message, _ = decode(entry.frame)
-        self.senderless_count += not message.sender_id
+        first = self.known.get(item.message_id) or Known(item.message_id, item.digest, None)
+        is_first = first.digest == item.digest
+        if is_first and first.sender_id is not None:
+            return
+        if isinstance(item, LeftOut) or not (is_first or first.sender_id is not None):
+            # A variant is compared when its content, and that of the first, can be read.
+            self._remember(first)
+            self.lost[item.digest] = None
+            return
+        self.lost.pop(item.digest, None)
+        message, _ = decode(item.frame)
         sender_id = self._senders.setdefault(message.sender_id, message.sender_id)
-        self._remember(Known(entry.message_id, entry.digest, sender_id))
+        if is_first:
+            self.senderless_count += not sender_id
+            self._remember(first._replace(sender_id=sender_id))
         causes = []
         for each in message.causal_history:
             known = self.known.get(each.message_id)
@@ -195,7 +191,7 @@ class Order:
             causes.append(each.message_id if known is None else known.message_id)
             self.bytes_count += 8 if known else CAUSE_BYTES + _text_bytes(each.message_id)
         before = len(self.ordering)
-        change = self.ordering.add(entry.message_id, sender_id, causes)
+        change = self.ordering.add(first.message_id, sender_id, causes)
         first_changed = before - change.rewound
         del self._hashes[first_changed // HASH_EVERY :]
         if change.rewound:
@@ -298,32 +294,45 @@ class Orders:
         return sum(each.bytes_count for each in self._orders.values())
 
     @asynccontextmanager
-    async def opened(
-        self, wanted: Wanted, caller: OrderCaller, through_seq: int = MAX_SEQ
-    ) -> AsyncIterator[Order]:
+    async def opened(self, wanted: Wanted, caller: OrderCaller) -> AsyncIterator[Order]:
         """The order, with what was committed by now, as far as one call reads. Nobody changes it meanwhile.
 
-        An order that has read the sequence number `through_seq` reads nothing.
-        Raises `Problem`: `invalid_parameter`, `order_budget_spent`, `order_too_large`, `overloaded`.
+        Takes a turn. Raises `Problem`: `order_budget_spent`, `order_too_large`, `overloaded`.
+        """
+        with await self._sharing.turns[Turns.ORDERS].take(caller.address, 1):
+            async with self.followed(wanted, caller, MAX_SEQ) as order:
+                yield order
+
+    @asynccontextmanager
+    async def followed(
+        self, wanted: Wanted, caller: OrderCaller, through_seq: int
+    ) -> AsyncIterator[Order]:
+        """As `opened`, for a reader that follows the channel: it takes no turn.
+
+        An order that has read the sequence number `through_seq` reads nothing: of all readers of an order,
+        the first one that hears of a message pays for it.
         """
         order = self._orders.get(wanted) or Order(wanted)
         self._orders[wanted] = order
         self._orders.move_to_end(wanted)
         order.users_count += 1
         try:
-            with await self._sharing.turns[Turns.ORDERS].take(caller.address, 1):
-                async with order.lock:
-                    if order.read.number < through_seq:
-                        await self._catch_up(order, caller)
-                    if order.is_too_large:
-                        bound = self._limits.order_bytes_max
-                        detail = f"this order needs more than {bound} bytes of memory, or too many \
-messages wait for missing ones: `sdstore snapshot order` has no such bound"
-                        raise Problem(Code.ORDER_TOO_LARGE, detail)
-                    yield order
+            async with order.lock:
+                if order.read.number < through_seq:
+                    await self._catch_up(order, caller)
+                if order.is_too_large:
+                    bound = self._limits.order_bytes_max
+                    detail = f"this order needs more than {bound} bytes, or too many messages wait for others"
+                    raise Problem(Code.ORDER_TOO_LARGE, detail)
+                yield order
         finally:
             order.users_count -= 1
             self._evict()
+
+    async def hash_up_to(self, order: Order, number: int) -> None:
+        """Hash an opened order up to a place, so that `place` takes no time; no further than it goes."""
+        if order.hashes_missing(number) > THREAD_HASHES_MIN:
+            await self.in_thread(partial(order.place, min(number, len(order.ordering))))
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """What `work` returns; one thread works at a time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -137,15 +137,7 @@ def _summary(page: OrderPage) -> dict[str, Any]:
             "waiting_count": page.waiting_count,
             "senderless_count": page.senderless_count,
             "missing": list(page.missing),
-            "breaches": [
-                {
-                    "kind": each.kind,
-                    "sender_id": each.sender_id,
-                    "message_id": each.message_id,
-                    "detail": each.detail,
-                }
-                for each in page.breaches
-            ],
+            "breaches": [asdict(each) for each in page.breaches],
             "left_out": [digest.hex() for digest in page.left_out],
             "next_confirmed": page.next_confirmed,
         }
@@ -167,7 +159,9 @@ def _print_notes(page: OrderPage) -> None:
     confirmed = counted(page.confirmed_count, "message", "messages")
     print_note(f"{confirmed} confirmed, {page.tail_count:,} tentative")
     for breach in page.breaches[:NAMED_MAX]:
-        print_note(f"nothing more is confirmed: {breach.kind}: {printable(breach.detail)}")
+        shown = " and ".join(dict.fromkeys([breach.message_id, breach.other_message_id]))
+        where = f" ({printable(shown)})" if breach.message_id else ""
+        print_note(f"nothing more is confirmed: {breach.kind}: {printable(breach.detail)}{where}")
     if page.waiting_count:
         missing = ", ".join(printable(each) for each in page.missing[:NAMED_MAX])
         waiting = counted(page.waiting_count, "message is", "messages are")

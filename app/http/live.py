@@ -1,5 +1,5 @@
 """Live messages as server-sent events: `message`, `relayed`, `left_out` for a stored message whose
-content is lost, and `gap` for a reader who fell behind.
+content is lost, and `gap` for a reader who fell behind. A reader that names indexers also gets `confirmed`.
 
 Comments and stored messages carry a feed cursor as event ID, so a reader that reconnects
 (`Last-Event-ID`, or `?after=`) goes on where it was, even if nothing has come yet. After a `gap` it
@@ -12,21 +12,36 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import Header
+from fastapi import Header, Query
 
 from app.callers import Scope
 from app.entries import Entry
+from app.errors import Code, Problem
 from app.http.call import Call, StreamedReply
 from app.http.openapi import EVENTS
+from app.http.orders import (
+    Indexers,
+    NonIndexers,
+    Relayed,
+    order_caller,
+    read_place,
+    wanted_order,
+    write_place,
+)
 from app.http.pages import After, CursorKind, Cursors
 from app.http.replies import event, event_stream, heartbeat, message_json
 from app.http.routing import CurrentCall, Routes
-from app.ingest.prepare import Relayed
+from app.ingest.prepare import Relayed as RelayedMessage
 from app.live import Heartbeat, LiveEvent, LiveMessage, Skip, Wanted
+from app.orders import MAX_SEQ, Order
+from app.orders import Wanted as OrderWanted
 from app.store.entryrows import LeftOut
 from sdstore.sds.jsonform import to_json
 
 routes = Routes("live")
+
+CONFIRMED_IDS_MAX = 100
+"""IDs of one event `confirmed`: 100 kB of the longest. Others follow at once in further events."""
 
 LastEventId = Annotated[str | None, Header(description="where a reader that reconnects was")]
 
@@ -41,29 +56,133 @@ async def live(
 
 @routes.add("GET /v1/channels/{channel_id}/live", Scope.READ, replies=EVENTS)
 async def channel_live(
-    call: CurrentCall, channel_id: str, after: After = None, last_event_id: LastEventId = None
+    call: CurrentCall,
+    channel_id: str,
+    indexer: Indexers,
+    non_indexer: NonIndexers,
+    relayed: Relayed,
+    confirmed_after: Annotated[
+        str | None, Query(description="a `next_confirmed`, or the `cursor` of an event `confirmed`")
+    ] = None,
+    after: After = None,
+    last_event_id: LastEventId = None,
 ) -> StreamedReply:
-    """New messages of a channel as they come, and before them those after a cursor."""
-    return await _stream(call, channel_id.__eq__, last_event_id or after)
+    """New messages of a channel as they come, and before them those after a cursor.
+
+    With senders as for the order of the channel, also what joins its confirmed prefix.
+    """
+    confirmations = None
+    if indexer or non_indexer or relayed or confirmed_after is not None:
+        order = wanted_order(call, channel_id, indexer, non_indexer, relayed)
+        confirmations = _Confirmations(call, order, confirmed_after)
+        await confirmations.begin()
+    return await _stream(call, channel_id.__eq__, last_event_id or after, confirmations)
 
 
-async def _stream(call: Call, wanted: Wanted, cursor: str | None) -> StreamedReply:
+async def _stream(
+    call: Call, wanted: Wanted, cursor: str | None, confirmations: _Confirmations | None = None
+) -> StreamedReply:
     cursors = Cursors(call.node.store.database_id)
     after = await cursors.read_arrival(call.node.store, cursor)
     place = await call.node.live.admit()
     events = call.node.live.events(wanted, after, call.address, place)
-    return event_stream(_parts(events, cursors))
+    return event_stream(_parts(events, cursors, confirmations))
 
 
 async def _parts(
-    events: AsyncGenerator[Sequence[LiveEvent], None], cursors: Cursors
+    events: AsyncGenerator[Sequence[LiveEvent], None],
+    cursors: Cursors,
+    confirmations: _Confirmations | None,
 ) -> AsyncGenerator[Sequence[bytes], None]:
     async with aclosing(events) as open_events:
         async for some in open_events:
             part = [_chunk(each, cursors) for each in some]
+            if confirmations is not None:
+                confirmations.note(some)
             # Keep only the rendered bytes, which readers share, while the reader is not reading.
             del some
             yield part
+            while confirmations is not None and (confirmed := await confirmations.next()):
+                yield [confirmed]
+
+
+class _Confirmations:
+    """What one reader knows of the confirmed prefix. All readers of an order share the cost of computing it."""
+
+    def __init__(self, call: Call, wanted: OrderWanted, confirmed_after: str | None) -> None:
+        self._orders = call.node.orders
+        self._wanted = wanted
+        self._caller = order_caller(call)
+        self._cursors = Cursors(call.node.store.database_id)
+        self._place = read_place(self._cursors, wanted, confirmed_after)
+        self._through_seq = 0
+        self._has_begun = False
+        self._has_ended = False
+        # The order as it was at the last event.
+        self._version = self._length = 0
+
+    async def begin(self) -> None:
+        """Raise what a request for the order raises: once the stream has begun, an error could only end it."""
+        async with self._orders.opened(self._wanted, self._caller) as order:
+            if self._place is not None:
+                await self._orders.hash_up_to(order, self._place.number)
+                start = order.position(self._place) or 0
+                if order.is_complete and start > order.ordering.confirmed_count:
+                    raise Problem(Code.INVALID_CURSOR, "this cursor is in the tentative tail")
+        self._through_seq = MAX_SEQ
+
+    def note(self, events: Sequence[LiveEvent]) -> None:
+        """The reader gets these events: confirmations can follow."""
+        for each in events:
+            match each:
+                case LiveMessage(item=Entry() | LeftOut() as item):
+                    self._through_seq = max(self._through_seq, item.seq)
+                case Skip():
+                    # The database may have gone back: read whatever it holds.
+                    self._through_seq = MAX_SEQ
+
+    async def next(self) -> bytes | None:
+        """The next event; None if there is nothing new, or nothing that can be computed now."""
+        if not self._through_seq or self._has_ended:
+            return None
+        try:
+            async with self._orders.followed(
+                self._wanted, self._caller, self._through_seq
+            ) as order:
+                await self._orders.hash_up_to(order, order.ordering.confirmed_count)
+                return self._event(order)
+        except Problem as problem:
+            if problem.code in (Code.CURSOR_REWOUND, Code.ORDER_TOO_LARGE):
+                self._has_ended = True
+                return event("problem", problem.document())
+            return (
+                None  # the node is busy, or the budget spent: with the next events it tries again
+            )
+
+    def _event(self, order: Order) -> bytes | None:
+        confirmed_count = order.ordering.confirmed_count
+        start = confirmed_count if order.is_complete else None
+        if self._place is not None:
+            start = order.position(self._place)
+        if start is None or start > confirmed_count:
+            return None  # the order is not complete: with the next events it is read further
+        stop = max(start, min(confirmed_count, start + CONFIRMED_IDS_MAX))
+        if stop == confirmed_count and order.is_complete:
+            self._through_seq = 0
+        if stop == start and self._has_begun:
+            return None
+        rewound_count = max(0, self._length - order.first_changed_since(self._version))
+        self._place = order.place(stop)
+        self._version, self._length = order.version, len(order.ordering)
+        document = {
+            "message_ids": order.ordering.page(start, stop),
+            "confirmed_count": stop,
+            "tail_count": self._length - confirmed_count,
+            "rewound": rewound_count if self._has_begun else 0,
+            "cursor": write_place(self._cursors, self._wanted, self._place),
+        }
+        self._has_begun = True
+        return event("confirmed", document)
 
 
 def _chunk(each: LiveEvent, cursors: Cursors) -> bytes:
@@ -98,6 +217,6 @@ def _left_out_json(left_out: LeftOut) -> dict[str, str]:
     }
 
 
-def _relayed_json(relayed: Relayed) -> dict[str, Any]:
+def _relayed_json(relayed: RelayedMessage) -> dict[str, Any]:
     meta = {"kind": relayed.message.kind.value, "dialect": relayed.dialect.label}
     return {"message": to_json(relayed.message), "meta": meta}

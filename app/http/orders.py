@@ -41,9 +41,6 @@ _T = TypeVar("_T")
 ITEM_BYTES = 200
 """Bytes of an item of a reply beside its names: its digest in hex, names of members."""
 
-THREAD_HASHES_MIN = 4_096
-"""Hashing the order of so many messages takes a millisecond: a thread does it."""
-
 Indexers = Annotated[
     list[str],
     Query(default_factory=list, description="a sender whose references confirm; repeatable"),
@@ -104,11 +101,11 @@ async def channel_order(
             raise ClientGoneError
         start = 0
         if place is not None:
-            if order.hashes_missing(place.number) > THREAD_HASHES_MIN:
-                await orders.in_thread(partial(order.position, place))
+            await orders.hash_up_to(order, place.number)
             found = order.position(place)
             if found is None:
                 # This worker has not read so far yet: the same cursor continues.
+                await orders.hash_up_to(order, order.ordering.confirmed_count)
                 confirmed = write(order.place(order.ordering.confirmed_count))
                 return await _reply(call, _Page(order, 0, [], {}, after, confirmed), lists)
             start = found
@@ -116,8 +113,7 @@ async def channel_order(
         async def read(bytes_max: int) -> Reply:
             items, contents = await _fitting(call, order, start, limit, bytes_max, include)
             stop = start + len(items)
-            if order.hashes_missing(stop) > THREAD_HASHES_MIN:
-                await orders.in_thread(partial(order.place, stop))
+            await orders.hash_up_to(order, stop)
             is_last = order.is_complete and stop == len(order.ordering)
             following = None if is_last else write(order.place(stop))
             confirmed = write(order.place(min(stop, order.ordering.confirmed_count)))
@@ -240,6 +236,7 @@ def _breach(breach: Breach) -> dict[str, str]:
         "kind": breach.kind.value,
         "sender_id": breach.sender_id,
         "message_id": breach.message_id,
+        "other_message_id": breach.other_message_id,
         "detail": breach.detail,
     }
 

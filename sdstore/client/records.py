@@ -197,11 +197,15 @@ class OrderItem:
 
 @dataclass(frozen=True, slots=True)
 class OrderBreach:
-    """A precondition that does not hold; `kind` is "no_indexers", "fork" or "variant"."""
+    """A precondition that does not hold; `kind` is "no_indexers", "fork" or "variant".
+
+    `message_id` and `other_message_id` are the two messages that show it; equal for a variant.
+    """
 
     kind: str
     sender_id: str
     message_id: str
+    other_message_id: str
     detail: str
 
 

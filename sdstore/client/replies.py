@@ -156,7 +156,9 @@ def order_page(reply: Reply) -> OrderPage:
         senderless_count=page.senderless_count,
         missing=tuple(page.missing),
         breaches=tuple(
-            OrderBreach(each.kind, each.sender_id, each.message_id, each.detail)
+            OrderBreach(
+                each.kind, each.sender_id, each.message_id, each.other_message_id, each.detail
+            )
             for each in page.breaches
         ),
         left_out=tuple(map(_digest, page.left_out)),

@@ -237,16 +237,18 @@ class OrderItem(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., confirmed: _Optional[bool] = ..., message: _Optional[_Union[StoredMessage, _Mapping]] = ...) -> None: ...
 
 class OrderBreach(_message.Message):
-    __slots__ = ("kind", "sender_id", "message_id", "detail")
+    __slots__ = ("kind", "sender_id", "message_id", "detail", "other_message_id")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OTHER_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     kind: str
     sender_id: str
     message_id: str
     detail: str
-    def __init__(self, kind: _Optional[str] = ..., sender_id: _Optional[str] = ..., message_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    other_message_id: str
+    def __init__(self, kind: _Optional[str] = ..., sender_id: _Optional[str] = ..., message_id: _Optional[str] = ..., detail: _Optional[str] = ..., other_message_id: _Optional[str] = ...) -> None: ...
 
 class OrderPage(_message.Message):
     __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out")

@@ -185,7 +185,10 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
         Attempt(f"/v1/channels/{quote(THEIRS)}/order?indexer=a", 403),
         Attempt("/v1/channels/mine/order?include=messages", shows=b'"message_id":"last"'),
     ],
-    "GET /v1/channels/{channel_id}/live": [Attempt(f"/v1/channels/{quote(THEIRS)}/live", 403)],
+    "GET /v1/channels/{channel_id}/live": [
+        Attempt(f"/v1/channels/{quote(THEIRS)}/live", 403),
+        Attempt(f"/v1/channels/{quote(THEIRS)}/live?indexer=a", 403),
+    ],
     "GET /v1/feed": [
         Attempt("/v1/feed", shows=b'"message_id":"last"'),
         Attempt("/v1/feed?limit=1", shows=b'"messages":[]'),

@@ -244,11 +244,16 @@ def test_of_two_messages_with_one_id_the_first_is_ordered_and_nothing_more_is_co
     publish(node, CHAIN[:4])
     confirmed = page(node)["confirmed_count"]
     assert confirmed == 2
+    first = page(node)["items"][1]
+    same_causes = replace(message(CHAIN[1]), content=b"another content")
+    assert node.publish(same_causes).status_code == 201
+    assert page(node)["breaches"] == []
     publish(node, [Sent("b0", "b", ())])
     publish(node, CHAIN[4:])
     found = page(node)
     assert found["confirmed_count"] == confirmed
     assert ids(found["items"]) == ids(CHAIN_ITEMS)
+    assert found["items"][1]["digest"] == first["digest"]
     [breach] = found["breaches"]
     assert (breach["kind"], breach["message_id"]) == ("variant", "b0")
 
@@ -276,6 +281,25 @@ def test_lost_content_holds_back_what_refers_to_it_until_it_comes_back(
         found = page(node)
         assert ids(found["items"]) == [*ids(CHAIN_ITEMS), "d0"]
         assert (found["left_out"], found["waiting_count"]) == ([], 0)
+
+
+def test_a_variant_of_a_lost_message_takes_no_place_and_is_noticed_when_that_comes_back(
+    stores: Stores, tmp_path: Path
+) -> None:
+    url = stores.new_url()
+    with running_node(tmp_path, database_url=url) as node:
+        publish(node, CHAIN[:4])
+        harm_frame(url, 2, cut)
+    with running_node(tmp_path, database_url=url) as node:
+        publish(node, [Sent("b0", "b", ())])
+        found = page(node)
+        assert ids(found["items"]) == ["a0"]
+        assert found["missing"] == ["b0"]
+        assert node.publish(message(CHAIN[1], 1)).status_code == 201
+        page(node)
+        found = page(node)
+        assert ids(found["items"]) == ["a0", "b0", "c0", "a1"]
+        assert [each["kind"] for each in found["breaches"]] == ["variant"]
 
 
 def test_a_database_that_went_back_has_the_order_of_what_it_holds(
@@ -378,10 +402,10 @@ def test_a_caller_that_spent_its_budget_waits_and_what_is_computed_is_still_serv
         assert len(page(node)["items"]) == 9
 
 
-def test_an_order_beyond_the_memory_of_one_is_refused_until_the_channel_is_smaller(
+def test_an_order_beyond_the_memory_of_one_is_refused_and_others_are_served(
     tmp_path: Path,
 ) -> None:
-    limits = replace(DEFAULT_LIMITS, order_bytes_max=100_000)
+    limits = replace(DEFAULT_LIMITS, order_bytes_max=50_000)
     long = [Sent(f"a{n}", "a", (f"missing {n} " * 80,)) for n in range(30)]
     with running_node(tmp_path, limits) as node:
         publish(node, CHAIN)
