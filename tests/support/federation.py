@@ -147,6 +147,10 @@ async def holdings(node: Node) -> dict[tuple[str, str, bytes], frozenset[bytes]]
     }
 
 
+RUN_SECONDS_MAX = 240
+"""Ends a scenario that hangs before pytest's limit of 300 s ends it without its tasks' names."""
+
+
 def run(scenario: Any) -> Any:
-    """Run a coroutine, for at most a minute."""
-    return asyncio.run(asyncio.wait_for(scenario, 60))
+    """Run a coroutine, for at most `RUN_SECONDS_MAX`."""
+    return asyncio.run(asyncio.wait_for(scenario, RUN_SECONDS_MAX))

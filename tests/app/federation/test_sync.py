@@ -388,25 +388,33 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
             numbers = itertools.count()
             memories: dict[tuple[int, int], Remembered] = {}
             reports: list[SyncReport] = []
-            is_over = asyncio.Event()
+            asked, is_over = asyncio.Event(), asyncio.Event()
+
+            def wake(_: ReconRequest, response: ReconResponse) -> ReconResponse:
+                asked.set()
+                asked.clear()
+                return response
 
             async def write(node: Node) -> None:
+                # A batch for each answer of any node: as many on a slow machine as on a fast one.
                 while not is_over.is_set():
                     batch = [message(next(numbers)) for _ in range(5)]
                     hints = {each.message_id: (each.message_id.encode(),) for each in batch}
                     await publish(node, batch, hints)
-                    await asyncio.sleep(0.01)
+                    await asked.wait()
 
             async def meet(one: int, two: int) -> None:
                 memory = memories.setdefault((one, two), Remembered())
-                reports.extend(
-                    [await sync(nodes[one], nodes[two], memory=memory) for _ in range(15)]
-                )
+                local, interest = local_of(nodes[one]), nodes[one].interest
+                for _ in range(10):
+                    peer = InProcessPeer(nodes[two], wake)
+                    reports.append(await sync_with_peer(local, peer, interest, memory=memory))
 
             writers = [asyncio.create_task(write(node)) for node in nodes]
             pairs = [(0, 1), (1, 0), (1, 2), (2, 0)]
             await asyncio.gather(*(meet(*pair) for pair in pairs))
             is_over.set()
+            asked.set()
             await asyncio.gather(*writers)
             assert {(each.outcome, each.detail) for each in reports} == {(SyncOutcome.IN_SYNC, "")}
             assert {each.set_aside_count for each in reports} == {0}

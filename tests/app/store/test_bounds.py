@@ -253,16 +253,17 @@ def test_keys_are_signed_64_bit_and_differ_between_databases() -> None:
 
 
 @pytest.mark.slow
-async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds(
+async def test_a_hint_with_a_million_claims_is_looked_up_like_one_with_a_thousand(
     stores: Stores,
 ) -> None:
-    hint, claims_count, spam_count = bytes(32), 1_000_000, 1_000
+    hint, other, claims_count, spam_count = bytes(32), b"other", 1_000_000, 1_000
     url = stores.new_url()
     store = await Store.open(url, DEFAULT_LIMITS)
     store.begin_writing()
     spam = [content_frame(n, channel_id="spam") for n in range(spam_count)]
     store.writer.write([entry_of(frame, hint) for frame in spam])
-    honest = entry_of(content_frame(spam_count, channel_id="honest"), hint)
+    honest = entry_of(content_frame(spam_count, channel_id="honest"), hint, other)
+    store.writer.write([entry_of(frame, other) for frame in spam])
     store.writer.write([honest])
     engine = _engine(url)
     with engine.begin() as connection:  # as many claims as it takes, on the same entries
@@ -276,22 +277,26 @@ async def test_a_hint_with_a_million_claims_is_looked_up_within_ten_milliseconds
             index.drop(connection)
         connection.exec_driver_sql(
             f"INSERT INTO published_claims (claim_no, {', '.join(names)}) {numbers}"
-            f" SELECT {spam_count + 1} * i + claim_no, {', '.join(names)} FROM published_claims, n"
-            f" WHERE seq <= {spam_count}"
+            f" SELECT {spam_count} * (i + 3) + claim_no, {', '.join(names)} FROM published_claims, n"
+            f" WHERE claim_no <= {spam_count}"
         )
         for index in published_claims.indexes:
             index.create(connection)
     engine.dispose()
     for channel_id in ("honest", None):
-        seconds = []
-        for _ in range(50):  # the quickest: others use the machine too
-            start_s = time.perf_counter()
-            found = await store.entries.lookup(
-                [], [hint], channel_id, presence_only=True, bytes_max=BYTES_MAX
-            )
-            seconds.append(time.perf_counter() - start_s)
-            assert not found.missing
-        digests = [digest for _, digest in found.found]
-        assert channel_id is None or digests == [honest.digest]
-        assert min(seconds) < 0.010
+        seconds: dict[bytes, list[float]] = {hint: [], other: []}
+        cpu_seconds: list[float] = []
+        for _ in range(50):  # in turns, and the quickest: others use the machine too
+            for each, its in seconds.items():
+                start_s, start_cpu_s = time.perf_counter(), time.thread_time()
+                found = await store.entries.lookup(
+                    [], [each], channel_id, presence_only=True, bytes_max=BYTES_MAX
+                )
+                its.append(time.perf_counter() - start_s)
+                cpu_seconds.append(time.thread_time() - start_cpu_s)
+                assert not found.missing
+                digests = [digest for _, digest in found.found]
+                assert channel_id is None or digests == [honest.digest]
+        assert min(cpu_seconds) < 0.010
+        assert min(seconds[hint]) < 10 * min(seconds[other])
     await store.close()
