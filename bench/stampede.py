@@ -45,7 +45,7 @@ from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.retry import Retry
 from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.digest import entry_digest
+from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sync.replica import Element, Loaded, LostPage, Prepared, Stored
 from sdstore.sync.report import SyncReport
@@ -292,6 +292,9 @@ class Log:
         del bytes_max
         assert not elements, "it only fetches"
         return Loaded([], [], 0)
+
+    def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
+        return claim_id(entry_id, hint)
 
     async def claims_on(self, entry_ids: Sequence[bytes]) -> Mapping[bytes, Sequence[bytes]]:
         del entry_ids

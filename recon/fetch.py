@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -94,13 +93,17 @@ class FetchQueue:
         element comes once, ascending, and below that bound. Otherwise a peer could serve a fetch
         for ever.
         """
-        keys = list(zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True))
-        if any(after < before for before, after in pairwise(keys)):
+        heads = heads_of(np.ascontiguousarray(ids))
+        is_same_order = orders[1:] == orders[:-1]
+        if (orders[1:] < orders[:-1]).any() or (heads[1:] < heads[:-1])[is_same_order].any():
             raise RemoteProtocolError("malformed", "the elements of an answer must ascend")
-        if len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids):
+        has_equal_keys = (is_same_order & (heads[1:] == heads[:-1])).any()
+        if has_equal_keys and _has_repeats(orders, ids):
             raise RemoteProtocolError("malformed", "an element came twice in one answer")
-        if resume is not None and keys and keys[-1] > _bound_of(resume):
-            raise RemoteProtocolError("no_progress", "an element is above the resume bound")
+        if resume is not None and len(ids):
+            last = Bound(int(orders[-1]), int(heads[-1]))
+            if last > _bound_of(resume):
+                raise RemoteProtocolError("no_progress", "an element is above the resume bound")
         return np.array([at >= 0 for at, _ in self._places(batch, orders, ids)], dtype=bool)
 
     def settle(self, batch: Batch, orders: U64, ids: U8, resume: bytes | None = None) -> None:
@@ -146,6 +149,9 @@ class FetchQueue:
         """For each element: the place in the batch of the need that asks for it, and its name there."""
         if not len(orders):
             return
+        if len(batch) == 1 and batch[0].short_ids is None:
+            yield from _in_whole_range(batch[0].range, orders, ids)
+            return
         names = names_of_short_ids(self._view.short_ids(orders, ids)).tolist()
         keys = zip(orders.tolist(), heads_of(np.ascontiguousarray(ids)).tolist(), strict=True)
         lowers = [need.range.lower for need in batch]
@@ -155,6 +161,20 @@ class FetchQueue:
             if at >= 0 and not _is_wanted(batch[at].range.upper, wanted[at], key, name):
                 at = _NOWHERE
             yield at, name
+
+
+def _has_repeats(orders: U64, ids: U8) -> bool:
+    return len(set(zip(orders.tolist(), map(bytes, ids), strict=True))) < len(ids)
+
+
+def _in_whole_range(span: Range, orders: U64, ids: U8) -> Iterator[tuple[int, int]]:
+    """`FetchQueue._places` for one need without short ids: any name that differs will do."""
+    heads = heads_of(np.ascontiguousarray(ids))
+    lower, upper = span
+    is_inside = (orders > lower.order) | ((orders == lower.order) & (heads >= lower.head))
+    if upper != END:
+        is_inside &= (orders < upper.order) | ((orders == upper.order) & (heads < upper.head))
+    return zip(np.where(is_inside, 0, _NOWHERE).tolist(), heads.tolist(), strict=True)
 
 
 def _is_wanted(upper: Bound, names: frozenset[int] | None, key: tuple[int, int], name: int) -> bool:

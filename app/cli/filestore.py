@@ -91,9 +91,18 @@ class FileLog:
 
 
 def _require_a_file_of_messages(file: Path) -> None:
-    """Raises CliError for a named pipe, whose messages cannot be read again, and for a database."""
+    """Raises CliError for a named pipe, whose messages cannot be read again, for a database, and where
+    no file can be."""
     if is_stdout(file):
         return
+    if file.is_dir():
+        detail = f"{str(file)!r} is a directory: give a file, or - for stdout"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    if not file.parent.is_dir():
+        detail = (
+            f"the directory {str(file.parent)!r} does not exist: create it, or give another file"
+        )
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
     if file.is_fifo():
         detail = f"{file} is a named pipe: give a file, or - for stdout"
         raise CliError(Exit.USAGE, "invalid_parameter", detail)

@@ -293,7 +293,8 @@ def backfill(
     the end of the file is removed first. If the node refuses to compare, the whole channel is read.
 
     The file is NDJSON by its suffix (.ndjson, .jsonl, .json), otherwise length-delimited protobuf.
-    A file with messages of another channel, a named pipe and an SQLite database are refused.
+    A file with messages of another channel, a directory, a named pipe and an SQLite database are refused.
+    The directory of the file must exist.
     """
     with loading():
         from app.cli.files import format_of_name, is_stdout, require_one_output  # noqa: PLC0415

@@ -163,6 +163,10 @@ class NodeReplica:
             for digest, claims in (await self._store.claims.of(digests)).items()
         }
 
+    def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
+        """See `Replica`."""
+        return claim_id(entry_id, hint)
+
     async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
         """See `Replica`."""
         hints = await self._published_hints(entry_ids)

@@ -20,8 +20,10 @@ timestamp, and a session's view of both), and the batches in flight, at most 64 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -61,7 +63,8 @@ HINTS_MAX = 16  # of one item, as the protocol has it
 NOTED_BASE_MAX = 1 << 16  # names that the log notes: 3 MB
 NOTED_PER_MESSAGE_MAX = 16  # and for each message: usually it has one claim, at a store up to 64
 PAGE_MESSAGES = 1_000  # of one page, and of one transaction of the log
-DRAIN_MESSAGES = 512  # taken at once: one transaction, and 50 ms without the event loop
+PAGE_BYTES_MAX = 8 << 20  # of frames, in a transaction: they are in memory until it ends
+DRAIN_MESSAGES = 1_000  # taken at once: one transaction, and 50 ms without the event loop
 READ_S_MAX = DEFAULT_LIMITS.seconds_max  # of reading all pages: as long as a session
 SILENT_S_MAX = 300  # without a message meanwhile: a page takes 120 s at most, and is tried again
 USELESS_MAX = 100 * PAGE_MESSAGES  # messages in a row that are refused, or came before: 100 pages
@@ -72,6 +75,25 @@ MEMORIES_MAX = 64  # channels; one with many disputes takes 25 MB, the usual one
 WRONG_CHANNEL = "wrong_channel"
 VARIANT = "variant"  # another message with the ID of a message that the log has
 FRAME_TOO_LARGE = "frame_too_large"
+
+_STORED, _DUPLICATE = Stored(STORED), Stored(DUPLICATE)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's garbage collector from running in a block, which must neither await nor be long.
+
+    A batch of messages makes some 10,000 objects, which are freed by their reference counts. The
+    collector would visit all objects of the program several times a second meanwhile, which takes a
+    third of the time of a backfill. What it has to free waits until the block ends.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +180,10 @@ class LogReplica:
             loaded.elements.append(element)
         return loaded._replace(covered=len(loaded.items))
 
+    def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
+        """See `Replica`."""
+        return claim_id(entry_id, hint)
+
     async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
         """See `Replica`: the claims that `load` sends inside the entries."""
         found = self._log.frames(entry_ids).items()
@@ -167,11 +193,18 @@ class LogReplica:
 
     async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
         """See `Replica`."""
+        with collector_paused():
+            return self._prepared(items)
+
+    def _prepared(self, items: Sequence[Item]) -> list[Prepared]:
         entries = [
             _entry(item.entry.frame, item.entry.hints, item.id) if item.HasField("entry") else None
             for item in items
         ]
-        came = {each.element_id: each.order for each in entries if each is not None}
+        read = [each for each in entries if each is not None]
+        if len(read) == len(items):
+            return read
+        came = {each.element_id: each.order for each in read}
         claims = [item for item in items if item.HasField("claim")]
         named = columns((item.order, item.claim.digest) for item in claims)
         ids = [claim_id(item.claim.digest, item.claim.hint) for item in claims]
@@ -200,6 +233,10 @@ class LogReplica:
 
         Names beyond the bound are forgotten at the end of the session: the next one fetches them again.
         """
+        with collector_paused():
+            return self._committed(prepared)
+
+    def _committed(self, prepared: Sequence[Prepared]) -> list[Stored]:
         stored = [Stored(NO_ENTRY)] * len(prepared)
         staged: list[Staged] = []
         noted: list[Noted] = []
@@ -218,19 +255,20 @@ class LogReplica:
                 stored[at] = Stored(PUSH_REFUSED, code)
                 noted.append(_noted(element))
             elif known.get(message_id) == each.element_id:  # it arrived on another way meanwhile
-                stored[at] = Stored(DUPLICATE)
+                stored[at] = _DUPLICATE
             else:
-                stored[at] = Stored(STORED)
+                stored[at] = _STORED
                 known[message_id] = each.element_id
                 message, frame, hints = received.message, received.frame, received.hints
                 hint = hints[0] if hints else b""
                 staged.append(Fetched(message, frame, each.element_id, hint, hints))
             came.append(element)
-            claims = [Element(element.order, each) for each in each.claims]
-            noted += map(_noted, claims)
-            came += claims
+            if each.claims:
+                claims = [Element(element.order, each) for each in each.claims]
+                noted += map(_noted, claims)
+                came += claims
         for at, claim in self._claims_to_note(prepared, came):
-            stored[at] = Stored(STORED)
+            stored[at] = _STORED
             noted.append(_noted(claim))
             came.append(claim)
         room = NOTED_BASE_MAX + NOTED_PER_MESSAGE_MAX * len(self) - self._log.noted_count
@@ -248,6 +286,8 @@ class LogReplica:
             for at, each in enumerate(prepared)
             if each.entry_id and each.order is not None
         ]
+        if not claims:
+            return []
         is_held = self.holds(*columns(entry for _, entry, _ in claims)).tolist()
         just_came = set(came)
         return [
@@ -275,8 +315,10 @@ def _entry(frame: bytes, sent_hints: Iterable[bytes], name: bytes) -> Prepared:
 
     `commit` decides what its content proves, once it is known that it was requested.
     """
-    good = (hint for hint in sent_hints if 0 < len(hint) <= HINT_BYTES_MAX)
-    hints = tuple(good)[:HINTS_MAX]
+    hints: tuple[bytes, ...] = ()
+    if sent_hints:
+        good = [hint for hint in sent_hints if 0 < len(hint) <= HINT_BYTES_MAX]
+        hints = tuple(good[:HINTS_MAX])
     try:
         message, _ = decode(frame)
     except MessageError as error:
@@ -286,7 +328,7 @@ def _entry(frame: bytes, sent_hints: Iterable[bytes], name: bytes) -> Prepared:
     return Prepared(
         order=order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
-        claims=tuple([claim_id(digest, hint) for hint in hints]),
+        claims=tuple([claim_id(digest, hint) for hint in hints]) if hints else (),
         content=Received(message, frame, hints),
     )
 
@@ -389,10 +431,10 @@ async def _read_pages(
     counts = Counts()
     batch: list[Prepared] = []
     held_max = len(replica)  # a store sends each of them once
-    held_count = useless_count = read_count = 0
+    held_count = useless_count = read_count = read_bytes = 0
 
     async def take() -> None:
-        nonlocal held_count, useless_count, read_count
+        nonlocal held_count, useless_count, read_count, read_bytes
         received_before, held_before = counts["entries_received"], held_count
         held = replica.holds(*columns((each.order or 0, each.element_id) for each in batch))
         news = [each for each, is_held in zip(batch, held.tolist(), strict=True) if not is_held]
@@ -404,7 +446,7 @@ async def _read_pages(
         has_news = counts["entries_received"] > received_before
         is_useful = has_news or held_before < held_count <= held_max
         useless_count = 0 if is_useful else _bounded(useless_count + read_count)
-        read_count = 0
+        read_count = read_bytes = 0
         if on_progress is not None:
             received, refused = counts["entries_received"], counts["entries_refused"]
             on_progress(Progress(entries_received=received, entries_refused=refused))
@@ -422,7 +464,8 @@ async def _read_pages(
                 if not prepared.refusal:
                     batch.append(prepared)
                 read_count += 1
-                if read_count == PAGE_MESSAGES:
+                read_bytes += len(each.frame)
+                if read_count == PAGE_MESSAGES or read_bytes >= PAGE_BYTES_MAX:
                     await take()
             await take()
     except TimeoutError:
@@ -469,6 +512,10 @@ def drain(
     afterwards. Carry them out before you ask for the next batch. The iteration ends when nothing is
     staged, or when the participant has no room until messages arrive that others wait for.
     """
-    while effects := participant.take_staged(now_ms(), count):
-        save([each for each in effects if isinstance(each, Save)])
+    while True:
+        with collector_paused():
+            effects = participant.take_staged(now_ms(), count)
+            if not effects:
+                return
+            save([each for each in effects if isinstance(each, Save)])
         yield [each for each in effects if not isinstance(each, Save)]

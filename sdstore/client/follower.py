@@ -42,6 +42,10 @@ WANTED_MAX = 10_000
 FETCHED_AT_ONCE = 1_000
 """Missing messages in one lookup."""
 
+LEFT_OUT_AT_ONCE = 100
+"""Messages that one store lost and others are asked for, each with a request of its own, before the next
+lookup has its turn."""
+
 RECONCILE_PAUSE_S = 60.0
 """Between two backfills of a channel because of causes far back: anybody can send messages with such."""
 
@@ -322,7 +326,7 @@ class Follower:
                 if len(self._not_found) < WANTED_MAX:
                     self._not_found[entry.message_id] = entry
             await self._fetch_left_out()
-            if not self._wanted:
+            if not (self._wanted or self._left_out):
                 self._has_wanted.clear()
 
     def _take_wanted(self) -> list[HistoryEntry]:
@@ -359,9 +363,9 @@ class Follower:
         self._has_wanted.set()
 
     async def _fetch_left_out(self) -> None:
-        """Ask the other stores once for what one store lost."""
-        left_out, self._left_out = self._left_out, {}
-        for digest, loser in left_out.items():
+        """Ask the other stores once for what one store lost: some of it now, the rest next time."""
+        for digest in list(self._left_out)[:LEFT_OUT_AT_ONCE]:
+            loser = self._left_out.pop(digest)
             for store in self._stores.ready(self._scope):
                 if store is not loser:
                     try:
@@ -370,6 +374,8 @@ class Follower:
                         continue
                     self._inbox.receive(found.frame, b"")
                     break
+            if self._inbox.is_full:
+                await self._inbox.carried_out()
 
     async def _fetch_depths(self, store: Store) -> None:
         """The causes go back too far to walk: reconcile, but not again at once."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sdstore.client.filterdelta import FILTER_BYTES_MIN, REFERENCES_MAX, FilterPacker
 from sdstore.client.participantdatabase import ParticipantDatabase
 from sdstore.client.participanttables import (
-    DELETE_STAGED,
+    DELETE_FRAME,
+    DELETE_LOG,
     DELETE_STATE,
     DELIVERIES,
     FIND_FRAME,
@@ -19,23 +21,22 @@ from sdstore.client.participanttables import (
     FIND_NOTED,
     FIND_STAGED,
     FRAME_OF_DIGEST,
-    FRAME_OF_STAGED_DIGEST,
     HASH_BYTES,
     INSERT_FILTER,
     INSERT_FRAME,
     INSERT_LOG,
     INSERT_NOTED,
-    INSERT_STAGED,
+    LOG_STAGED,
     LOGGED_ELEMENTS,
-    LOGGED_OF_KEYS,
     NEWEST,
     NEWEST_FILTERS,
     NOTED_ELEMENTS,
+    OF_KEYS,
     PUT_STATE,
     SET_COUNTS,
+    STAGED,
     STAGED_ELEMENTS,
     STAGED_IN_ORDER,
-    STAGED_OF_KEYS,
     id_bytes,
     id_text,
 )
@@ -54,11 +55,11 @@ RECENT_IDS_MAX = 16_384
 TAIL_MAX = 128
 """The newest messages of a channel kept in memory: causal histories name at most ten."""
 
-STAGED_PER_READ = 32
-"""Staged rows read at a time, of 1 MB each at most: a participant takes some hundred per turn."""
+ROWS_PER_READ = 32
+"""Rows with frames read at a time, of 1 MB each at most: a participant takes some hundred per turn."""
 
-STAGED_BYTES_MAX = 8 << 20
-"""Frames of staged messages returned at once: what a participant takes at once."""
+READ_BYTES_MAX = 8 << 20
+"""Frames of staged messages, or of deliveries, returned at once: what a participant takes at once."""
 
 IDS_PER_READ = 1_024
 """IDs looked up at once, some 20 kB of keys: a backfill asks about that many at a time."""
@@ -67,23 +68,22 @@ IDS_PER_READ = 1_024
 class _Offered(NamedTuple):
     """A row that `FileLog.staged` returned: the participant will append and unstage it."""
 
-    staged_no: int
+    log_no: int
     noted: Noted
     frame: bytes
-    packed: tuple[bytes, int | None, bytes]
 
 
 class _Unsaved:
-    """An appended entry until the next save; `packed` if its frame was staged."""
+    """An appended entry until the next save; `staged_no`: the row of its frame, if that was staged."""
 
-    __slots__ = ("digest", "entry", "packed", "raw_id")
+    __slots__ = ("digest", "entry", "raw_id", "staged_no")
 
     def __init__(self, entry: LogEntry, offered: _Offered | None) -> None:
         self.entry = entry
         self.raw_id = entry.message.message_id.encode()
-        self.packed: tuple[bytes, int | None, bytes] | None = None
+        self.staged_no: int | None = None
         if offered is not None and offered.frame is entry.frame:
-            self.digest, self.packed = offered.noted.element_id, offered.packed
+            self.digest, self.staged_no = offered.noted.element_id, offered.log_no
         else:
             self.digest = entry_digest(entry.message)
 
@@ -118,6 +118,7 @@ class FileLog:
         self._unstaged: dict[str, int] = {}  # row numbers
         self._offered: dict[str, _Offered] = {}  # by the last call of `staged`
         self._not_logged: set[str] = set()  # of those
+        self._absent: dict[str, int] = {}  # keys of IDs without a row, by the last `digests`
         self._new_noted: set[Noted] = set()
         self._staged_from = _FIRST_PLACE  # all staged rows before it are unstaged
         # Two generations of IDs: when the newer one is full it becomes the older one.
@@ -190,19 +191,26 @@ class FileLog:
 
     def deliveries(self, after_number: int, count: int) -> list[LogEntry]:
         """See `ParticipantLog`."""
-        rows = self._database.rows(DELIVERIES, (self.channel_no, after_number), count)
-        found = [self._entry(*row) for row in rows]
-        unsaved = (each for each in self._unsaved_numbers if each.number > after_number)
-        found += unsaved
-        return found[:count]
+        found: list[LogEntry] = []
+        room, last = READ_BYTES_MAX, after_number
+        while len(found) < count and room > 0:
+            wanted = min(count - len(found), ROWS_PER_READ)
+            rows = self._database.rows(DELIVERIES, (self.channel_no, last), wanted)
+            if not rows:
+                unsaved = [each for each in self._unsaved_numbers if each.number > after_number]
+                return found + unsaved[: count - len(found)]
+            found += [self._entry(*row) for row in rows]
+            last = found[-1].number
+            room -= sum(len(each.frame) for each in found[-len(rows) :])
+        return found
 
     def staged(self, count: int) -> list[Staged]:
         """See `ParticipantLog`."""
         found: list[Staged] = []
         found_bytes = 0
         self._offered = {}
-        for staged_no, place, digest, hint, packed in self._staged_rows():
-            if len(found) == count or found_bytes >= STAGED_BYTES_MAX:
+        for log_no, place, digest, hint, packed in self._staged_rows():
+            if len(found) == count or found_bytes >= READ_BYTES_MAX:
                 break
             message_id = id_text(place[1])
             if message_id in self._unstaged:
@@ -212,9 +220,9 @@ class FileLog:
             frame = self._database.frame(*packed)
             found.append(Staged(self._database.message(frame), frame, digest, hint))
             found_bytes += len(frame)
-            self._offered[message_id] = _Offered(staged_no, Noted(place[0], digest), frame, packed)
-        logged = self._of_ids(LOGGED_OF_KEYS, self._offered)
-        self._not_logged = self._offered.keys() - {id_text(raw_id) for raw_id, *_ in logged}
+            self._offered[message_id] = _Offered(log_no, Noted(place[0], digest), frame)
+        rows = self._rows_of(self._keys(self._offered))
+        self._not_logged = self._offered.keys() - {id_text(row[0]) for row in rows if row[3] >= 0}
         self._not_logged -= self._unsaved.keys()
         return found
 
@@ -224,12 +232,12 @@ class FileLog:
             if message_id in self._unstaged:
                 continue
             if offered := self._offered.get(message_id):
-                staged_no, noted = offered.staged_no, offered.noted
+                log_no, noted = offered.log_no, offered.noted
             elif row := self._database.row(FIND_STAGED, self._of_id(message_id)):
-                staged_no, noted = row[0], Noted(*row[1:])
+                log_no, noted = row[0], Noted(*row[1:])
             else:
                 continue
-            self._unstaged[message_id] = staged_no
+            self._unstaged[message_id] = log_no
             if not self.contains(message_id) and not self._is_noted(noted):
                 self._new_noted.add(noted)
 
@@ -266,56 +274,78 @@ class FileLog:
 
     def digests(self, message_ids: Sequence[str]) -> dict[str, bytes]:
         """See `BackfillLog`."""
-        wanted = set(message_ids)
-        staged = {
-            id_text(raw_id): digest for raw_id, digest, _ in self._of_ids(STAGED_OF_KEYS, wanted)
-        }
-        found = {each: digest for each, digest in staged.items() if each not in self._unstaged}
-        logged = self._of_ids(LOGGED_OF_KEYS, wanted)
-        found |= {id_text(raw_id): digest for raw_id, digest in logged}
-        return found | {each: self._unsaved[each].digest for each in wanted & self._unsaved.keys()}
+        keys = self._keys(message_ids)
+        found = {each: self._unsaved[each].digest for each in keys.keys() & self._unsaved.keys()}
+        rows = self._rows_of(keys)
+        rows.sort(key=itemgetter(3))  # staged ones first: a logged message counts
+        ids = [id_text(row[0]) for row in rows]
+        found = {
+            message_id: row[1]
+            for message_id, row in zip(ids, rows, strict=True)
+            if row[3] >= 0 or message_id not in self._unstaged
+        } | found
+        self._absent = keys
+        for message_id in ids:
+            keys.pop(message_id, None)
+        return found
 
     def frames(self, digests: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """See `BackfillLog`. The first call reads all digests: 1 s for a million messages."""
         database, channel_no = self._database, self.channel_no
         database.index_digests()
         unsaved = {each.digest: each.entry for each in self._unsaved.values()}
+        unstaged = set(self._unstaged.values())
         found = {}
         for digest in digests:
             if entry := unsaved.get(digest):
                 found[digest] = (entry.frame, entry.retrieval_hint)
-            elif row := database.row(FRAME_OF_DIGEST, (digest[:8], digest, channel_no)):
-                found[digest] = (database.frame(*row[1:]), row[0])
-            elif row := database.row(FRAME_OF_STAGED_DIGEST, (channel_no, digest)):
-                raw_id, hint, *packed = row
-                if id_text(raw_id) not in self._unstaged:
+                continue
+            for log_no, hint, *packed in database.rows(
+                FRAME_OF_DIGEST, (digest[:8], digest, channel_no)
+            ):
+                if log_no not in unstaged:
                     found[digest] = (database.frame(*packed), hint)
         return found
 
     def stage(self, messages: Sequence[Staged], noted: Sequence[Noted]) -> None:
         """See `BackfillLog`."""
         by_id = {each.message.message_id: each for each in messages}
-        stale = [(staged_no,) for _, _, staged_no in self._of_ids(STAGED_OF_KEYS, by_id)]
+        absent, self._absent = self._absent, {}
+        keys = {each: absent[each] for each in by_id if each in absent}
+        if len(keys) < len(by_id):
+            keys = self._keys(by_id)
+            stale = {row[2] for row in self._rows_of(keys) if row[3] == STAGED}
+        else:
+            stale = set()
         new_noted = {each for each in noted if not self._is_on_disk(each)}
+        log_no = self._database.next_log_no
+        rows, frames = [], []
         try:
             with self._database.writing() as raw:
-                raw.executemany(DELETE_STAGED, stale)
-                rows = [
-                    self._staged_row(raw, self._of_id(message_id), each)
-                    for message_id, each in by_id.items()
-                ]
-                raw.executemany(INSERT_STAGED, rows)
+                self._delete_rows(raw, stale)
+                for message_id, each in by_id.items():
+                    message, hint = each.message, each.retrieval_hint
+                    entry = (keys[message_id], message, each.digest, hint, STAGED, None)
+                    rows.append(self._log_row(log_no, *entry))
+                    frames.append((log_no, *self._packed(raw, message, each.frame)))
+                    log_no += 1
+                raw.executemany(INSERT_LOG, rows)
+                raw.executemany(INSERT_FRAME, frames)
                 self._write_noted(raw, new_noted, self._saved_count)
         except BaseException:
             self.forget_references()
             raise
+        self._database.next_log_no = log_no
         self._saved_noted_count += len(new_noted)
         self._new_noted -= new_noted
-        for message_id, each in by_id.items():
+        for unsaved in self._unsaved.values():
+            if unsaved.staged_no in stale:
+                unsaved.staged_no = None
+        for message_id in by_id:
             self._unstaged.pop(message_id, None)
             self._offered.pop(message_id, None)  # its row is another one now
-            place = (each.message.lamport_timestamp or 0, message_id.encode())
-            self._staged_from = min(self._staged_from, place)
+        places = [(row[3], row[4]) for row in rows]
+        self._staged_from = min([self._staged_from, *places])
 
     # --- for the file ----------------------------------------------------------------------------
 
@@ -343,31 +373,27 @@ class FileLog:
         deletions = [(channel_no, key) for key, value in self._changes.items() if value is None]
         raw.executemany(DELETE_STATE, deletions)
         log_no = self._database.next_log_no
-        rows, frames = [], []
+        rows, frames, taken = [], [], []
+        unstaged = set(self._unstaged.values())
         for message_id, unsaved in self._unsaved.items():
             entry = unsaved.entry
-            message = entry.message
-            key, _, raw_id = self._of_id(message_id)
+            message, hint, gap = entry.message, entry.retrieval_hint, _gap(entry)
+            if unsaved.staged_no is not None:
+                unstaged.discard(unsaved.staged_no)
+                sender_id = message.sender_id.encode()
+                taken.append((sender_id, hint, entry.number, gap, unsaved.staged_no))
+                continue
+            key = self._of_id(message_id)[0]
             rows.append(
-                (
-                    log_no,
-                    channel_no,
-                    key,
-                    message.lamport_timestamp or 0,
-                    raw_id,
-                    message.sender_id.encode(),
-                    unsaved.digest,
-                    entry.retrieval_hint,
-                    entry.number,
-                    _gap(entry),
-                )
+                self._log_row(log_no, key, message, unsaved.digest, hint, entry.number, gap)
             )
-            packed = unsaved.packed or self._packed(raw, message, entry.frame)
-            frames.append((log_no, *packed))
+            frames.append((log_no, *self._packed(raw, message, entry.frame)))
             log_no += 1
+        if taken and raw.executemany(LOG_STAGED, taken).rowcount != len(taken):
+            raise self._database.give_up("damaged", "rows of staged messages are gone")
         raw.executemany(INSERT_LOG, rows)
         raw.executemany(INSERT_FRAME, frames)
-        raw.executemany(DELETE_STAGED, [(staged_no,) for staged_no in self._unstaged.values()])
+        self._delete_rows(raw, unstaged)
         self._write_noted(raw, self._new_noted, len(self))
         self._database.next_log_no = log_no
 
@@ -376,6 +402,8 @@ class FileLog:
         self._saved_count = len(self)
         for message_id in self._unsaved:
             self._remember(message_id)
+        for message_id in self._unstaged:
+            self._offered.pop(message_id, None)  # its row is gone, or logged
         self._saved_noted_count = self.noted_count
         self._unsaved.clear()
         self._unsaved_order.clear()
@@ -398,16 +426,52 @@ class FileLog:
         hasher.update(raw_id)
         return int.from_bytes(hasher.digest(), "big", signed=True), self.channel_no, raw_id
 
-    def _of_ids(self, statement: str, message_ids: Collection[str]) -> list[Any]:
-        """The rows of a statement over the keys of many IDs; the first column is the ID."""
+    def _keys(self, message_ids: Iterable[str]) -> dict[str, int]:
+        """The key of each ID."""
+        start, to_number = self._hasher.copy, int.from_bytes
+        keys = {}
+        for message_id in message_ids:
+            hasher = start()
+            hasher.update(id_bytes(message_id))
+            keys[message_id] = to_number(hasher.digest(), "big", signed=True)
+        return keys
+
+    def _rows_of(self, keys: Mapping[str, int]) -> list[tuple[bytes, bytes, int, int]]:
+        """ID, digest, row and number of all rows with these IDs."""
         found = []
-        wanted = {self._of_id(each)[0]: id_bytes(each) for each in message_ids}
-        keys = list(wanted)
-        for start in range(0, len(keys), IDS_PER_READ):
-            some = json.dumps(keys[start : start + IDS_PER_READ])
-            found += self._database.rows(statement, (some, self.channel_no))
-        ids = set(wanted.values())
-        return [row for row in found if row[0] in ids]
+        numbers = list(keys.values())
+        for start in range(0, len(numbers), IDS_PER_READ):
+            some = json.dumps(numbers[start : start + IDS_PER_READ])
+            found += self._database.rows(OF_KEYS, (some, self.channel_no))
+        return [row for row in found if id_text(row[0]) in keys]
+
+    def _log_row(
+        self,
+        log_no: int,
+        key: int,
+        message: Message,
+        digest: bytes,
+        hint: bytes,
+        number: int,
+        gap: str | None,
+    ) -> tuple[Any, ...]:
+        return (
+            log_no,
+            self.channel_no,
+            key,
+            message.lamport_timestamp or 0,
+            message.message_id.encode(),
+            message.sender_id.encode(),
+            digest,
+            hint,
+            number,
+            gap,
+        )
+
+    def _delete_rows(self, raw: sqlite3.Connection, log_nos: Iterable[int]) -> None:
+        values = [(each,) for each in log_nos]
+        raw.executemany(DELETE_LOG, values)
+        raw.executemany(DELETE_FRAME, values)
 
     def _remember(self, message_id: str) -> None:
         self._recent.add(message_id)
@@ -440,31 +504,17 @@ class FileLog:
         return LogEntry(message, frame, number, hint, tuple(after_gap), is_late)
 
     def _staged_rows(self) -> Iterator[tuple[int, tuple[int, bytes], bytes, bytes, Any]]:
-        """Number, place, digest, hint and packed frame of staged rows in log order.
+        """Row number, place, digest, hint and packed frame of staged rows in log order.
 
         They begin at `_staged_from`.
         """
         place, after = self._staged_from, b""
         while rows := self._database.rows(
-            STAGED_IN_ORDER, (self.channel_no, place[0], place[1] + after), STAGED_PER_READ
+            STAGED_IN_ORDER, (self.channel_no, place[0], place[1] + after), ROWS_PER_READ
         ):
-            for staged_no, lamport, raw_id, digest, hint, *packed in rows:
+            for log_no, lamport, raw_id, digest, hint, *packed in rows:
                 place, after = (lamport, raw_id), b"\0"
-                yield staged_no, place, digest, hint, tuple(packed)
-
-    def _staged_row(
-        self, raw: sqlite3.Connection, of_id: tuple[int, int, bytes], staged: Staged
-    ) -> tuple[Any, ...]:
-        key, channel_no, raw_id = of_id
-        return (
-            channel_no,
-            key,
-            staged.message.lamport_timestamp or 0,
-            raw_id,
-            staged.digest,
-            staged.retrieval_hint,
-            *self._packed(raw, staged.message, staged.frame),
-        )
+                yield log_no, place, digest, hint, packed
 
     def _is_noted(self, noted: Noted) -> bool:
         return noted in self._new_noted or self._is_on_disk(noted)

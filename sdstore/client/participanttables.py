@@ -5,6 +5,9 @@ begin with `sds_` because an application can have tables of its own in the file.
 
 A random key slows inserts, so there is one index of IDs, of 64-bit keyed hashes; rows found by it are
 compared with the ID. Frames have their own table, which scans of the log do not touch.
+
+Staged messages are rows of the log with the number `STAGED`. A participant that takes one changes its
+row, so its frame and its ID are written once. Each index in log order has rows of one kind only.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ClauseElement
 
 METADATA = MetaData()
+
+STAGED = -1
+"""The number of a row of the log that is staged."""
 
 META = Table(
     "sds_meta",
@@ -70,27 +76,13 @@ LOG = Table(
     Column("sender_id", LargeBinary, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("hint", LargeBinary, nullable=False),
-    Column("number", Integer, nullable=False),
+    Column("number", Integer, nullable=False),  # of the delivery; 0 for our own; `STAGED`
     Column("gap", String),  # JSON of after_gap and is_late; NULL without them
 )
 FRAMES = Table(
     "sds_frames",
     METADATA,
     Column("log_no", Integer, primary_key=True),
-    Column("hash", LargeBinary, nullable=False),
-    Column("filter_no", Integer),
-    Column("data", LargeBinary, nullable=False),
-)
-STAGED = Table(
-    "sds_staged",
-    METADATA,
-    Column("staged_no", Integer, primary_key=True),
-    Column("channel_no", Integer, nullable=False),
-    Column("id_key", BigInteger, nullable=False),
-    Column("lamport", BigInteger, nullable=False),
-    Column("message_id", LargeBinary, nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    Column("hint", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     Column("filter_no", Integer),
     Column("data", LargeBinary, nullable=False),
@@ -112,13 +104,29 @@ NOTED = Table(
 )
 
 Index("sds_log_by_id", LOG.c.id_key, LOG.c.channel_no)
-Index("sds_log_in_order", LOG.c.channel_no, LOG.c.lamport, LOG.c.message_id)
+_IS_LOGGED: ColumnElement[bool] = LOG.c.number >= text("0")  # as text: queries must repeat it so
+_IS_STAGED: ColumnElement[bool] = LOG.c.number < text("0")
+_IN_ORDER = (LOG.c.channel_no, LOG.c.lamport, LOG.c.message_id)
+Index("sds_log_in_order", *_IN_ORDER, sqlite_where=_IS_LOGGED)
+Index("sds_staged_in_order", *_IN_ORDER, sqlite_where=_IS_STAGED)
 Index("sds_log_by_number", LOG.c.channel_no, LOG.c.number, sqlite_where=LOG.c.number > 0)
-Index("sds_staged_by_id", STAGED.c.id_key, STAGED.c.channel_no)
-Index("sds_staged_in_order", STAGED.c.channel_no, STAGED.c.lamport, STAGED.c.message_id)
 Index("sds_filters_by_channel", FILTERS.c.channel_no)
 
-UPGRADES: tuple[Sequence[str], ...] = ()
+UPGRADES: tuple[Sequence[str], ...] = (
+    (  # staged messages had a table of their own, without the sender
+        """INSERT INTO sds_frames
+        SELECT (SELECT coalesce(max(log_no), 0) FROM sds_log) + staged_no, hash, filter_no, data
+        FROM sds_staged""",
+        """INSERT INTO sds_log
+        SELECT (SELECT coalesce(max(log_no), 0) FROM sds_log) + staged_no, channel_no, id_key, lamport,
+            message_id, x'', digest, hint, -1, NULL
+        FROM sds_staged""",
+        "DROP TABLE sds_staged",
+        "DROP INDEX sds_log_in_order",
+        "CREATE INDEX sds_log_in_order ON sds_log (channel_no, lamport, message_id) WHERE number >= 0",
+        "CREATE INDEX sds_staged_in_order ON sds_log (channel_no, lamport, message_id) WHERE number < 0",
+    ),
+)
 """Statements that bring version 1 to 2, 2 to 3 and so on. A new file gets the latest schema."""
 
 HASH_BYTES = 8  # of a frame's hash: detects damage, identifies nothing
@@ -155,29 +163,15 @@ _CHANNEL: BindParameter[int] = bindparam("channel")
 _KEY: BindParameter[int] = bindparam("key")
 _ID: BindParameter[bytes] = bindparam("id")
 _FRAME = (FRAMES.c.hash, FRAMES.c.filter_no, FRAMES.c.data)
-_STAGED_FRAME = (STAGED.c.hash, STAGED.c.filter_no, STAGED.c.data)
-_IS_LOGGED_ID = (LOG.c.id_key == _KEY, LOG.c.channel_no == _CHANNEL, LOG.c.message_id == _ID)
-_IS_STAGED_ID = (
-    STAGED.c.id_key == _KEY,
-    STAGED.c.channel_no == _CHANNEL,
-    STAGED.c.message_id == _ID,
-)
-FIND_LOGGED = sql(select(LOG.c.digest).where(*_IS_LOGGED_ID))
-FIND_FRAME = sql(_logged_with(*_FRAME).where(*_IS_LOGGED_ID))
-FIND_STAGED = sql(
-    select(STAGED.c.staged_no, STAGED.c.lamport, STAGED.c.digest).where(*_IS_STAGED_ID)
-)
+_HAS_ID = (LOG.c.id_key == _KEY, LOG.c.channel_no == _CHANNEL, LOG.c.message_id == _ID)
+FIND_LOGGED = sql(select(LOG.c.digest).where(*_HAS_ID, _IS_LOGGED))
+FIND_FRAME = sql(_logged_with(*_FRAME).where(*_HAS_ID, _IS_LOGGED))
+FIND_STAGED = sql(select(LOG.c.log_no, LOG.c.lamport, LOG.c.digest).where(*_HAS_ID, _IS_STAGED))
 # Many IDs at once: their keys as JSON. The + keeps SQLite from using an index of channels.
-LOGGED_OF_KEYS = sql(
-    select(LOG.c.message_id, LOG.c.digest).where(
+OF_KEYS = sql(
+    select(LOG.c.message_id, LOG.c.digest, LOG.c.log_no, LOG.c.number).where(
         text("sds_log.id_key IN (SELECT value FROM json_each(?))"),
         literal_column("+sds_log.channel_no") == _CHANNEL,
-    )
-)
-STAGED_OF_KEYS = sql(
-    select(STAGED.c.message_id, STAGED.c.digest, STAGED.c.staged_no).where(
-        text("sds_staged.id_key IN (SELECT value FROM json_each(?))"),
-        literal_column("+sds_staged.channel_no") == _CHANNEL,
     )
 )
 FIND_NOTED = sql(
@@ -208,20 +202,15 @@ ADD_DIGESTS = sql(
     )
 )
 FRAME_OF_DIGEST = sql(
-    _logged_with(LOG.c.hint, *_FRAME).where(
+    _logged_with(LOG.c.log_no, LOG.c.hint, *_FRAME).where(
         LOG.c.log_no.in_(select(DIGESTS.c.log_no).where(DIGESTS.c.start == bindparam("start"))),
         LOG.c.digest == bindparam("digest"),
         literal_column("+sds_log.channel_no") == _CHANNEL,  # + keeps SQLite from using its index
     )
 )
-FRAME_OF_STAGED_DIGEST = sql(
-    select(STAGED.c.message_id, STAGED.c.hint, *_STAGED_FRAME).where(
-        STAGED.c.channel_no == _CHANNEL, STAGED.c.digest == bindparam("digest")
-    )
-)
 NEWEST = sql(
     select(LOG.c.lamport, LOG.c.message_id, LOG.c.hint, LOG.c.sender_id)
-    .where(LOG.c.channel_no == _CHANNEL, LOG.c.lamport <= bindparam("last"))
+    .where(LOG.c.channel_no == _CHANNEL, LOG.c.lamport <= bindparam("last"), _IS_LOGGED)
     .order_by(LOG.c.lamport.desc(), LOG.c.message_id.desc())
 )
 DELIVERIES = sql(
@@ -234,36 +223,30 @@ DELIVERIES = sql(
     .order_by(LOG.c.number)
 )
 STAGED_IN_ORDER = sql(
-    select(
-        STAGED.c.staged_no,
-        STAGED.c.lamport,
-        STAGED.c.message_id,
-        STAGED.c.digest,
-        STAGED.c.hint,
-        *_STAGED_FRAME,
-    )
-    .where(
-        STAGED.c.channel_no == _CHANNEL,
-        text("(sds_staged.lamport, sds_staged.message_id) >= (?, ?)"),
-    )
-    .order_by(STAGED.c.lamport, STAGED.c.message_id)
-)
-LOGGED_ELEMENTS = sql(
-    select(LOG.c.lamport, LOG.c.message_id, LOG.c.digest)
+    _logged_with(LOG.c.log_no, LOG.c.lamport, LOG.c.message_id, LOG.c.digest, LOG.c.hint, *_FRAME)
     .where(
         LOG.c.channel_no == _CHANNEL,
-        text("(sds_log.lamport, sds_log.message_id) > (?, ?)"),
+        text("(sds_log.lamport, sds_log.message_id) >= (?, ?)"),
+        _IS_STAGED,
     )
     .order_by(LOG.c.lamport, LOG.c.message_id)
 )
-STAGED_ELEMENTS = sql(
-    select(STAGED.c.lamport, STAGED.c.message_id, STAGED.c.digest)
-    .where(
-        STAGED.c.channel_no == _CHANNEL,
-        text("(sds_staged.lamport, sds_staged.message_id) > (?, ?)"),
+
+
+def _elements(kind: ColumnElement[bool]) -> str:
+    return sql(
+        select(LOG.c.lamport, LOG.c.message_id, LOG.c.digest)
+        .where(
+            LOG.c.channel_no == _CHANNEL,
+            text("(sds_log.lamport, sds_log.message_id) > (?, ?)"),
+            kind,
+        )
+        .order_by(LOG.c.lamport, LOG.c.message_id)
     )
-    .order_by(STAGED.c.lamport, STAGED.c.message_id)
-)
+
+
+LOGGED_ELEMENTS = _elements(_IS_LOGGED)
+STAGED_ELEMENTS = _elements(_IS_STAGED)
 NOTED_ELEMENTS = sql(
     select(NOTED.c.lamport, NOTED.c.element_id)
     .where(
@@ -281,13 +264,18 @@ NEWEST_FILTERS = sql(
 INSERT_LOG = sql(insert(LOG))
 INSERT_FRAME = sql(insert(FRAMES))
 INSERT_FILTER = sql(insert(FILTERS).values(channel_no=_CHANNEL, filter=bindparam("filter")))
-INSERT_STAGED = sql(insert(STAGED).values({c.name: bindparam(c.name) for c in list(STAGED.c)[1:]}))
+LOG_STAGED = sql(  # what the participant took
+    update(LOG)
+    .where(LOG.c.log_no == bindparam("no"))
+    .values({name: bindparam(f"new_{name}") for name in ("sender_id", "hint", "number", "gap")})
+)
+DELETE_LOG = sql(delete(LOG).where(LOG.c.log_no == bindparam("no")))
+DELETE_FRAME = sql(delete(FRAMES).where(FRAMES.c.log_no == bindparam("no")))
 INSERT_NOTED = sql(insert(NOTED).prefix_with("OR IGNORE"))
 PUT_STATE = sql(insert(STATE).prefix_with("OR REPLACE"))
 DELETE_STATE = sql(
     delete(STATE).where(STATE.c.channel_no == _CHANNEL, STATE.c.key == bindparam("state_key"))
 )
-DELETE_STAGED = sql(delete(STAGED).where(STAGED.c.staged_no == bindparam("no")))
 SET_COUNTS = sql(
     update(CHANNELS)
     .where(CHANNELS.c.channel_no == _CHANNEL)

@@ -89,7 +89,10 @@ class ParticipantLog(Protocol):
         """Add a message that the log does not contain."""
 
     def deliveries(self, after_number: int, count: int) -> Sequence[LogEntry]:
-        """Logged messages by delivery number, ascending, those above `after_number`."""
+        """Logged messages by delivery number, ascending, those above `after_number`.
+
+        At most `count`; fewer if they are large, but at least one if there is one.
+        """
 
     def staged(self, count: int) -> Sequence[Staged]:
         """The first staged messages in log order, at most `count`; fewer if they are large."""

@@ -77,7 +77,8 @@ FRAME_BYTES_MAX = 1 << 20
 """The largest frame, received or sent: the bound of a store."""
 
 TAKEN_BYTES_MAX = 8 << 20
-"""Frames that `take_staged` takes at once: they are in memory until a save."""
+"""Frames that `take_staged` takes at once, or that are delivered from the log at once: they are in memory
+together. The rest follows with the next call."""
 
 REPAIRS_READ_MAX = 16
 """Entries read of a received repair request; the specification allows three."""
@@ -462,7 +463,11 @@ class Participant:
         return self._finish()
 
     def _redeliver(self) -> None:
-        """Hand out what waits in the log, up to the bound of unconfirmed deliveries."""
+        """Hand out what waits in the log, up to the bound of unconfirmed deliveries.
+
+        No more follow in this call after `TAKEN_BYTES_MAX` bytes of frames; the next call continues.
+        """
+        room = TAKEN_BYTES_MAX
         while self._delivered < self._number:
             last = min(self._number, self._confirmed + self.options.deliveries_max)
             if last <= self._delivered:
@@ -477,6 +482,9 @@ class Participant:
             for entry in entries:
                 if entry.number > last:
                     break
+                if room <= 0:
+                    return
+                room -= len(entry.frame)
                 self._delivered = entry.number
                 message = copied(entry.message)  # with all that its frame has
                 keep_for_application(message)

@@ -2,8 +2,10 @@
 
 Elements that the peer lacks wait in a queue; elements that this side lacks wait in
 `recon.fetch.FetchQueue`, by range and short ID. A batch takes from both: one request pushes items and
-fetches others. An arriving item is read once (`Replica.prepare`), checked by its own content to be a
-requested element, and stored (`Replica.commit`). Everything is charged to the session's budget.
+fetches others. The names of arriving items show what is left to fetch, so the next request goes out before
+their content is read; the peer works on it meanwhile. An arriving item is read once
+(`Replica.prepare`), checked by its own content to be the element that it names, and stored
+(`Replica.commit`). Everything is charged to the session's budget.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +46,10 @@ MOVE_ELEMENTS_MAX = 1_024  # one group of a node's writer, while other batches a
 MOVE_BYTES_MAX = 2 << 20  # each way: memory per batch, and 0.2 s at 100 Mbit/s
 REQUEST_BYTES_MAX = MOVE_BYTES_MAX // 16  # allows a full batch where the request bounds the reply
 ITEMS_MAX = DEFAULT_LIMITS.fetch_ids_max  # of one answer: no fetch names more
+READ_AT_ONCE = (
+    1_024  # items of an answer: more objects at once would cost Python's garbage collector
+)
+SENDING_S = 0.001  # for the next request to leave before the work on an answer holds the event loop
 # Claims that wait for their entries: 10^5 entries of one order whose claims come first need fewer. They
 # are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
 ORPHANS_MAX = 1 << 17
@@ -65,16 +71,15 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Arrived:
-    """The items of one answer, in order. `named` are all elements that the items name.
+    """Some items of one answer, in order.
 
     `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` are elements that
-    this peer cannot provide; `folded` are claims that came inside entries.
+    this peer cannot provide; `folded` are the IDs of claims that came inside entries.
     """
 
-    named: list[Element] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     orphans: list[Row] = field(default_factory=list)
-    folded: list[Element] = field(default_factory=list)
+    folded: set[bytes] = field(default_factory=set)
     aside: list[AsideElement] = field(default_factory=list)
 
     def sort(self, claim: Row) -> None:
@@ -85,41 +90,73 @@ class Arrived:
         (self.orphans if order is None else self.rows).append(claim)
 
 
-async def read_items(replica: Replica, items: Sequence[Item]) -> Arrived:
-    """Check every item against the element that it names. Raises SyncError.
+class Named(NamedTuple):
+    """The elements that the items of an answer name, and those that are claims inside its entries.
+
+    Rows of order value and ID; `ids[i]` is the ID of item i.
+    """
+
+    orders: list[int]
+    ids: list[bytes]
+    folded: list[tuple[int, bytes]]
+
+    def columns(self) -> tuple[U64, U8]:
+        """`orders` and `ids` as columns."""
+        return columns(zip(self.orders, self.ids, strict=True))
+
+    def all_columns(self) -> tuple[U64, U8]:
+        """As `columns`, with the folded claims."""
+        return columns([*zip(self.orders, self.ids, strict=True), *self.folded])
+
+
+def names_in(replica: Replica, items: Sequence[Item]) -> Named:
+    """What items claim to be, before anything is decoded. Raises SyncError."""
+    claim_id = replica.claim_id
+    named = Named([], [], [])
+    for item in items:
+        kind = item.WhichOneof("item")
+        if kind is None:
+            raise misbehaved("a served item names no element")
+        element_id = item.claim.digest if kind == "claim" else item.id
+        if len(element_id) != ID_BYTES:
+            raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
+        order = item.order
+        named.orders.append(order)
+        if kind == "claim":
+            element_id = claim_id(element_id, item.claim.hint)
+        elif kind == "entry":
+            named.folded.extend((order, claim_id(element_id, hint)) for hint in item.entry.hints)
+        named.ids.append(element_id)
+    return named
+
+
+async def read_items(replica: Replica, items: Sequence[Item], ids: Sequence[bytes]) -> Arrived:
+    """Check items against the elements that they name (`names_in`). Raises SyncError.
 
     The digest of its content identifies an item: another name is a fault of the peer. A frame that this
     side cannot decode has no digest, so it is set aside under its name.
     """
-    for item in items:
-        if item.WhichOneof("item") is None:
-            raise misbehaved("a served item names no element")
-        if len(item.claim.digest if item.HasField("claim") else item.id) != ID_BYTES:
-            raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
     with_content = [item for item in items if not item.HasField("absent")]
     prepared = iter(await replica.prepare(with_content))
     arrived = Arrived()
-    for item in items:
+    for item, element_id in zip(items, ids, strict=True):
+        element = Element(item.order, element_id)
         if item.HasField("absent"):
-            element = Element(item.order, item.id)
             code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
             arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
-        elif item.HasField("claim"):
-            claim = next(prepared)
-            element = Element(item.order, claim.element_id)
-            arrived.sort(Row(item, claim, element))
+            continue
+        content = next(prepared)
+        row = Row(item, content, element)
+        if content.entry_id:
+            arrived.sort(row)
+            continue
+        if content.element_id and (content.order, content.element_id) != element:
+            raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
+        arrived.folded.update(content.claims)
+        if content.refusal:
+            arrived.aside += _refused(row, content.refusal)
         else:
-            entry = next(prepared)
-            element = Element(item.order, item.id)
-            if entry.element_id and (entry.order, entry.element_id) != element:
-                raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
-            row = Row(item, entry, element)
-            arrived.folded += _claims_of(row)
-            if entry.refusal:
-                arrived.aside += _refused(row, entry.refusal)
-            else:
-                arrived.rows.append(row)
-        arrived.named.append(element)
+            arrived.rows.append(row)
     return arrived
 
 
@@ -138,10 +175,11 @@ def _refused(row: Row, code: str) -> list[AsideElement]:
     return [AsideElement(LackedBy.HERE, *row.element, code, entry_id), *covered]
 
 
-def _news(rows: Sequence[Row], folded: Iterable[Element]) -> list[Row]:
+def _news(rows: Sequence[Row], folded: Collection[bytes]) -> list[Row]:
     """The rows to store, without claims that also came inside their entry."""
-    known = {claim.element_id for claim in folded}
-    return [row for row in rows if not row.prepared.is_held and row.element.element_id not in known]
+    return [
+        row for row in rows if not row.prepared.is_held and row.element.element_id not in folded
+    ]
 
 
 # --- what is sent ------------------------------------------------------------------------------
@@ -249,7 +287,9 @@ class Moves:
         ledger: Ledger,
         counts: Counts,
         initiator: Initiator,
+        carry_more: Callable[[], None],
     ) -> None:
+        """`carry_more` starts to carry waiting batches, as far as more can be in flight."""
         self._replica = replica
         self._view = view
         self._header = header
@@ -258,6 +298,7 @@ class Moves:
         self._ledger = ledger
         self._counts = counts
         self._initiator = initiator
+        self._carry_more = carry_more
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
@@ -265,6 +306,7 @@ class Moves:
         self._orphans_bytes = 0
         self._early_claims: list[Element] = []
         self._is_last_offer = False
+        self.storing: set[asyncio.Task[object] | None] = set()  # tasks that have an answer
         self._request_bytes = 0
         self._postponed_steps = 0
         self._refused_there = _short_ids_of(view, aside)
@@ -335,7 +377,12 @@ class Moves:
         if self._has_to_ask_longer(response, padded_bytes):
             self._fetches.put_back(move.fetch)
         else:
-            await self._take_arrivals(move.fetch, response)
+            task = asyncio.current_task()
+            self.storing.add(task)
+            try:
+                await self._take_arrivals(move.fetch, response)
+            finally:
+                self.storing.discard(task)
         # Pushes are not charged: each element of ours is sent once, whatever the peer answers.
         size = request.fetch.ByteSize() + len(request.padding) + response.ByteSize()
         self._initiator.charge(size, time.monotonic() - self._started_s)
@@ -438,40 +485,51 @@ class Moves:
             if self._has_to_ask_longer(response, padded_bytes):
                 queue.put_back(batch)
             else:
-                arrived = await self._checked(queue, batch, response)
-                await self._store(arrived.rows)
-                came.update(row.element.element_id for row in arrived.rows)
+                named = self._named(queue, batch, response)
+                async for arrived in self._read(response, named):
+                    await self._store(arrived.rows)
+                    came.update(row.element.element_id for row in arrived.rows)
                 self._initiator.credit(_content_bytes(response))
-                queue.settle(batch, *columns(arrived.named), _resume_of(response))
+                queue.settle(batch, *named.columns(), _resume_of(response))
             self._initiator.charge(
                 request.ByteSize() + response.ByteSize(), time.monotonic() - self._started_s
             )
         return came
 
-    async def _checked(self, queue: FetchQueue, batch: Batch, response: ReconResponse) -> Arrived:
-        """The items of an answer, after a check that all were requested."""
+    def _named(self, queue: FetchQueue, batch: Batch, response: ReconResponse) -> Named:
+        """The elements that an answer names, after a check that all were requested."""
         if len(response.items) > ITEMS_MAX:
             raise misbehaved(f"an answer has {len(response.items)} items; at most {ITEMS_MAX}")
-        arrived = await read_items(self._replica, response.items)
-        asked = queue.accept(batch, *columns(arrived.named), _resume_of(response))
+        named = names_in(self._replica, response.items)
+        asked = queue.accept(batch, *named.columns(), _resume_of(response))
         if not asked.all():
             count = int((~asked).sum())
             raise misbehaved(f"{count} of {len(asked)} served elements were not requested")
-        return arrived
+        return named
+
+    async def _read(self, response: ReconResponse, named: Named) -> AsyncIterator[Arrived]:
+        """The items of an answer, some at a time: others have their turn between."""
+        for start in range(0, len(named.ids), READ_AT_ONCE):
+            some = slice(start, start + READ_AT_ONCE)
+            yield await read_items(self._replica, response.items[some], named.ids[some])
+            await asyncio.sleep(0)
 
     async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
         """Store the served items."""
-        arrived = await self._checked(self._fetches, batch, response)
-        self._set_aside(arrived.aside)
-        await self._store(_news(arrived.rows, arrived.folded))
+        named = self._named(self._fetches, batch, response)
+        self._fetches.settle(batch, *named.all_columns(), _resume_of(response))
+        if response.truncated and not self._is_last_offer:
+            self._carry_more()
+            await asyncio.sleep(SENDING_S)
+        async for arrived in self._read(response, named):
+            self._set_aside(arrived.aside)
+            await self._store(_news(arrived.rows, arrived.folded))
+            self._keep_orphans(arrived.orphans)
+            if self._has_too_many_orphans:
+                await self._try_orphans()
+            if self._has_too_many_orphans:
+                raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
         self._initiator.credit(_content_bytes(response))
-        brought = columns([*arrived.named, *arrived.folded])
-        self._fetches.settle(batch, *brought, _resume_of(response))
-        self._keep_orphans(arrived.orphans)
-        if self._has_too_many_orphans:
-            await self._try_orphans()
-        if self._has_too_many_orphans:
-            raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
 
     @property
     def _has_too_many_orphans(self) -> bool:
@@ -552,7 +610,7 @@ def _resume_of(response: ReconResponse) -> bytes | None:
 
 
 def _content_bytes(response: ReconResponse) -> int:
-    return sum(item.ByteSize() for item in response.items)
+    return sum(map(Item.ByteSize, response.items))
 
 
 def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:

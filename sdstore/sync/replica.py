@@ -113,6 +113,9 @@ class Replica(Protocol):
     async def load(self, elements: Sequence[Element], bytes_max: int) -> Loaded:
         """Items of as many elements as fit into `bytes_max`; at least one of any size."""
 
+    def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
+        """The ID of the claim that this hint leads to this entry."""
+
     async def claims_on(self, entry_ids: Sequence[bytes]) -> Mapping[bytes, Sequence[bytes]]:
         """IDs of the claims on each of these entries."""
 

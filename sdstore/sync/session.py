@@ -480,12 +480,14 @@ class _Pass:
             session.ledger,
             session.counts,
             self._initiator,
+            self._carry_more,
         )
         self._session = session
         session.initiator = self._initiator
         self._started_s = time.monotonic()
         self._asks: set[asyncio.Task[None]] = set()
         self._carries: set[asyncio.Task[None]] = set()
+        self._is_ending = False
 
     async def run(self) -> None:
         """Run until nothing is left to ask or to move."""
@@ -507,25 +509,30 @@ class _Pass:
 
     async def _end_of(self, done: set[asyncio.Task[None]]) -> None:
         failed = [error for task in done if (error := task.exception())]
-        for error in failed:
-            if not isinstance(error, NonceExpiredError):
-                raise error
-        if failed:
-            # The peer refuses the batches in flight, too: each repeats its push, then ends.
-            await asyncio.gather(*self._carries, return_exceptions=True)
-            raise failed[0]
+        if not failed:
+            return
+        self._is_ending = True
+        faults = [error for error in failed if not isinstance(error, NonceExpiredError)]
+        # What came is stored in any case. After an expired nonce the peer refuses the batches in
+        # flight, too: each repeats its push, then ends.
+        waited_for = self.moves.storing if faults else self._carries
+        await asyncio.gather(*waited_for, return_exceptions=True)
+        raise (faults or failed)[0]
 
     def _launched(self) -> set[asyncio.Task[None]]:
         while request := self._initiator.next_request(self._elapsed_s()):
             self._asks.add(asyncio.create_task(self._ask(request)))
+        self._carry_more()
+        return self._asks | self._carries
+
+    def _carry_more(self) -> None:
         while self._may_carry():
             self._carries.add(asyncio.create_task(self.moves.carry(self.moves.take())))
-        return self._asks | self._carries
 
     def _may_carry(self) -> bool:
         """Whether to carry a batch: a small one waits until nothing more can join it."""
         waiting = self.moves.waiting_count
-        if not waiting or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
+        if not waiting or self._is_ending or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
             return False
         return waiting >= MOVE_ELEMENTS_MAX or not self._asks
 

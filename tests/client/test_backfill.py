@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -33,8 +35,9 @@ from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
+from sdstore.sds.participant import Participant
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
-from sdstore.sync.session import sync_with_peer
+from sdstore.sync.session import MOVES_IN_FLIGHT_MAX, sync_with_peer
 from sdstore.wire.recon_pb2 import (
     NONCE_EXPIRED,
     REFUSED,
@@ -257,6 +260,34 @@ def test_a_message_that_arrives_live_meanwhile_is_not_staged(
     [report] = backfilled(node, channel_id, log, mangle=arrives)
     assert staged(log) == [f"m{n}" for n in range(10, 20) if n != 15]
     assert report.entries_received == 9
+
+
+def test_the_next_request_leaves_before_an_answer_is_stored(
+    node: RunningNode, channel_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(node, messages(channel_id, range(100)))
+    monkeypatch.setattr(moves, "MOVE_BYTES_MAX", 2_000)
+    steps: list[str] = []
+    send, stage = StoreTransport.recon, MemoryLog.stage
+
+    async def recording_send(self: StoreTransport, request: bytes) -> bytes:
+        if ReconRequest.FromString(request).HasField("fetch"):
+            steps.append("request")
+        return await send(self, request)
+
+    def recording_stage(self: MemoryLog, *some: Any) -> None:
+        steps.append("store")
+        stage(self, *some)
+
+    monkeypatch.setattr(StoreTransport, "recon", recording_send)
+    monkeypatch.setattr(MemoryLog, "stage", recording_stage)
+    log = MemoryLog()
+    [report] = backfilled(node, channel_id, log)
+    assert (report.outcome, len(staged(log))) == (SyncOutcome.IN_SYNC, 100)
+    assert steps.count("request") == steps.count("store") > 4
+    ahead = [steps[:at].count("request") - steps[:at].count("store") for at in range(len(steps))]
+    assert steps[:3] == ["request", "request", "store"]
+    assert max(ahead) <= MOVES_IN_FLIGHT_MAX
 
 
 # --- what is interrupted ---------------------------------------------------------------------------
@@ -589,6 +620,44 @@ def test_pages_with_ever_new_messages_or_long_silence_end_by_time_and_what_came_
     assert (report.outcome, report.code) == ("partial", "recon_budget_spent")
     assert bool(staged(log)) == (not pause_s)
     assert len(staged(log)) == report.entries_received
+
+
+def test_large_messages_of_pages_are_staged_before_a_thousand_are_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backfill, "PAGE_BYTES_MAX", 5_000)
+    monkeypatch.setattr(backfill, "READ_S_MAX", 0.5)
+    staged_counts: list[int] = []
+    stage = MemoryLog.stage
+
+    def counting(self: MemoryLog, some: Any, noted: Any) -> None:
+        staged_counts.append(len(some))
+        stage(self, some, noted)
+
+    monkeypatch.setattr(MemoryLog, "stage", counting)
+    read_pages(MemoryLog(), lambda n: messages("c", [n], "x" * 900)[0], 0.001)
+    assert len(staged_counts) > 2
+    assert max(staged_counts) <= 6
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was_after_a_backfill(
+    node: RunningNode, channel_id: str, *, was_enabled: bool
+) -> None:
+    publish(node, messages(channel_id, range(10)))
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        log = MemoryLog()
+        backfilled(node, channel_id, log)
+        participant = Participant(channel_id, "ada", log=log)
+        list(drain(participant, lambda _: None, lambda: 5_000))
+        assert (len(log), gc.isenabled()) == (10, was_enabled)
+        with suppress(ZeroDivisionError), backfill.collector_paused():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
 
 
 def test_a_store_that_does_not_renew_nonces_costs_a_round_trip_more(

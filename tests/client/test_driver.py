@@ -642,7 +642,7 @@ def test_large_messages_are_saved_before_they_fill_the_memory_of_the_file(
 ) -> None:
     """All bounds are a hundredth: the file keeps 0.67 MB that are not saved, and 1.5 MB arrive."""
     monkeypatch.setattr(participantlog, "UNSAVED_BYTES_MAX", 670_000)
-    monkeypatch.setattr(participantlog, "STAGED_BYTES_MAX", 80_000)
+    monkeypatch.setattr(participantlog, "READ_BYTES_MAX", 80_000)
     for module in (driver, participant):
         monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 80_000)
     monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -34,11 +35,11 @@ from sdstore.client import (
     participanttables,
 )
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import entry_digest
+from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog, Noted, Staged
-from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, Message
+from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
 from sdstore.sds.participant import Participant
 
 CHANNEL = "general"
@@ -262,7 +263,7 @@ def test_a_file_is_open_once(path: Path, file: ParticipantFile) -> None:
 def test_a_later_schema_is_refused_and_left_as_it_is(path: Path) -> None:
     ParticipantFile(path).close()
     with sqlite3.connect(path) as raw:
-        raw.execute("UPDATE sds_meta SET value = x'02' WHERE name = 'version'")
+        raw.execute("UPDATE sds_meta SET value = x'7f' WHERE name = 'version'")
     raw.close()
     before = path.read_bytes()
     assert code_of(path) == "too_new"
@@ -283,13 +284,40 @@ def test_an_older_schema_is_upgraded_with_its_content(
         ("ALTER TABLE sds_channels ADD COLUMN second INTEGER",),
         ("ALTER TABLE sds_channels ADD COLUMN third INTEGER", "UPDATE sds_channels SET third = 3"),
     )
-    for latest in (2, 3, 3):
-        monkeypatch.setattr(participantdatabase, "UPGRADES", steps[: latest - 1])
+    before = participantdatabase.UPGRADES
+    for count in (1, 2, 2):
+        monkeypatch.setattr(participantdatabase, "UPGRADES", (*before, *steps[:count]))
         with ParticipantFile(path) as file, file.transaction() as connection:
             columns = columns_of_channels(connection)
-            assert ("second" in columns, "third" in columns) == (True, latest == 3)
+            assert ("second" in columns, "third" in columns) == (True, count == 2)
     with ParticipantFile(path) as file:
         assert file.log(CHANNEL).contains("a")
+
+
+def test_a_file_of_version_1_keeps_its_log_its_staged_messages_and_its_filters(path: Path) -> None:
+    fixture = Path(__file__).parent.parent / "fixtures" / "participant_file_v1.sql"
+    with closing(sqlite3.connect(path)) as raw:
+        raw.executescript(fixture.read_text())
+    with ParticipantFile(path) as file:
+        log = file.log("channel")
+        ids = [f"m{n}" for n in range(6)]
+        assert [each for each in ids if log.contains(each)] == ["m0", "m1", "m2"]
+        assert log.digests(ids).keys() == set(ids)
+        found = log.staged(10)
+        assert [each.message.message_id for each in found] == ["m3", "m4", "m5"]
+        assert {each.retrieval_hint for each in found} == {b"hint"}
+        assert [frame_hash(each.frame).hex()[:16] for each in found] == [
+            "202da28b7c8047de", "be4ab2183bb2e605", "47e5b8e053deb846",
+        ]  # fmt: skip
+        ada = file.participant("channel", "ada")
+        effects = ada.take_staged(2_000, 2)
+        file.save("channel", effects)
+    with ParticipantFile(path) as file:
+        log = file.log("channel")
+        assert [each.message.message_id for each in log.deliveries(3, 9)] == ["m3", "m4"]
+        assert [each.entry.sender_id for each in log.newest(2, 9_000)] == ["bob", "bob"]
+        assert [each.message.message_id for each in log.staged(10)] == ["m5"]
+        assert file.channels() == ["another", "channel"]
 
 
 def test_a_failed_upgrade_leaves_the_file_as_it_was(
@@ -298,7 +326,8 @@ def test_a_failed_upgrade_leaves_the_file_as_it_was(
     ParticipantFile(path).close()
     with monkeypatch.context() as patched:
         broken = ("ALTER TABLE sds_channels ADD COLUMN second INTEGER", "no statement")
-        patched.setattr(participantdatabase, "UPGRADES", (broken,))
+        upgrades = (*participantdatabase.UPGRADES, broken)
+        patched.setattr(participantdatabase, "UPGRADES", upgrades)
         with pytest.raises(Exception, match="syntax error"):
             ParticipantFile(path)
     with ParticipantFile(path) as file, file.transaction() as connection:
@@ -518,7 +547,7 @@ def test_rows_are_found_by_their_index_whatever_sqlite_guesses(file: Participant
     wanted = {
         "FIND_LOGGED": "sds_log_by_id (id_key=? AND channel_no=?)",
         "FIND_FRAME": "sds_log_by_id (id_key=? AND channel_no=?)",
-        "FIND_STAGED": "sds_staged_by_id (id_key=? AND channel_no=?)",
+        "FIND_STAGED": "sds_log_by_id (id_key=? AND channel_no=?)",
         "FRAME_OF_DIGEST": "sds_log USING INTEGER PRIMARY KEY (rowid=?)",
         "NEWEST": "sds_log_in_order (channel_no=? AND lamport<?)",
         "DELIVERIES": "sds_log_by_number (channel_no=? AND number>?)",
@@ -702,3 +731,35 @@ def test_a_file_that_cannot_be_opened_is_refused_with_advice_that_helps(tmp_path
     with pytest.raises(ParticipantFileError, match="not a SQLite database") as refused:
         ParticipantFile(text)
     assert "restore" not in refused.value.detail
+
+
+def test_a_staged_message_that_waited_is_logged_with_its_frame(path: Path) -> None:
+    cause, effect = message_of("m1", 1), message_of("m2", 2)
+    effect = replace(effect, causal_history=(HistoryEntry("m1"),))
+    with ParticipantFile(path) as file:
+        ada = file.participant(CHANNEL, "ada")
+        file.log(CHANNEL).stage([staged_of(effect)], [])
+        file.save(CHANNEL, ada.take_staged(5_000, 10))  # it waits: its row is gone
+        file.save(CHANNEL, ada.receive(encode(cause), 5_000))
+    with ParticipantFile(path) as file:
+        log = file.log(CHANNEL)
+        assert [each.message.message_id for each in log.deliveries(0, 9)] == ["m1", "m2"]
+        assert log.frame("m2") == encode(effect)
+
+
+def test_deliveries_of_large_messages_are_read_some_at_a_time(
+    file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participantlog, "ROWS_PER_READ", 2)
+    monkeypatch.setattr(participantlog, "READ_BYTES_MAX", 25_000)
+    log = file.log(CHANNEL)
+    for n in range(1, 11):
+        log.append(entry_of(message_of(f"m{n}", n, b"x" * 10_000), n))
+        if n == 8:
+            file.save(CHANNEL)
+    found = []
+    while some := log.deliveries(len(found), 100):
+        assert len(some) <= 4
+        found += some
+    assert [each.number for each in found] == list(range(1, 11))
+    assert [each.number for each in log.deliveries(6, 3)] == [7, 8, 9]

@@ -34,7 +34,7 @@ async def _proof_at_once(session: Any, header: Any) -> Any:
 def _unlike_the_name(right: Any) -> Any:
     """Take each entry for the element that the peer says it is."""
 
-    async def wrong(replica: Any, items: Any) -> Any:
+    async def wrong(replica: Any, items: Any, ids: Any) -> Any:
         class Trusting:
             async def prepare(self, items: Any) -> Any:
                 prepared = await replica.prepare(items)
@@ -43,7 +43,7 @@ def _unlike_the_name(right: Any) -> Any:
                     for item, each in zip(items, prepared, strict=True)
                 ]
 
-        return await right(Trusting(), items)
+        return await right(Trusting(), items, ids)
 
     return wrong
 

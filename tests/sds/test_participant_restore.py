@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sdstore.sds.participant as participant_module
 from sdstore.sds import (
     Acknowledged,
     Acknowledgement,
@@ -490,3 +491,23 @@ def test_own_sync_messages_that_come_back_after_a_restart_acknowledge_nothing() 
     bob.hear(*[each.frame for each in of(Broadcast, ada.effects) if each.kind is Kind.CONTENT])
     [theirs, *_] = [each for each in of(Broadcast, bob.wait(60)) if each.kind is Kind.SYNC]
     assert of(Acknowledged, ada.hear(theirs.frame))
+
+
+def test_large_messages_that_were_not_confirmed_come_again_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bounded by bytes: 1,000 frames of 1 MB would be in memory together."""
+    monkeypatch.setattr(participant_module, "TAKEN_BYTES_MAX", 25_000)
+    ada, log, state = Device("ada"), MemoryLog(), {}
+    eve = Participant(CHANNEL, "eve", log=log)
+    for _ in range(10):
+        for save in of(Save, eve.receive(ada.say("x" * 10_000), NOON_MS)):
+            state.update(save.changes)
+    again = Participant.restore(CHANNEL, "eve", state, log)
+    counts, numbers = [], []
+    for second in range(6):
+        found = of(Deliver, again.tick(NOON_MS + 1_000 * second))
+        counts.append(len(found))
+        numbers += [each.number for each in found]
+    assert numbers == list(range(1, 11))
+    assert counts == [3, 3, 3, 1, 0, 0]

@@ -112,6 +112,10 @@ class MemoryReplica:
             items.append(item)
         return Loaded(items, list(elements), len(elements))
 
+    def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
+        """See `Replica`."""
+        return blake3(entry_id + hint).digest()
+
     async def claims_on(self, _entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
         """See `Replica`."""
         return {}

@@ -119,7 +119,8 @@ def test_messages_of_a_backfill_that_is_under_way_are_in_the_file(
 
     asyncio.run(scenario())
     assert len(lines_seen) > 3
-    assert lines_seen[1:] == sorted({*lines_seen[1:]})
+    assert lines_seen == sorted(lines_seen)
+    assert 0 < lines_seen[-1] < COUNT
 
 
 @pytest.mark.parametrize("suffix", ["ndjson", "ldp"])
@@ -206,6 +207,25 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
     assert result.returncode == 2
     assert f"invalid_parameter: {pipe} is a named pipe" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("into", "detail"),
+    [
+        ("", "'.' is a directory: give a file"),
+        ("folder", "is a directory: give a file"),
+        ("none/file.ndjson", "does not exist: create it, or give another file"),
+    ],
+)
+def test_a_place_where_no_file_can_be_is_refused_at_once(
+    tmp_path: Path, into: str, detail: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    place = tmp_path / into if into else ""
+    result = cli("backfill", "c", "--into", place, "--node", "http://127.0.0.1:1")
+    assert result.code == 2
+    assert result.err.startswith("sdstore: invalid_parameter: ")
+    assert detail in result.err
 
 
 def test_the_whole_channel_is_read_where_the_node_refuses_to_compare(

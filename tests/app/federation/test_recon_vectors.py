@@ -18,8 +18,7 @@ from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from sdstore.sds.digest import entry_digest
-from sdstore.sync.moves import read_items
-from sdstore.sync.replica import columns
+from sdstore.sync.moves import names_in, read_items
 from sdstore.sync.report import SyncError
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse
@@ -79,8 +78,11 @@ async def taken(folder: Path, response: bytes) -> list[bytes]:
     wanted = read_fetch(fetch)
     batch = [Need(wanted.ranges[0], wanted.short_ids, len(wanted.short_ids))]
     async with open_nodes(folder, {}) as (node,):
-        arrived = await read_items(local_of(node), ReconResponse.FromString(response).items)
-    if not FetchQueue(view).accept(batch, *columns(arrived.named)).all():
+        items = ReconResponse.FromString(response).items
+        replica = local_of(node)
+        named = names_in(replica, items)
+        arrived = await read_items(replica, items, named.ids)
+    if not FetchQueue(view).accept(batch, *named.columns()).all():
         raise SyncError("peer_misbehaved", "not asked for")
     return [each.element_id for each in arrived.aside]
 
