@@ -1,9 +1,9 @@
 """Callers and their grants: the only place where grants are applied.
 
-An `Authorizer` identifies the caller of each request. Before it reads the body, the HTTP gateway
-checks the route's scope and the channel that path or query names. Routes and reconciliation check
-everything else through `Caller` (channels that bodies, frames and interests name) and `Readable` (the
-part of the store that the grants cover).
+An `Authorizer` identifies the caller of each request; `app.tokens` has the one for access tokens.
+Before it reads the body, the HTTP gateway checks the route's scope and the channel that path or query
+names. Routes and reconciliation check everything else through `Caller` (channels that bodies, frames
+and interests name) and `Readable` (the part of the store that the grants cover).
 """
 
 from __future__ import annotations
@@ -57,17 +57,19 @@ class Caller:
     """A caller and its grants.
 
     `name` identifies the caller in budgets and logs; `channels` None means every channel; `is_trusted`
-    means that the caller sent credentials or calls from this machine.
+    means that the caller sent credentials or calls from this machine; `token_id` names the token that
+    it sent.
     """
 
     name: str
     scopes: frozenset[Scope] = EVERY_SCOPE
-    channels: frozenset[str] | None = None
+    channels: Interest | None = None
     is_trusted: bool = True
+    token_id: str | None = None
 
     def covers(self, channel_id: str) -> bool:
         """Whether the grants reach a channel."""
-        return self.channels is None or channel_id in self.channels
+        return self.channels is None or self.channels.matches(channel_id)
 
     def visible(self, items: Iterable[_InChannel]) -> list[_InChannel]:
         """The items of channels that the grants reach."""
@@ -79,6 +81,8 @@ class Caller:
         An operator's actions reach every channel, so they need grants for all of them.
         """
         if scope not in self.scopes and scope is not Scope.OPEN:
+            if not self.scopes - {Scope.OPEN} and not self.is_trusted:
+                raise unauthenticated("this needs an access token (Authorization: Bearer TOKEN)")
             raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
         if scope is Scope.ADMIN and self.channels is not None:
             raise Problem(Code.FORBIDDEN, "this needs credentials for every channel")
@@ -106,9 +110,7 @@ class Caller:
 
     def readable_part(self, interest: Interest) -> Interest:
         """The part of an interest that the caller may read."""
-        if self.channels is None:
-            return interest
-        return interest.intersect(Interest.make(channels=self.channels))
+        return interest if self.channels is None else interest.intersect(self.channels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Readable:
         """The variant served under an ID; `not_found`, `content_lost`."""
         channels = self.caller.channels
         if channel_id is None and channels is not None:
-            found = await self.store.entries.find_among(message_id, channels)
+            found = await self.store.entries.find_within(message_id, channels)
         else:
             found = await self.store.entries.find(message_id, channel_id)
         if found is None:
@@ -163,12 +165,17 @@ class Readable:
         """Channels in the order of their names, after a given one."""
         if self.caller.channels is None:
             return await self.store.channels.after(after, limit, prefix)
-        return await self.store.channels.among(self.caller.channels, after, limit, prefix)
+        return await self.store.channels.within(self.caller.channels, after, limit, prefix)
 
 
 def no_such_message() -> Problem:
     """The same for a message that is not here and for one that the caller may not see."""
     return Problem(Code.NOT_FOUND, "no such message is here")
+
+
+def unauthenticated(detail: str) -> Problem:
+    """The refusal of a caller without valid credentials."""
+    return Problem(Code.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 def confined(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
@@ -192,7 +199,7 @@ class Authorizer(Protocol):
 
 
 class LoopbackAuthorizer:
-    """Without credentials: everything for callers on this machine, nothing for others.
+    """Without credentials: everything for callers on this machine, open routes for others.
 
     A request for another host name is refused even if it comes from this machine: a web page could
     reach a local service through DNS that it controls, and a stranger through a proxy.
@@ -201,18 +208,14 @@ class LoopbackAuthorizer:
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         if not _is_loopback(client_host):
-            raise Problem(
-                Code.UNAUTHENTICATED,
-                "this node accepts only callers on its own machine",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            return _unknown(client_host)
         if not _is_loopback(_host_name(headers.get(b"host", b"localhost"))):
             raise Problem(Code.FORBIDDEN, "the Host header names another machine")
         return _LOCAL
 
 
 class OpenAuthorizer:
-    """Everything for everybody (`--insecure`)."""
+    """Everything for everybody but the operator's actions (`--insecure`)."""
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
@@ -224,7 +227,13 @@ _LOCAL = Caller("local")
 
 @lru_cache(maxsize=4096)
 def _stranger(client_host: str) -> Caller:
-    return Caller(f"address {client_host}", is_trusted=False)
+    scopes = EVERY_SCOPE - {Scope.ADMIN}
+    return Caller(f"address {client_host}", scopes, is_trusted=False)
+
+
+@lru_cache(maxsize=4096)
+def _unknown(client_host: str) -> Caller:
+    return Caller(f"address {client_host}", frozenset({Scope.OPEN}), is_trusted=False)
 
 
 @lru_cache(maxsize=256)

@@ -35,6 +35,7 @@ from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
 from app.store.store import Store
+from app.tokens import TokenFile, Tokens, tokens_path
 from app.verification import Verification
 from recon.session import Interest
 
@@ -69,6 +70,7 @@ class Node:
     metrics: CollectorRegistry
     instance_id: str
     sharing: Sharing
+    tokens: Tokens
     siblings: Siblings | None = None
 
     @property
@@ -98,6 +100,7 @@ class Node:
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
             node.siblings = siblings
+            await closing.enter_async_context(node.tokens.watched())
             await closing.enter_async_context(_watched(node.readiness))
             await node.index.start(settings.data_dir / INDEX_FILE)
             if is_first:
@@ -207,6 +210,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         metrics=CollectorRegistry(),
         instance_id=instance_id,
         sharing=sharing,
+        tokens=Tokens(TokenFile(tokens_path(settings))),
     )
     node.metrics.register(node.mvds)
     register_node_metrics(

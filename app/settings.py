@@ -77,7 +77,13 @@ class Settings(BaseModel):
         le=600,
         description="seconds from SIGTERM, when /readyz changes to 503, until the listener closes",
     )
-    insecure: bool = Field(False, description="listen beyond loopback without credentials")
+    tokens_file: Path | None = Field(
+        None, description="file with the access tokens; unset: tokens.json in data_dir"
+    )
+    insecure: bool = Field(
+        False,
+        description="listen beyond loopback, and serve callers without a token all but the operator's routes",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest severity that is logged"
     )

@@ -52,6 +52,16 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")
 ]
 
+TokenPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        envvar="SDSTORE_CLIENT_TOKEN_FILE",
+        help="File with the access token for the node.",
+    ),
+]
+
 # One more attempt for a node that is just starting, but no minutes of silence: a person waits.
 PATIENCE = Options(retry=Retry(attempts_max=2))
 

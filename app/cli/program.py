@@ -41,6 +41,7 @@ MODULES = {
     "backfill": "app.cli.sync",
     "sync": "app.cli.sync",
     "peers": "app.cli.sync",
+    "token": "app.cli.tokens",
     "import": "app.cli.store",
     "export": "app.cli.store",
     "backup": "app.cli.store",

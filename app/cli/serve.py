@@ -159,12 +159,12 @@ def _require_node(url: str, answer: bytes) -> None:
 
 def _refuse_exposure(settings: Settings) -> None:
     """Raises CliError unless the operator means the node to be reachable by others."""
-    if not (settings.is_loopback or settings.insecure):
+    if not (settings.is_loopback or settings.insecure or _has_tokens(settings)):
         raise CliError(
             Exit.REFUSED,
             "insecure_bind",
-            f"others can reach {settings.host}, and this node does not ask for credentials; listen on "
-            "127.0.0.1, or allow it with --insecure",
+            f"others can reach {settings.host}, and no access token exists; make one with `sdstore token "
+            "new`, listen on 127.0.0.1, or serve everybody with --insecure",
         )
     if settings.workers > 1 and settings.database_url.startswith("sqlite:"):
         raise CliError(
@@ -172,6 +172,13 @@ def _refuse_exposure(settings: Settings) -> None:
             "invalid_setting",
             f"{settings.workers} workers need PostgreSQL; SQLite has one writer",
         )
+
+
+def _has_tokens(settings: Settings) -> bool:
+    with loading():
+        from app.tokens import TokenFile, tokens_path  # noqa: PLC0415 - brings the store
+
+    return bool(TokenFile(tokens_path(settings)).read())
 
 
 def _run(settings: Settings, as_json: bool) -> int:

@@ -53,10 +53,12 @@ async def readyz(call: CurrentCall) -> Reply:
     return json_only({"status": "ready", "workers": workers})
 
 
-@health.add("GET /metrics", Scope.OPEN, replies={200: reply("Prometheus text format")})
+@health.add("GET /metrics", Scope.READ, replies={200: reply("Prometheus text format")})
 async def metrics(call: CurrentCall) -> Reply:
-    """Prometheus metrics, prefix `sdstore_`, of all workers."""
+    """Prometheus metrics, prefix `sdstore_`, of all workers. They need grants for every channel."""
     node = call.node
+    if call.caller.channels is not None:
+        raise Problem(Code.FORBIDDEN, "the metrics are of every channel")
     if node.siblings is None or call.caller is SIBLING:
         text = await own_metrics(node)
     else:

@@ -24,12 +24,14 @@ from app.http import (
     orders,
     publish,
     recon,
+    tokens,
 )
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
 from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe
 from app.http.relay import SiblingAuthorizer, handing_on
 from app.node import Node
+from app.tokens import TokenAuthorizer
 
 ROUTES = tuple(
     route
@@ -43,6 +45,7 @@ ROUTES = tuple(
         recon.routes,
         mvds.routes,
         federation.routes,
+        tokens.routes,
         about.health,
         about.routes,
     )
@@ -66,7 +69,8 @@ NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operati
 def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
     """The ASGI application of a node that is open."""
     if authorizer is None:
-        authorizer = OpenAuthorizer() if node.settings.insecure else LoopbackAuthorizer()
+        without_token = OpenAuthorizer() if node.settings.insecure else LoopbackAuthorizer()
+        authorizer = TokenAuthorizer(node.tokens, without_token)
     metrics = HttpMetrics()
     node.metrics.register(metrics)
     framework: App = Framework()

@@ -17,13 +17,13 @@ from app.http.routing import CurrentCall, Routes
 routes = Routes("federation")
 
 
-def _text(value: str) -> str:
+def utf8_text(value: str) -> str:
     """Text that UTF-8 can encode; JSON can contain half a surrogate pair, which it cannot."""
     value.encode()
     return value
 
 
-_Text = Annotated[str, AfterValidator(_text)]
+_Text = Annotated[str, AfterValidator(utf8_text)]
 
 
 class _Body(BaseModel):

@@ -134,6 +134,15 @@ class Gateway:
         return Call(self._node, caller, match.params, match.query, headers, scope)
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
+        if call.caller.token_id is None:
+            await self._handle(match, call, receive, answer)
+            return
+        # The caller was identified before its body came and before it waited for its turn.
+        self._node.tokens.require_valid(call.caller)
+        with self._node.tokens.running(call.caller):
+            await self._handle(match, call, receive, answer)
+
+    async def _handle(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
         route = match.route
         if route.is_hot:
             call.reply = await route.handler(call, **route.arguments(call))

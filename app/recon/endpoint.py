@@ -52,7 +52,7 @@ NONCE_FIELD_BYTES = 2 + NONCE_BYTES
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
 
-_Key = tuple[bytes, frozenset[str] | None]
+_Key = tuple[bytes, Interest | None]
 """The hash of an interest, and the channels that the caller may read."""
 
 _NAME_BYTES = 64  # of memory around a name
@@ -139,8 +139,8 @@ class ReconEndpoint:
         """This node's policy, and what it grants this caller."""
         if Scope.PUBLISH in caller.scopes and caller.channels is None:
             return self._policy
-        channels = None if caller.channels is None else sorted(caller.channels)
-        grants = f"{self._policy} {sorted(caller.scopes)} {channels}"
+        channels = b"" if caller.channels is None else caller.channels.encode()
+        grants = f"{self._policy} {sorted(caller.scopes)} {channels!r}"
         return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
 
     async def _compare_roots(

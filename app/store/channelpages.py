@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
@@ -35,6 +35,7 @@ from app.store.entryrows import (
     select_entries_with_frames,
 )
 from app.store.schema import ByteText, channels, messages
+from recon.session import Interest
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 
 _SEQ_MAX = 2**63 - 1
@@ -101,19 +102,25 @@ class Channels:
         rows = await self._database.rows(_from_name(self._sql), first=first, limit=limit)
         return [each for each in starmap(ChannelInfo, rows) if each.channel_id.startswith(begin)]
 
-    async def among(
-        self, names: Collection[str], after: str | None, limit: int, prefix: str | None = None
+    async def within(
+        self, part: Interest, after: str | None, limit: int, prefix: str | None = None
     ) -> list[ChannelInfo]:
-        """As `after`, as if the store held no other channels than `names`."""
+        """As `after`, as if the store held no other channels than those of `part`."""
         begin = prefix or ""
-        found: list[ChannelInfo] = []
-        for name in sorted(names):
-            if name.startswith(begin) and (after is None or name > after):
-                channel = await self.named(name)
-                found += [] if channel is None else [channel]
-                if len(found) == limit:
-                    break
-        return found
+        found: dict[str, ChannelInfo] = {}
+        names = [each for each in part.channels if each.startswith(begin)]
+        for name in [each for each in names if after is None or each > after]:
+            channel = await self.named(name)
+            if channel is not None:
+                found[name] = channel
+            if len(found) == limit:
+                break
+        # A listed channel does not begin with one of the prefixes, and no prefix with another.
+        for each in part.prefixes:
+            if each.startswith(begin) or begin.startswith(each):
+                listed = await self.after(after, limit, max(begin, each, key=len))
+                found |= {channel.channel_id: channel for channel in listed}
+        return [found[name] for name in sorted(found)[:limit]]
 
     async def numbered_after(self, channel_no: int, limit: int) -> list[ChannelInfo]:
         """Channels in the order in which their first entries came."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -40,6 +40,7 @@ from app.store.entryrows import (
 )
 from app.store.keys import Keys
 from app.store.schema import ByteText, channels, frames, messages, published_claims
+from recon.session import Interest
 
 LookupKey = str | bytes
 """A message ID, or a hint."""
@@ -50,6 +51,9 @@ Lost = tuple[LookupKey, bytes]
 
 KEYS_PER_STEP = 256
 """Keys looked up before the size of the reply is checked again."""
+
+_TEXT_MAX = 256
+"""Bytes of a channel ID, so at least as many as it has code points (`channel_id_bytes_max`)."""
 
 ROW_BYTES = 512
 """Bytes of a row of a reply beside its key and its frame: hashes in hex, names, punctuation."""
@@ -139,17 +143,20 @@ class Lookups:
         matches = await self._id_matches([message_id], channel_id)
         return Found(entry, tuple(digest for _, _, digest in matches))
 
-    async def find_among(self, message_id: str, channel_ids: Collection[str]) -> Found | None:
+    async def find_within(self, message_id: str, part: Interest) -> Found | None:
         """As `find`, as if the store held these channels only. Raises `Problem` CONTENT_LOST."""
-        key, names = self._keys.of_text(message_id), list(channel_ids)
-        asked = [(key, message_id, name) for name in names]
-        query = _served_in_channel(self._sql, self._variants_max)
-        rows = await self._database.each(query, asked)
+        key = self._keys.of_text(message_id)
+        listed: list[Row] = [(key, message_id, name) for name in part.channels]
+        begun: list[Row] = [(key, message_id, each, _end_of(each)) for each in part.prefixes]
+        rows = [
+            *await self._database.each(_served_in_channel(self._sql, self._variants_max), listed),
+            *await self._database.each(_served_below(self._sql, self._variants_max), begun),
+        ]
         if not rows:
             return None
-        served = sorted((unverified, seq, which, digest) for which, unverified, seq, digest in rows)
-        found = await self.find(message_id, names[served[0][2]])
-        variants = tuple(digest for _, _, _, digest in served[: self._variants_max])
+        served = sorted(row[1:] for row in rows)
+        found = await self.find(message_id, served[0][3])
+        variants = tuple(digest for _, _, digest, _ in served[: self._variants_max])
         return None if found is None else Found(found.entry, variants)
 
     async def _id_matches(self, ids: Sequence[str], channel_id: str | None) -> list[Match]:
@@ -338,17 +345,40 @@ def _select_served(condition: ColumnElement[bool]) -> Select[Any]:
 
 @cache
 def _served_in_channel(sql: SqlDialect, variants_max: int) -> ManyQuery:
-    """(unverified, seq, digest) of the entries under an ID in a channel."""
-    found = select(messages.c.unverified, messages.c.seq, messages.c.digest)
-    found = found.join_from(messages, channels, IN_CHANNELS)
+    """(unverified, seq, digest, channel) of the entries under an ID in a channel."""
     return sql.each(
-        _IN_CHANNEL_ARGUMENTS,
-        lambda key: (
-            found.where(_with_id_in_channel(key))
-            .order_by(*SERVED_FIRST)
-            .limit(constant(variants_max))
+        _IN_CHANNEL_ARGUMENTS, lambda key: _select_found(_with_id_in_channel(key), variants_max)
+    )
+
+
+@cache
+def _served_below(sql: SqlDialect, variants_max: int) -> ManyQuery:
+    """(unverified, seq, digest, channel) of the entries under an ID in the channels of a range."""
+    return sql.each(
+        {**ID_ARGUMENTS, "begin": ByteText, "end": ByteText},
+        lambda key: _select_found(
+            with_id(key)
+            & (channels.c.channel_id >= key["begin"])
+            & (channels.c.channel_id < key["end"]),
+            variants_max,
         ),
     )
+
+
+def _select_found(condition: ColumnElement[bool], variants_max: int) -> Select[Any]:
+    columns = (messages.c.unverified, messages.c.seq, messages.c.digest, channels.c.channel_id)
+    found = select(*columns).join_from(messages, channels, IN_CHANNELS)
+    return found.where(condition).order_by(*SERVED_FIRST).limit(constant(variants_max))
+
+
+def _end_of(prefix: str) -> str:
+    """The first text that is greater than all texts with this prefix."""
+    kept = prefix.rstrip("\U0010ffff")
+    if not kept:
+        return "\U0010ffff" * _TEXT_MAX
+    # There is no UTF-8 for the code points of surrogates.
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(0xE000 if following == 0xD800 else following)
 
 
 @cache

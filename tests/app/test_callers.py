@@ -6,6 +6,7 @@ import pytest
 
 from app.callers import Caller, LoopbackAuthorizer, OpenAuthorizer, Scope
 from app.errors import Code, Problem
+from recon.session import Interest
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.10", "::1"])
@@ -19,8 +20,10 @@ def test_this_machine_may_do_everything(client: str, host: str) -> None:
 
 @pytest.mark.parametrize("client", ["192.168.1.5", "10.0.0.1", "2001:db8::1", "", "::ffff:8.8.8.8"])
 def test_another_machine_is_not_authenticated(client: str) -> None:
+    caller = LoopbackAuthorizer().identify(client, {b"host": b"localhost"})
+    caller.require(Scope.OPEN, None)
     with pytest.raises(Problem) as caught:
-        LoopbackAuthorizer().identify(client, {b"host": b"localhost"})
+        caller.require(Scope.READ, None)
     assert caught.value.code is Code.UNAUTHENTICATED
     assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
 
@@ -37,12 +40,17 @@ def test_a_host_name_that_leads_elsewhere_is_forbidden(host: str) -> None:
 def test_an_open_node_serves_strangers_but_does_not_trust_them() -> None:
     stranger = OpenAuthorizer().identify("8.8.8.8", {b"host": b"store.example"})
     stranger.require(Scope.SYNC, None)
+    with pytest.raises(Problem) as caught:
+        stranger.require(Scope.ADMIN, None)
+    assert caught.value.code is Code.FORBIDDEN
     assert not stranger.is_trusted
     assert stranger.name != OpenAuthorizer().identify("8.8.4.4", {}).name
 
 
 def test_grants_are_limited_by_scope_and_channel() -> None:
-    caller = Caller("token 1", frozenset({Scope.READ}), frozenset({"a", ""}))
+    caller = Caller(
+        "token 1", frozenset({Scope.READ}), Interest.make(channels=frozenset({"a", ""}))
+    )
     caller.require(Scope.READ, "a")
     caller.require(Scope.READ, "")
     for scope, channel_id in ((Scope.PUBLISH, "a"), (Scope.READ, "b")):

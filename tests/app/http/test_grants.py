@@ -46,12 +46,16 @@ JSON = {"content-type": "application/json"}
 
 
 class ByHeader:
-    """The caller that a header names: all grants, one channel, all but one scope, none."""
+    """The caller that a header names: all grants, one channel or prefix, all but one scope, none."""
 
     def identify(self, _client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         name, _, without = headers.get(b"x-caller", b"all").decode().partition(" without ")
         scopes = EVERY_SCOPE - {without} if without != "any" else frozenset[Scope]()
-        channels = frozenset([MINE, "nothing here"]) if name == "limited" else None
+        channels = None
+        if name == "limited":
+            channels = Interest.make(channels=frozenset([MINE, "nothing here"]))
+        if name == "limited by prefix":
+            channels = Interest.make(prefixes=frozenset(["min", "nothing here", MINE[:2] + "X"]))
         return Caller(f"{name} {without}", frozenset(Scope(each) for each in scopes), channels)
 
 
@@ -61,24 +65,24 @@ class Attempt:
 
     path: str
     status: int = 200
-    body: bytes | Callable[[RunningNode], bytes] = b""
+    body: bytes | Callable[[RunningNode, str], bytes] = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     asked: tuple[bytes, ...] = ()
     shows: bytes = b""
 
 
-def recon_body(**fields: Any) -> Callable[[RunningNode], bytes]:
+def recon_body(**fields: Any) -> Callable[[RunningNode, str], bytes]:
     """A request of a session over everything."""
 
-    def body(node: RunningNode) -> bytes:
-        header = limited_hand_shake(node)
+    def body(node: RunningNode, limited: str) -> bytes:
+        header = limited_hand_shake(node, limited)
         return request_in(header, **fields).SerializeToString()
 
     return body
 
 
-def limited_hand_shake(node: RunningNode) -> SessionHeader:
-    node.http.headers["x-caller"] = "limited"
+def limited_hand_shake(node: RunningNode, limited: str = "limited") -> SessionHeader:
+    node.http.headers["x-caller"] = limited
     try:
         return hand_shake(node)
     finally:
@@ -98,6 +102,9 @@ ADMIN_ONLY = {
     "POST /v1/syncs": [Attempt("/v1/syncs", 403, b'{"peer_url": "http://127.0.0.1:9"}', JSON)],
     "GET /v1/syncs/{sync_id}": [Attempt("/v1/syncs/1", 403)],
     "GET /v1/syncs/{sync_id}/events": [Attempt("/v1/syncs/1/events", 403)],
+    "GET /v1/tokens": [Attempt("/v1/tokens", 403)],
+    "POST /v1/tokens": [Attempt("/v1/tokens", 403, b'{"scopes": ["read"]}', JSON)],
+    "DELETE /v1/tokens/{token_id}": [Attempt("/v1/tokens/0123456789ab", 403)],
 }
 
 
@@ -197,7 +204,7 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     "POST /v1/recon": [
         Attempt("/v1/recon", body=recon_body(fetch=FETCH_ALL), headers=PROTOBUF, shows=b"open"),
     ],
-    "GET /v1/recon/interests": [Attempt("/v1/recon/interests", shows=b'"channels":["mine"')],
+    "GET /v1/recon/interests": [Attempt("/v1/recon/interests", shows=b'"all":false')],
     "POST /v1/negentropy": [
         Attempt(
             f"/v1/negentropy?channel_id={quote(THEIRS)}",
@@ -216,7 +223,7 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     "GET /v1/info": [Attempt("/v1/info")],
     "GET /livez": [Attempt("/livez")],
     "GET /readyz": [Attempt("/readyz")],
-    "GET /metrics": [Attempt("/metrics")],
+    "GET /metrics": [Attempt("/metrics", 403)],
     "GET /openapi.json": [Attempt("/openapi.json")],
     "GET /docs": [Attempt("/docs")],
 }
@@ -263,14 +270,15 @@ def count_of_theirs(node: RunningNode) -> int:
     return count
 
 
+@pytest.mark.parametrize("limited", ["limited", "limited by prefix"])
 @pytest.mark.parametrize("route", ROUTES, ids=name_of)
 def test_no_route_leads_a_limited_caller_out_of_its_channels(
-    node: RunningNode, route: Route
+    node: RunningNode, route: Route, limited: str
 ) -> None:
     assert name_of(route) in ATTEMPTS, "say how a limited caller could leave its channels here"
     for attempt in ATTEMPTS[name_of(route)]:
-        body = attempt.body(node) if callable(attempt.body) else attempt.body
-        headers = {**attempt.headers, "x-caller": "limited"}
+        body = attempt.body(node, limited) if callable(attempt.body) else attempt.body
+        headers = {**attempt.headers, "x-caller": limited}
         answer = node.http.request(route.method, attempt.path, content=body, headers=headers)
         assert (attempt.path, answer.status_code) == (attempt.path, attempt.status), answer.text
         raw_headers = b"\n".join(b"%s: %s" % pair for pair in answer.headers.raw)

@@ -1,0 +1,149 @@
+"""Verbs for the access tokens of a node: token new, token list, token revoke."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from time import sleep
+from typing import Annotated
+
+import typer
+
+from app.callers import Scope
+from app.cli.options import AsJson, ConfigFile, DataDir
+from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
+from app.errors import Code, Problem
+from app.settings import load_settings
+from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, Token, TokenFile, tokens_path
+
+verbs = typer.Typer()
+token = typer.Typer(help="Make, list and revoke the access tokens of a node.")
+verbs.add_typer(token, name="token")
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,9})([smhd])")
+
+
+@token.command()
+def new(
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            "--scope", help=f"{', '.join(GRANTED_SCOPES[:-1])} or {GRANTED_SCOPES[-1]}; repeatable."
+        ),
+    ],
+    name: Annotated[str, typer.Option("--name", help="What it is for, for people.")] = "",
+    channel: Annotated[
+        list[str] | None,
+        typer.Option("--channel", metavar="C", help="Only this channel; may be repeated."),
+    ] = None,
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prefix", metavar="P", help="Only channels that begin with P; may be repeated."
+        ),
+    ] = None,
+    expires_in: Annotated[
+        str | None,
+        typer.Option("--expires-in", metavar="TIME", help="For example 12h or 90d; unset: never."),
+    ] = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and print it. It is shown once: a node keeps a hash only."""
+    file = _file(data_dir, config)
+    scopes = [_scope(each) for each in scope]
+    expires_in_s = None if expires_in is None else _seconds(expires_in)
+    try:
+        made, text = file.create(
+            name=name,
+            scopes=scopes,
+            channels=channel or (),
+            prefixes=prefix or (),
+            expires_in_s=expires_in_s,
+        )
+    except Problem as problem:
+        if problem.code is not Code.INVALID_PARAMETER:
+            raise
+        raise CliError(Exit.USAGE, problem.code, problem.detail) from None
+    if as_json:
+        print_json(made.document() | {"token": text})
+        return
+    sys.stdout.write(f"{text}\n")
+    print_note(f"token {made.token_id}: {_grants(made)}")
+
+
+@token.command("list")
+def list_(data_dir: DataDir = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """List the tokens, without their secrets."""
+    found = _file(data_dir, config).read()
+    if as_json:
+        for each in found:
+            print_json(each.document())
+    elif found:
+        rows = [
+            (each.token_id, each.name, _scopes(each), _channels(each), _time(each.expires_at_ms))
+            for each in found
+        ]
+        print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows))
+    else:
+        print_note("no tokens")
+
+
+@token.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="The ID of the token.")],
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a token. When the command ends, no process of the node accepts it."""
+    revoked = _file(data_dir, config).revoke(token_id)
+    sleep(HOLDS_AFTER_S)
+    if as_json:
+        print_json({"revoked": revoked.token_id})
+    else:
+        stdout().print(f"revoked token {revoked.token_id}", markup=False)
+
+
+def _file(data_dir: Path | None, config: Path | None) -> TokenFile:
+    settings, _ = load_settings(config, {"data_dir": data_dir})
+    return TokenFile(tokens_path(settings))
+
+
+def _scope(text: str) -> Scope:
+    if text not in GRANTED_SCOPES:
+        detail = f"--scope {text!r} is not one of {', '.join(GRANTED_SCOPES)}"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    return Scope(text)
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        detail = f"--expires-in {text!r} is not a number with s, m, h or d, such as 90d"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _grants(made: Token) -> str:
+    return f"{_scopes(made)}; {_channels(made)}; expires {_time(made.expires_at_ms)}"
+
+
+def _scopes(made: Token) -> str:
+    return ", ".join(each for each in GRANTED_SCOPES if each in made.scopes)
+
+
+def _channels(made: Token) -> str:
+    if made.channels is None:
+        return "every channel"
+    return ", ".join([*made.channels.channels, *(f"{each}*" for each in made.channels.prefixes)])
+
+
+def _time(ms: int | None) -> str:
+    return (
+        "never" if ms is None else f"{datetime.fromtimestamp(ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"
+    )

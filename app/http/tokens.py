@@ -1,0 +1,68 @@
+"""Access tokens, for operators. `app.tokens` keeps them; `sdstore token` changes the same file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+
+from app.callers import Scope
+from app.http.call import Reply
+from app.http.federation import utf8_text
+from app.http.openapi import OBJECT, reply
+from app.http.replies import json_only
+from app.http.routing import CurrentCall, Routes
+from app.tokens import HOLDS_AFTER_S, NAMES_MAX
+
+routes = Routes("tokens")
+
+_log = logging.getLogger(__name__)
+
+_Text = Annotated[str, AfterValidator(utf8_text)]
+_Names = Annotated[list[_Text], FailFast()]
+
+
+class TokenBody(BaseModel):
+    """A token to make. Without channels and prefixes it covers every channel."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: _Text = ""
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
+    channels: _Names = Field(default_factory=list, max_length=NAMES_MAX)
+    channel_prefixes: _Names = Field(default_factory=list, max_length=NAMES_MAX)
+    expires_in_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+@routes.add("GET /v1/tokens", Scope.ADMIN)
+async def list_tokens(call: CurrentCall) -> Reply:
+    """All access tokens, without their secrets."""
+    tokens = await asyncio.to_thread(call.node.tokens.file.read)
+    return json_only({"tokens": [each.document() for each in tokens]})
+
+
+@routes.add("POST /v1/tokens", Scope.ADMIN, replies={201: reply("Made", OBJECT)})
+async def create_token(call: CurrentCall, body: TokenBody) -> Reply:
+    """Make an access token. Its text is in this reply only."""
+    token, text = await asyncio.to_thread(
+        call.node.tokens.file.create,
+        name=body.name,
+        scopes=body.scopes,
+        channels=body.channels,
+        prefixes=body.channel_prefixes,
+        expires_in_s=body.expires_in_s,
+    )
+    _log.info("token %s was made by %s", token.token_id, call.caller.name)
+    headers = [(b"cache-control", b"no-store")]
+    return json_only(token.document() | {"token": text}, 201, headers)
+
+
+@routes.add("DELETE /v1/tokens/{token_id}", Scope.ADMIN, replies={204: reply("Revoked")})
+async def revoke_token(call: CurrentCall, token_id: str) -> Reply:
+    """Revoke an access token. The reply comes when no worker accepts it any more."""
+    await asyncio.to_thread(call.node.tokens.file.revoke, token_id)
+    _log.info("token %s was revoked by %s", token_id, call.caller.name)
+    await asyncio.sleep(HOLDS_AFTER_S)
+    return Reply(204, [])

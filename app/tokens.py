@@ -1,0 +1,452 @@
+"""Access tokens: credentials with scopes and channels, in a file that every process of a node reads.
+
+A token is `sds_ID_SECRET`: 12 and 64 hexadecimal digits. The file contains the SHA-256 of each secret,
+which suffices for 256 random bits, and never a secret. It is separate from the database, so the command
+line can change it while a node runs, and a node can check tokens while its database is away.
+
+Each process looks at the file before it admits a caller, at most every `LOOK_S` seconds, and as often
+without callers. A token that is removed, changed or expired ends the requests that its callers have
+running, live streams among them. Where the file cannot be read, every token is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from app.callers import Authorizer, Caller, Scope, unauthenticated
+from app.errors import Code, Problem
+from app.settings import Settings
+from recon.session import Interest
+
+TOKENS_FILE = "tokens.json"
+GRANTED_SCOPES = (Scope.READ, Scope.PUBLISH, Scope.SYNC, Scope.ADMIN)
+
+LOOK_S = 0.2
+"""From one look at the file to the next: a call of `stat`, some 2 microseconds."""
+HOLDS_AFTER_S = 0.5
+"""After a change of the file, each process has looked at it: two looks, and a pause of its event loop."""
+
+TOKENS_MAX = 1_000
+"""Tokens of a node. All of them are read at each change: some 10 ms."""
+NAMES_MAX = 100
+"""Channels and prefixes of a token: each costs a step of a look-up by ID without a channel."""
+NAME_BYTES_MAX = 256
+FILE_BYTES_MAX = 64 << 20
+"""Of 1,000 tokens with 100 channels of 256 bytes, escaped: a larger file is not ours."""
+
+_VERSION = 1
+_PREFIX = "sds"
+_ID_DIGITS, _SECRET_DIGITS = 12, 64
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+def tokens_path(settings: Settings) -> Path:
+    """The file with the tokens of a node."""
+    return settings.tokens_file or settings.data_dir / TOKENS_FILE
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token without its secret. `channels` None covers every channel."""
+
+    token_id: str
+    name: str
+    secret_hash: bytes
+    scopes: frozenset[Scope]
+    channels: Interest | None
+    created_at_ms: int
+    expires_at_ms: int | None
+
+    def document(self) -> dict[str, Any]:
+        """The token as JSON, without the hash of its secret."""
+        channels = self.channels
+        return {
+            "id": self.token_id,
+            "name": self.name,
+            "scopes": [each for each in GRANTED_SCOPES if each in self.scopes],
+            "channels": None if channels is None else list(channels.channels),
+            "channel_prefixes": None if channels is None else list(channels.prefixes),
+            "created_at_ms": self.created_at_ms,
+            "expires_at_ms": self.expires_at_ms,
+        }
+
+
+# --- the file --------------------------------------------------------------------------------------
+
+
+class TokenFile:
+    """The tokens of a node on disk. Each change replaces the file whole, under a lock.
+
+    Raises Problem: `tokens_unavailable` if the file cannot be read or written, or is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def identity(self) -> tuple[int, ...] | None:
+        """Differs after each change; None while there is no file."""
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unavailable(self.path, error) from None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+    def read(self) -> list[Token]:
+        """All tokens, oldest first; none if there is no file."""
+        try:
+            with self.path.open("rb") as file:
+                raw = file.read(FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unavailable(self.path, error) from None
+        try:
+            return _tokens_in(raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unavailable(self.path, error) from None
+
+    def create(
+        self,
+        *,
+        name: str = "",
+        scopes: Sequence[Scope],
+        channels: Sequence[str] = (),
+        prefixes: Sequence[str] = (),
+        expires_in_s: float | None = None,
+    ) -> tuple[Token, str]:
+        """A new token, and its text, which is not kept. Without channels and prefixes it covers all.
+
+        Raises Problem: `invalid_parameter`, `too_many_items`, `tokens_unavailable`.
+        """
+        _check(name, scopes, channels, prefixes, expires_in_s)
+        token_id, secret = (
+            secrets.token_hex(_ID_DIGITS // 2),
+            secrets.token_hex(_SECRET_DIGITS // 2),
+        )
+        now_ms = _now_ms()
+        token = Token(
+            token_id=token_id,
+            name=name,
+            secret_hash=_hash(secret),
+            scopes=frozenset(scopes),
+            channels=_interest(channels, prefixes),
+            created_at_ms=now_ms,
+            expires_at_ms=None if expires_in_s is None else now_ms + int(expires_in_s * 1_000),
+        )
+
+        def add(tokens: list[Token]) -> None:
+            if len(tokens) >= TOKENS_MAX:
+                detail = f"a node has at most {TOKENS_MAX} tokens; revoke some"
+                raise Problem(Code.TOO_MANY_ITEMS, detail)
+            tokens.append(token)
+
+        self._change(add)
+        return token, f"{_PREFIX}_{token_id}_{secret}"
+
+    def revoke(self, token_id: str) -> Token:
+        """Remove a token. It holds in every process after `HOLDS_AFTER_S`. Raises Problem: `not_found`."""
+
+        def remove(tokens: list[Token]) -> Token:
+            for place, each in enumerate(tokens):
+                if each.token_id == token_id:
+                    return tokens.pop(place)
+            raise Problem(Code.NOT_FOUND, f"no token {token_id[:64]}")
+
+        return self._change(remove)
+
+    def _change(self, change: Callable[[list[Token]], _Result]) -> _Result:
+        with self._locked():
+            tokens = self.read()
+            result = change(tokens)
+            document = {"version": _VERSION, "tokens": [_row(each) for each in tokens]}
+            _replace(self.path, json.dumps(document, indent=1).encode())
+        return result
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unavailable(self.path, error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held for milliseconds by whoever has it
+            yield
+        except OSError as error:
+            raise _unavailable(self.path, error) from None
+        finally:
+            os.close(lock)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a whole file for its owner only; after a loss of power it is the old one or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    with suppress(FileNotFoundError):
+        new.unlink()
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check(
+    name: str,
+    scopes: Sequence[Scope],
+    channels: Sequence[str],
+    prefixes: Sequence[str],
+    expires_in_s: float | None,
+) -> None:
+    """Raise Problem unless a token can be made of these."""
+    if not scopes or Scope.OPEN in scopes:
+        names = ", ".join(GRANTED_SCOPES)
+        raise Problem(Code.INVALID_PARAMETER, f"a token has at least one scope of: {names}")
+    if Scope.ADMIN in scopes and (channels or prefixes):
+        detail = "an operator's actions reach every channel: the scope admin cannot be limited"
+        raise Problem(Code.INVALID_PARAMETER, detail)
+    if len(channels) + len(prefixes) > NAMES_MAX:
+        detail = f"a token has at most {NAMES_MAX} channels and prefixes"
+        raise Problem(Code.TOO_MANY_ITEMS, detail)
+    if "" in prefixes:
+        detail = "the empty prefix is every channel: leave the limits out for that"
+        raise Problem(Code.INVALID_PARAMETER, detail)
+    for each in (name, *channels, *prefixes):
+        if len(each.encode()) > NAME_BYTES_MAX:
+            raise Problem(Code.INVALID_PARAMETER, f"a name has at most {NAME_BYTES_MAX} bytes")
+    if expires_in_s is not None and not 0 < expires_in_s <= 100 * 365 * 86_400:
+        raise Problem(Code.INVALID_PARAMETER, "a token expires after more than 0 s and 100 years")
+
+
+def _interest(channels: Sequence[str], prefixes: Sequence[str]) -> Interest | None:
+    if not channels and not prefixes:
+        return None
+    return Interest.make(channels=frozenset(channels), prefixes=frozenset(prefixes))
+
+
+def _row(token: Token) -> dict[str, Any]:
+    return token.document() | {"sha256": token.secret_hash.hex()}
+
+
+def _tokens_in(raw: bytes) -> list[Token]:
+    """The tokens of a file. Raises as `_from_row`."""
+    if len(raw) > FILE_BYTES_MAX:
+        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
+    document = json.loads(raw)
+    if document["version"] != _VERSION:
+        raise ValueError(f"its version is {document['version']!r}, not {_VERSION}")
+    return [_from_row(each) for each in document["tokens"]]
+
+
+def _from_row(row: Mapping[str, Any]) -> Token:
+    """Raises ValueError, KeyError, TypeError or AttributeError for anything that `_row` does not make."""
+    limits = (row["channels"], row["channel_prefixes"])
+    channels = None
+    if limits != (None, None):
+        channels = Interest.make(channels=_texts(limits[0]), prefixes=_texts(limits[1]))
+    expires_at_ms = row["expires_at_ms"]
+    secret_hash = bytes.fromhex(row["sha256"])
+    if len(secret_hash) != hashlib.sha256().digest_size:
+        raise ValueError("a hash is not a SHA-256")
+    return Token(
+        token_id=str(row["id"]),
+        name=str(row["name"]),
+        secret_hash=secret_hash,
+        scopes=frozenset(Scope(each) for each in row["scopes"]),
+        channels=channels,
+        created_at_ms=int(row["created_at_ms"]),
+        expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
+    )
+
+
+def _texts(names: object) -> frozenset[str]:
+    # Anything but a list of texts must not become another grant: a text alone is a set of letters.
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise TypeError("channels and prefixes are lists of texts")
+    return frozenset(names)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _unavailable(path: Path, error: Exception) -> Problem:
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Problem(Code.TOKENS_UNAVAILABLE, f"the tokens in {path} cannot be used: {reason}")
+
+
+# --- the tokens of a running node -------------------------------------------------------------------
+
+
+class Tokens:
+    """The tokens as this process knows them. Use `watched` while callers are served."""
+
+    def __init__(self, file: TokenFile) -> None:
+        self.file = file
+        self._identity: tuple[int, ...] | None = None
+        self._callers: dict[str, tuple[Token, Caller]] = {}
+        self._problem: Problem | None = None
+        self._looked_s = float("-inf")
+        # Requests that run, by token: a revocation ends them.
+        self._running: dict[str, set[asyncio.Task[Any]]] = {}
+
+    def caller(self, authorization: bytes) -> Caller:
+        """The caller with the value of an `Authorization` header.
+
+        Raises Problem: `unauthenticated`, `tokens_unavailable`. An unknown token, a revoked one and a
+        wrong secret have one answer.
+        """
+        self._look_if_due()
+        scheme, _, text = authorization.partition(b" ")
+        parts = text.strip().split(b"_")
+        if scheme.lower() != b"bearer" or len(parts) != 3:
+            raise unauthenticated("the Authorization header is not Bearer and an access token")
+        if self._problem is not None:
+            raise self._problem.detached()
+        token_id = parts[1].decode("latin-1")
+        if token_id not in self._callers:
+            self.look()  # it may have been made since the last look
+        known = self._callers.get(token_id)
+        secret_hash = hashlib.sha256(parts[2]).digest()
+        if known is None or not compare_digest(known[0].secret_hash, secret_hash):
+            raise unauthenticated("the access token is not valid")
+        if _is_expired(known[0]):
+            raise unauthenticated("the access token has expired")
+        return known[1]
+
+    def require_valid(self, caller: Caller) -> None:
+        """Raise Problem(UNAUTHENTICATED) if the caller's token was revoked since it was identified."""
+        self._look_if_due()
+        if not self._is_valid(caller):
+            raise unauthenticated("the access token was revoked or has expired")
+
+    @contextmanager
+    def running(self, caller: Caller) -> Iterator[None]:
+        """While the block runs, a revocation of the caller's token cancels the current task."""
+        task = asyncio.current_task()
+        if caller.token_id is None or task is None:
+            yield
+            return
+        tasks = self._running.setdefault(caller.token_id, set())
+        tasks.add(task)
+        try:
+            yield
+        finally:
+            tasks.discard(task)
+            if not tasks and self._running.get(caller.token_id) is tasks:
+                del self._running[caller.token_id]
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look at the file while the block runs, and end what revoked callers have running."""
+        self.look()
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                self.look()
+
+        watching = asyncio.create_task(watch(), name="tokens")
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def look(self) -> None:
+        """Read the file if it has changed; end the requests of callers whose token is not valid now."""
+        self._looked_s = time.monotonic()
+        try:
+            # Before the read: a change after it is seen at the next look.
+            identity = self.file.identity()
+            if identity != self._identity or self._problem is not None:
+                self._take(self.file.read())
+                self._identity = identity
+        except Problem as problem:
+            if self._problem is None:
+                _log.error("%s: every token is refused", problem.detail)
+            self._problem, self._callers = problem.detached(), {}
+        for token_id in [each for each in self._running if not self._is_known(each)]:
+            self._end(token_id)
+
+    def _look_if_due(self) -> None:
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self.look()
+
+    def _take(self, tokens: Sequence[Token]) -> None:
+        """Use these tokens. A token whose grants have changed ends what its callers have running."""
+        if self._problem is not None:
+            _log.info("the tokens can be read again")
+        before, self._problem = self._callers, None
+        self._callers = {each.token_id: (each, _caller_of(each)) for each in tokens}
+        for token_id in [each for each in self._running if each in before]:
+            if self._callers.get(token_id) != before[token_id]:
+                self._end(token_id)
+
+    def _end(self, token_id: str) -> None:
+        for task in self._running.pop(token_id):
+            task.cancel("the access token was revoked")
+
+    def _is_known(self, token_id: str) -> bool:
+        known = self._callers.get(token_id)
+        return known is not None and not _is_expired(known[0])
+
+    def _is_valid(self, caller: Caller) -> bool:
+        if caller.token_id is None:
+            return True
+        token, now = self._callers.get(caller.token_id, (None, caller))
+        # A page of another origin has fewer scopes than its token.
+        is_same = caller.channels == now.channels and caller.scopes <= now.scopes
+        return token is not None and is_same and not _is_expired(token)
+
+
+def _caller_of(token: Token) -> Caller:
+    return Caller(f"token {token.token_id}", token.scopes, token.channels, token_id=token.token_id)
+
+
+def _is_expired(token: Token) -> bool:
+    return token.expires_at_ms is not None and token.expires_at_ms <= _now_ms()
+
+
+class TokenAuthorizer:
+    """Callers with a token; the others as another authorizer identifies them.
+
+    Where that one does not know a caller, the caller is a stranger who may use open routes only.
+    """
+
+    def __init__(self, tokens: Tokens, without_token: Authorizer) -> None:
+        self._tokens = tokens
+        self._without_token = without_token
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        """See `app.callers.Authorizer`."""
+        authorization = headers.get(b"authorization")
+        if authorization is None:
+            return self._without_token.identify(client_host, headers)
+        return self._tokens.caller(authorization)

@@ -1,0 +1,291 @@
+"""Access tokens on a running node: every route with every kind of credential, and revocations."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.callers import Caller, LoopbackAuthorizer, Scope
+from app.http.application import ROUTES
+from app.http.routing import Route
+from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenAuthorizer, TokenFile, Tokens
+from sdstore.client import StoreClient, StoreError
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
+from tests.support.cli import cli
+from tests.support.server import PROTOBUF, RunningNode, running_node
+
+ELSEWHERE = "192.0.2.1"
+STOPS_WITHIN_S = 1.0
+
+
+class FromElsewhere:
+    """A node to which every caller seems to be on another machine."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._inner = TokenAuthorizer(tokens, LoopbackAuthorizer())
+
+    def identify(self, _client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        return self._inner.identify(ELSEWHERE, headers)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A node that demands tokens, and its file of tokens."""
+
+    node: RunningNode
+    file: TokenFile
+
+    def token(self, *scopes: Scope, **limits: object) -> dict[str, str]:
+        """The headers of a new token."""
+        return {"authorization": f"Bearer {self.file.create(scopes=scopes, **limits)[1]}"}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    file = TokenFile(folder / "tokens.json")
+    with running_node(folder, authorizer=FromElsewhere) as node:
+        yield Guarded(node, file)
+
+
+def path_of(route: Route) -> str:
+    return re.sub(r"\{\w+\}", "x", route.template)
+
+
+def name_of(route: Route) -> str:
+    return f"{route.method} {route.template}"
+
+
+def status_of(guarded: Guarded, route: Route, headers: dict[str, str]) -> int:
+    with guarded.node.http.stream(route.method, path_of(route), headers=headers) as answer:
+        if answer.status_code == 401:
+            assert answer.headers["www-authenticate"] == "Bearer"
+        return answer.status_code
+
+
+@pytest.fixture(scope="module")
+def refused(guarded: Guarded) -> dict[str, dict[str, str]]:
+    """Headers that are no credentials, or none any more."""
+    revoked, text = guarded.file.create(scopes=GRANTED_SCOPES)
+    guarded.file.revoke(revoked.token_id)
+    expired = guarded.token(*GRANTED_SCOPES, expires_in_s=0.001)
+    good = guarded.token(*GRANTED_SCOPES)["authorization"]
+    return {
+        "none": {},
+        "expired": expired,
+        "revoked": {"authorization": f"Bearer {text}"},
+        "wrong secret": {"authorization": good[:-1] + ("0" if good[-1] != "0" else "1")},
+        "malformed": {"authorization": "Basic YTpi"},
+    }
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
+def test_every_route_with_every_kind_of_credential(
+    guarded: Guarded, refused: dict[str, dict[str, str]], route: Route
+) -> None:
+    if route.scope is Scope.OPEN:
+        assert status_of(guarded, route, {}) not in {401, 403}
+        return
+    for kind, headers in refused.items():
+        assert (kind, status_of(guarded, route, headers)) == (kind, 401)
+    without = [each for each in GRANTED_SCOPES if each is not route.scope]
+    assert status_of(guarded, route, guarded.token(*without)) == 403
+    if "{channel_id}" in route.template and route.scope is not Scope.ADMIN:
+        for limits in ({"channels": ["other"]}, {"prefixes": ["other"]}):
+            assert status_of(guarded, route, guarded.token(route.scope, **limits)) == 403
+        within = guarded.token(route.scope, prefixes=["x"])
+        assert status_of(guarded, route, within) not in {401, 403}
+    assert status_of(guarded, route, guarded.token(route.scope)) not in {401, 403}
+
+
+@pytest.mark.parametrize("path", ["/v1/live", "/v1/channels/x/live"])
+def test_a_revocation_ends_a_live_stream_within_a_second(guarded: Guarded, path: str) -> None:
+    token, text = guarded.file.create(scopes=[Scope.READ])
+    headers = {"authorization": f"Bearer {text}"}
+    with guarded.node.http.stream("GET", path, headers=headers) as stream:
+        chunks = stream.iter_raw()
+        assert next(chunks)
+        admin = guarded.token(Scope.ADMIN)
+        started_s = time.monotonic()
+        answer = guarded.node.http.delete(f"/v1/tokens/{token.token_id}", headers=admin)
+        assert answer.status_code == 204
+        took_s = time.monotonic() - started_s
+        # The reply comes when the revocation holds: nothing is sent after it.
+        message = Message("late", "x", lamport_timestamp=1, content=b"SECRET")
+        publisher = {**guarded.token(Scope.PUBLISH), **PROTOBUF}
+        guarded.node.http.post("/v1/messages", content=encode(message), headers=publisher)
+        with pytest.raises(httpx.RemoteProtocolError):
+            assert b"late" not in b"".join(chunks)
+        assert took_s < STOPS_WITHIN_S + 1  # a loaded machine
+    assert guarded.node.http.get(path, headers=headers).status_code == 401
+
+
+def test_a_stream_ends_when_its_token_expires(guarded: Guarded) -> None:
+    headers = guarded.token(Scope.READ, expires_in_s=1.5)
+    started_s = time.monotonic()
+    with (
+        guarded.node.http.stream("GET", "/v1/live", headers=headers) as stream,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        for _ in stream.iter_raw():
+            pass
+    assert 1 < time.monotonic() - started_s < 10
+
+
+def test_a_request_whose_body_comes_after_the_revocation_is_refused(guarded: Guarded) -> None:
+    token, text = guarded.file.create(scopes=[Scope.PUBLISH])
+    frame = encode(Message("slow body", "x", lamport_timestamp=1, content=b"x"))
+    url = urlsplit(guarded.node.url)
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=10) as client:
+        head = (
+            f"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\n"
+            f"authorization: Bearer {text}\r\ncontent-length: {len(frame)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + frame[:-1])
+        time.sleep(0.1)
+        guarded.file.revoke(token.token_id)
+        time.sleep(HOLDS_AFTER_S)
+        client.sendall(frame[-1:])
+        assert b" 401 " in client.recv(4_096)
+    reader = guarded.token(Scope.READ)
+    assert guarded.node.http.get("/v1/messages/slow%20body", headers=reader).status_code == 404
+
+
+def test_tokens_are_made_listed_and_revoked_over_http(guarded: Guarded) -> None:
+    admin = guarded.token(Scope.ADMIN)
+    body = {"name": "phone", "scopes": ["read"], "channel_prefixes": ["/a/"], "expires_in_s": 60}
+    made = guarded.node.http.post("/v1/tokens", json=body, headers=admin)
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    document = made.json()
+    text = document.pop("token")
+    listed = guarded.node.http.get("/v1/tokens", headers=admin)
+    assert document in listed.json()["tokens"]
+    assert text.split("_")[2] not in listed.text
+    with StoreClient(guarded.node.url, token=text) as client:
+        assert client.lookup(["m"], "/a/1").missing == ("m",)
+        with pytest.raises(StoreError) as caught:
+            client.lookup(["m"], "/b/1")
+        assert caught.value.code == "forbidden"
+        guarded.node.http.delete(f"/v1/tokens/{document['id']}", headers=admin)
+        with pytest.raises(StoreError) as caught:
+            client.lookup(["m"], "/a/1")
+        assert caught.value.code == "unauthenticated"
+    again = guarded.node.http.delete(f"/v1/tokens/{document['id']}", headers=admin)
+    assert (again.status_code, again.json()["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"scopes": []},
+        {"scopes": ["everything"]},
+        {"scopes": ["open"]},
+        {"scopes": ["admin"], "channels": ["a"]},
+        {"scopes": ["read"], "channels": "a"},
+        {"scopes": ["read"], "expires_in_s": -1},
+        {"scopes": ["read"], "secret": "mine"},
+        {"scopes": ["read"], "channels": ["\ud800"]},
+    ],
+)
+def test_a_token_that_makes_no_sense_is_refused_over_http(
+    guarded: Guarded, body: dict[str, object]
+) -> None:
+    admin = guarded.token(Scope.ADMIN)
+    before = guarded.file.read()
+    raw = json.dumps(body)
+    headers = {**admin, "content-type": "application/json"}
+    answer = guarded.node.http.post("/v1/tokens", content=raw, headers=headers)
+    assert answer.status_code == 400
+    assert guarded.file.read() == before
+
+
+def test_a_token_limits_a_caller_on_the_node_s_own_machine_too(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    with running_node(tmp_path) as node:
+        headers = {"authorization": f"Bearer {file.create(scopes=[Scope.READ])[1]}"}
+        assert node.http.get("/v1/peers").status_code == 200
+        assert node.http.get("/v1/peers", headers=headers).status_code == 403
+        wrong = {"authorization": "Bearer sds_a_b"}
+        assert node.http.get("/v1/channels", headers=wrong).status_code == 401
+        # Callers with a token need no host name of this machine.
+        elsewhere = {"host": "store.example"}
+        assert node.http.get("/v1/channels", headers=elsewhere).status_code == 403
+        assert node.http.get("/v1/channels", headers={**headers, **elsewhere}).status_code == 200
+
+
+def test_while_the_file_is_damaged_a_token_is_refused_and_says_why(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    _, text = file.create(scopes=[Scope.READ])
+    headers = {"authorization": f"Bearer {text}"}
+    whole = file.path.read_bytes()
+    with running_node(tmp_path) as node:
+        assert node.http.get("/v1/channels", headers=headers).status_code == 200
+        file.path.write_bytes(whole[:-10])
+        time.sleep(HOLDS_AFTER_S)
+        answer = node.http.get("/v1/channels", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (503, "tokens_unavailable")
+        assert node.http.get("/v1/channels").status_code == 200
+        file.path.write_bytes(whole)
+        time.sleep(HOLDS_AFTER_S)
+        assert node.http.get("/v1/channels", headers=headers).status_code == 200
+
+
+def test_the_command_line_makes_lists_and_revokes_tokens_beside_a_running_node(
+    tmp_path: Path,
+) -> None:
+    with running_node(tmp_path) as node:
+        made = cli(
+            *("token", "new", "--scope", "read", "--scope", "sync", "--prefix", "/a/"),
+            *("--name", "b's node", "--expires-in", "90d", "--data-dir", tmp_path),
+        )
+        assert (made.code, made.out.count("\n")) == (0, 1)
+        text = made.out.strip()
+        assert text not in made.err
+        assert "read, sync; /a/*; expires 20" in made.err
+        headers = {"authorization": f"Bearer {text}"}
+        assert node.http.get("/v1/channels", headers=headers).status_code == 200
+        (listed,) = cli("token", "list", "--data-dir", tmp_path, "--json").lines
+        assert listed["name"] == "b's node"
+        assert text.split("_")[1] == listed["id"]
+        shown = cli("token", "list", "--data-dir", tmp_path).out
+        assert ("b's node" in shown, text.split("_")[2] in shown) == (True, False)
+        assert cli("token", "revoke", listed["id"], "--data-dir", tmp_path).code == 0
+        assert node.http.get("/v1/channels", headers=headers).status_code == 401
+    assert cli("token", "revoke", listed["id"], "--data-dir", tmp_path).code == 1
+    assert cli("token", "list", "--data-dir", tmp_path).err == "no tokens\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--scope", "all"),
+        ("--scope", "admin", "--channel", "a"),
+        ("--scope", "read", "--expires-in", "soon"),
+        ("--scope", "read", "--expires-in", "0d"),
+    ],
+)
+def test_a_token_that_makes_no_sense_is_a_usage_error(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    result = cli("token", "new", *options, "--data-dir", tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert not (tmp_path / "tokens.json").exists()
+
+
+def test_a_node_with_tokens_may_be_reachable_by_others(tmp_path: Path) -> None:
+    serve = ("serve", "--host", "192.0.2.1", "--data-dir", tmp_path)
+    assert cli(*serve).err.startswith("sdstore: insecure_bind: ")
+    cli("token", "new", "--scope", "read", "--data-dir", tmp_path)
+    # No machine has this address, so the node gets as far as listening.
+    assert cli(*serve).err.startswith("sdstore: cannot_listen: ")

@@ -1,0 +1,220 @@
+"""The file of the access tokens, and the tokens as a process knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import tokens as module
+from app.callers import Caller, Scope
+from app.errors import Code, Problem
+from app.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path / "tokens.json")
+
+
+def bearer(text: str) -> bytes:
+    return b"Bearer " + text.encode()
+
+
+def refusal(tokens: Tokens, authorization: bytes) -> Code:
+    with pytest.raises(Problem) as caught:
+        tokens.caller(authorization)
+    return caught.value.code
+
+
+def test_a_token_gives_its_grants_and_the_file_has_no_secret(file: TokenFile) -> None:
+    token, text = file.create(
+        name="phone", scopes=[Scope.READ, Scope.PUBLISH], channels=["a", ""], prefixes=["/b/"]
+    )
+    caller = Tokens(file).caller(bearer(text))
+    assert (caller.name, caller.is_trusted) == (f"token {token.token_id}", True)
+    assert caller.scopes == {Scope.READ, Scope.PUBLISH}
+    assert [caller.covers(each) for each in ("a", "", "/b/", "/b/1", "ab", "/b")] == [
+        *[True] * 4,
+        *[False] * 2,
+    ]
+    secret = text.split("_")[2]
+    assert secret not in file.path.read_text()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_a_token_without_channels_covers_every_channel(file: TokenFile) -> None:
+    _, text = file.create(scopes=[Scope.ADMIN])
+    Tokens(file).caller(bearer(text)).require(Scope.ADMIN, "any")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"scopes": []},
+        {"scopes": [Scope.OPEN]},
+        {"scopes": [Scope.ADMIN], "channels": ["a"]},
+        {"scopes": [Scope.READ], "prefixes": [""]},
+        {"scopes": [Scope.READ], "channels": ["a" * 257]},
+        {"scopes": [Scope.READ], "expires_in_s": 0},
+        {"scopes": [Scope.READ], "expires_in_s": float("nan")},
+        {"scopes": [Scope.READ], "channels": [str(n) for n in range(NAMES_MAX + 1)]},
+    ],
+)
+def test_a_token_that_makes_no_sense_is_refused(file: TokenFile, made: dict[str, Any]) -> None:
+    with pytest.raises(Problem) as caught:
+        file.create(**made)
+    assert caught.value.code in {Code.INVALID_PARAMETER, Code.TOO_MANY_ITEMS}
+    assert not file.path.exists()
+
+
+def test_the_number_of_tokens_has_a_bound(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENS_MAX", 2)
+    assert TOKENS_MAX == 1_000
+    for _ in range(2):
+        file.create(scopes=[Scope.READ])
+    with pytest.raises(Problem) as caught:
+        file.create(scopes=[Scope.READ])
+    assert caught.value.code is Code.TOO_MANY_ITEMS
+
+
+def test_whatever_is_wrong_with_a_token_has_one_answer(file: TokenFile) -> None:
+    token, text = file.create(scopes=[Scope.READ])
+    other, _ = file.create(scopes=[Scope.READ])
+    secret = text.split("_")[2]
+    tokens = Tokens(file)
+    for wrong in (
+        bearer(f"sds_{token.token_id}_{secret[:-1]}x"),
+        bearer(f"sds_{other.token_id}_{secret}"),
+        bearer(f"sds_000000000000_{secret}"),
+        bearer(text.replace("_", "-")),
+        bearer(""),
+        b"Basic " + text.encode(),
+        bearer("sds_\xff_\xff"),
+        b"\xff\x00",
+    ):
+        assert refusal(tokens, wrong) is Code.UNAUTHENTICATED
+    tokens.caller(b"bearer  " + text.encode())
+
+
+def test_a_token_made_a_moment_ago_is_valid_at_once_and_a_revoked_one_soon_is_not(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens(file)
+    assert refusal(tokens, bearer("sds_a_b")) is Code.UNAUTHENTICATED
+    token, text = file.create(scopes=[Scope.READ])
+    caller = tokens.caller(bearer(text))
+    tokens.require_valid(caller)
+    file.revoke(token.token_id)
+    monkeypatch.setattr(module, "LOOK_S", -1.0)
+    assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
+    with pytest.raises(Problem):
+        tokens.require_valid(caller)
+    with pytest.raises(Problem) as caught:
+        file.revoke(token.token_id)
+    assert caught.value.code is Code.NOT_FOUND
+
+
+def test_an_expired_token_is_refused(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, text = file.create(scopes=[Scope.READ], expires_in_s=10)
+    tokens = Tokens(file)
+    caller = tokens.caller(bearer(text))
+    assert token.expires_at_ms is not None
+    monkeypatch.setattr(module, "_now_ms", lambda: token.expires_at_ms)
+    assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
+    with pytest.raises(Problem):
+        tokens.require_valid(caller)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"version": 2, "tokens": []}',
+        b'{"version": 1, "tokens": [{}]}',
+        b'{"version": 1, "tokens": "none"}',
+        b"\xff" * 100,
+        None,
+    ],
+)
+def test_where_the_file_cannot_be_read_every_token_is_refused_until_it_can(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    _, text = file.create(scopes=[Scope.READ])
+    whole = file.path.read_bytes()
+    tokens = Tokens(file)
+    tokens.caller(bearer(text))
+    monkeypatch.setattr(module, "LOOK_S", -1.0)
+    file.path.unlink()
+    if damage is None:
+        file.path.mkdir()
+    else:
+        file.path.write_bytes(damage)
+    assert refusal(tokens, bearer(text)) is Code.TOKENS_UNAVAILABLE
+    with pytest.raises(Problem) as caught:
+        file.create(scopes=[Scope.READ])
+    assert caught.value.code is Code.TOKENS_UNAVAILABLE
+    if damage is None:
+        file.path.rmdir()
+    else:
+        assert file.path.read_bytes() == damage  # a file that cannot be read is not replaced
+    file.path.write_bytes(whole)
+    tokens.caller(bearer(text))
+
+
+def test_a_limit_of_another_type_is_damage_and_never_another_grant(file: TokenFile) -> None:
+    file.create(scopes=[Scope.READ], channels=["abc"])
+    row = json.loads(file.path.read_bytes())["tokens"][0]
+    for wrong in ({"channels": "abc"}, {"channels": None}, {"channel_prefixes": [1]}):
+        document = {"version": 1, "tokens": [row | wrong]}
+        file.path.write_text(json.dumps(document))
+        with pytest.raises(Problem) as caught:
+            file.read()
+        assert caught.value.code is Code.TOKENS_UNAVAILABLE
+
+
+def test_changes_by_several_processes_at_once_are_all_kept(file: TokenFile) -> None:
+    threads = [
+        threading.Thread(target=lambda: [file.create(scopes=[Scope.READ]) for _ in range(10)])
+        for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len({each.token_id for each in file.read()}) == 40
+
+
+@pytest.mark.anyio
+async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile) -> None:
+    tokens = Tokens(file)
+
+    async def run(caller: Caller) -> None:
+        with tokens.running(caller):
+            await asyncio.sleep(30)
+
+    async with tokens.watched():
+        made = [file.create(scopes=[Scope.READ], name=str(n)) for n in range(3)]
+        callers = [tokens.caller(bearer(text)) for _, text in made]
+        tasks = [asyncio.create_task(run(each)) for each in [*callers, Caller("local")]]
+        await asyncio.sleep(0)
+        file.revoke(made[0][0].token_id)
+        rows = json.loads(file.path.read_bytes())
+        rows["tokens"][0]["scopes"] = ["publish"]
+        file.path.write_text(json.dumps(rows))
+        await asyncio.wait_for(asyncio.gather(*tasks[:2], return_exceptions=True), 2)
+        assert [each.done() for each in tasks] == [True, True, False, False]
+        with pytest.raises(Problem):
+            tokens.require_valid(callers[1])
+        tokens.require_valid(callers[2])
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert not tokens._running
