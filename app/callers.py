@@ -215,11 +215,30 @@ class LoopbackAuthorizer:
 
 
 class OpenAuthorizer:
-    """Everything for everybody but the operator's actions (`--insecure`)."""
+    """Everything for callers on this machine; for others everything but the operator's actions
+    (`--insecure`)."""
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
         return _LOCAL if _is_loopback(client_host) else _stranger(client_host)
+
+
+class DistrustingAuthorizer:
+    """No caller is trusted for its address, as behind a proxy on this machine (`trust_loopback`)."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_open = is_open
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
+        """See `Authorizer`."""
+        return _stranger(client_host) if self._is_open else _unknown(client_host)
+
+
+def authorizer_without_tokens(*, trust_loopback: bool, insecure: bool) -> Authorizer:
+    """Identifies the callers that send no token, as the settings of these names say."""
+    if not trust_loopback:
+        return DistrustingAuthorizer(is_open=insecure)
+    return OpenAuthorizer() if insecure else LoopbackAuthorizer()
 
 
 _LOCAL = Caller("local")

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,13 +163,13 @@ class _Book:
     store: Store
     committer: GroupCommitter
 
-    async def read(self) -> list[str]:
+    async def read(self) -> dict[str, str | None]:
         """See `PeerBook`."""
-        return await self.store.peer_urls()
+        return await self.store.peers()
 
-    async def write(self, urls: list[str]) -> None:
+    async def write(self, peers: Mapping[str, str | None]) -> None:
         """See `PeerBook`."""
-        await self.committer.call(lambda: self.store.write_peer_urls(urls))
+        await self.committer.call(lambda: self.store.write_peers(peers))
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:

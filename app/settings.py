@@ -19,8 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from app.errors import Problem, SettingsError
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
-# Variables of the test suite and the benchmarks; never settings of the node.
-FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_")
+# Variables of the test suite, the benchmarks and the verbs that call a node; never settings of a node.
+FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_", "SDSTORE_CLIENT_")
 
 _PASSWORD = re.compile(r"(?<=[?&]password=)[^&]*|(?<=:)[^:/@?]*(?=@)")
 
@@ -34,6 +34,19 @@ def _split_commas(value: object) -> object:
     )
 
 
+def _split_pairs(value: object) -> object:
+    """The environment and flags give pairs as "a=b,c=d", a TOML file as a table."""
+    parts = _split_commas(value)
+    if not isinstance(parts, list):
+        return parts
+    # The last "=": a URL can contain one, a file of a token seldom does.
+    pairs = [str(part).rpartition("=") for part in parts]
+    if not all(name and path for name, _, path in pairs):
+        raise ValueError("each is URL=FILE")
+    return {name: path for name, _, path in pairs}
+
+
+TokenFiles = Annotated[dict[str, Path], BeforeValidator(_split_pairs)]
 CommaList = Annotated[list[str], BeforeValidator(_split_commas)]
 
 
@@ -79,6 +92,24 @@ class Settings(BaseModel):
     )
     tokens_file: Path | None = Field(
         None, description="file with the access tokens; unset: tokens.json in data_dir"
+    )
+    tls_cert: Path | None = Field(
+        None, description="file with this node's certificate and its chain (PEM): serve https"
+    )
+    tls_key: Path | None = Field(
+        None, description="file with the key of tls_cert (PEM); unset: it is in tls_cert"
+    )
+    peer_ca: Path | None = Field(
+        None,
+        description="file with the CA certificates of the peers (PEM); unset: the well-known ones",
+    )
+    peer_token_files: TokenFiles = Field(
+        {},
+        description="URL=FILE for each peer that demands an access token; it is read at each sync",
+    )
+    trust_loopback: bool = Field(
+        True,
+        description="serve callers on this machine without a token; false: all need one, as behind a proxy",
     )
     insecure: bool = Field(
         False,
@@ -144,6 +175,8 @@ def load_settings(
     _check_data_dir(settings, provenance["data_dir"])
     if settings.peers:
         _check_peers(settings, provenance["peers"])
+    if settings.tls_key and not settings.tls_cert:
+        raise SettingsError(f"tls_key ({provenance['tls_key']}): it needs tls_cert")
     return settings, provenance
 
 

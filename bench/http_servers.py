@@ -68,7 +68,7 @@ def _node(database_url: str, folder: str, *, is_naive: bool) -> None:
         def ready(node: Node) -> None:
             if is_naive:
                 _query_each(node)
-            print(url_of(listener), flush=True)
+            print(url_of(listener, settings), flush=True)
 
         run_node(settings, listener, ready)
 
@@ -92,12 +92,13 @@ def _bare(file: str) -> None:
         await send(end)
 
     async def serve() -> None:
-        with bind(Settings(port=0)) as listener:
+        settings = Settings(port=0)
+        with bind(settings) as listener:
             config = uvicorn.Config(
                 app, http="httptools", ws="none", lifespan="off", log_config=None,
                 log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             )  # fmt: skip
-            print(url_of(listener), flush=True)
+            print(url_of(listener, settings), flush=True)
             await uvicorn.Server(config).serve(sockets=[listener])
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -15,7 +15,7 @@ from app.cli.files import (
     record_of,
     write_through,
 )
-from app.cli.options import PATIENCE
+from app.cli.options import PATIENCE, access
 from app.cli.output import CliError, Exit
 from sdstore.client import AsyncStoreClient
 from sdstore.client.backfill import Fetched
@@ -43,7 +43,9 @@ async def backfill_file(
     log = FileLog(existing, file_format, channel_id)
     with continued(existing) as target:
         log.target = target
-        async with AsyncStoreClient(node, options=PATIENCE) as client:
+        async with AsyncStoreClient(
+            node, token=access.token(), tls=access.tls(), options=PATIENCE
+        ) as client:
             return await client.backfill(channel_id, log, changed)
 
 

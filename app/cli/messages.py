@@ -28,7 +28,15 @@ from app.cli.files import (
     require_one_output,
     size_of,
 )
-from app.cli.options import DEFAULT_NODE, AsJson, ChannelId, NodeUrl, is_known, node_client
+from app.cli.options import (
+    DEFAULT_NODE,
+    AsJson,
+    ChannelId,
+    NodeUrl,
+    access,
+    is_known,
+    node_client,
+)
 from app.cli.output import (
     CliError,
     Exit,
@@ -51,6 +59,7 @@ from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.batching import Batcher, batches
 from sdstore.client.errors import StoreError, error_of_reply
+from sdstore.client.exchange import base_headers
 from sdstore.client.live import EventReader, ServerEvent
 from sdstore.client.records import Channel, PublishItem, PublishOutcome, StoredMessage, WakuEnvelope
 from sdstore.sds.codec import decode
@@ -432,8 +441,11 @@ class _Follower:
         """The events behind the cursor, or from now on if there is none yet."""
         query = {"channel_id": self._channel_id} | ({"after": self.cursor} if self.cursor else {})
         timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
+        headers, verify = base_headers(access.token()), access.tls() or True
         try:
-            with httpx.stream("GET", self._url, params=query, timeout=timeout) as answer:
+            with httpx.stream(
+                "GET", self._url, params=query, headers=headers, timeout=timeout, verify=verify
+            ) as answer:
                 if not answer.is_success:
                     raise error_of_reply(answer.status_code, answer.headers, answer.read())
                 events = self._tracked(answer.iter_bytes())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +60,16 @@ TokenPath = Annotated[
         "--token-file",
         metavar="FILE",
         envvar="SDSTORE_CLIENT_TOKEN_FILE",
-        help="File with the access token for the node.",
+        help="File with an access token, for verbs that call a node.",
+    ),
+]
+CaPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        metavar="FILE",
+        envvar="SDSTORE_CLIENT_CA_FILE",
+        help="CA certificates of the node (PEM), for verbs that call one over https.",
     ),
 ]
 
@@ -66,10 +77,46 @@ TokenPath = Annotated[
 PATIENCE = Options(retry=Retry(attempts_max=2))
 
 
+@dataclass(slots=True)
+class Access:
+    """How the verbs of this command line reach a node: its token and the CAs of its certificate."""
+
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    def token(self) -> str | None:
+        """The access token. Raises CliError."""
+        return None if self.token_file is None else read_token(self.token_file)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The context for https; None for the system's CAs. Raises CliError."""
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            detail = f"{self.ca_file}: {error.strerror or error}"
+            raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
+
+
+access = Access()
+
+
+def read_token(file: Path) -> str:
+    """The token in a file. Raises CliError."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(Exit.LOCAL_FAULT, "cannot_read", f"{file}: {error}") from None
+    if not text or any(each.isspace() for each in text):
+        raise CliError(Exit.USAGE, "invalid_parameter", f"{file} does not contain one token")
+    return text
+
+
 @contextmanager
 def node_client(url: str) -> Iterator[StoreClient]:
     """A client of the node at `url`, whose URL becomes part of errors that are not the node's own."""
-    with StoreClient(url, options=PATIENCE) as client:
+    with StoreClient(url, token=access.token(), tls=access.tls(), options=PATIENCE) as client:
         try:
             yield client
         except StoreError as error:

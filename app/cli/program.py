@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from app.cli.interrupts import loading
+from app.cli.options import CaPath, TokenPath, access
 from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError
@@ -97,8 +98,11 @@ def _root(
             "--version", is_eager=True, callback=_show_version, help="Print the version and exit."
         ),
     ] = False,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
 ) -> None:
     """Run a store node for SDS messages, and work with one."""
+    access.token_file, access.ca_file = token_file, ca_file
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(Exit.USAGE)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from typing import Annotated
@@ -13,7 +14,15 @@ from typing import Annotated
 import typer
 
 from app.cli.interrupts import loading
-from app.cli.options import DEFAULT_NODE, AsJson, ConfigFile, DatabaseUrl, DataDir, NodeUrl
+from app.cli.options import (
+    DEFAULT_NODE,
+    AsJson,
+    ConfigFile,
+    DatabaseUrl,
+    DataDir,
+    NodeUrl,
+    access,
+)
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.limits import limits_table
 from app.settings import Settings, load_settings
@@ -40,6 +49,29 @@ def serve(
     sync_interval: Annotated[
         float | None,
         typer.Option("--sync-interval", metavar="S", help="Seconds between syncs with a peer."),
+    ] = None,
+    peer_token_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer-token-file",
+            metavar="URL=FILE",
+            help="File with the access token for a peer; may be repeated.",
+        ),
+    ] = None,
+    peer_ca: Annotated[
+        Path | None,
+        typer.Option("--peer-ca", metavar="FILE", help="CA certificates of the peers (PEM)."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            help="This node's certificate and chain (PEM): serve https.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of --tls-cert (PEM).")
     ] = None,
     workers: Annotated[
         int | None,
@@ -90,6 +122,10 @@ def serve(
         "data_dir": data_dir,
         "peers": peer or None,
         "sync_interval_s": sync_interval,
+        "peer_token_files": peer_token_file or None,
+        "peer_ca": peer_ca,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
         "workers": workers,
         "cors_origins": cors_origin or None,
         "insecure": insecure or None,
@@ -125,7 +161,7 @@ def wait(
 
     started = monotonic()
     refusal = "no answer"
-    with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX) as client:
+    with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX, verify=access.tls() or True) as client:
         while True:
             try:
                 answer = client.get("readyz")
@@ -187,7 +223,7 @@ def _run(settings: Settings, as_json: bool) -> int:
         from app.cli.server import bind, run_node, run_workers, url_of  # noqa: PLC0415
 
     listener = bind(settings)
-    url = url_of(listener)
+    url = url_of(listener, settings)
     database = settings.shown_database_url
 
     def ready(node_id: str) -> None:

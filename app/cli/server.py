@@ -20,6 +20,7 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import time
@@ -65,7 +66,15 @@ _log = logging.getLogger(__name__)
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket. Raises CliError where the system refuses the address."""
+    """The listening socket. Raises CliError where the system refuses the address, or a file of TLS."""
+    if settings.tls_cert is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                settings.tls_cert, settings.tls_key, password=""
+            )
+        except (OSError, ssl.SSLError) as error:
+            detail = f"{settings.tls_cert}, {settings.tls_key}: {error.strerror or error}"
+            raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
@@ -76,10 +85,11 @@ def bind(settings: Settings) -> socket.socket:
         raise CliError(Exit.LOCAL_FAULT, "cannot_listen", detail) from None
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, settings: Settings) -> str:
     """The URL of the node."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run_node(settings: Settings, listener: socket.socket, ready: Callable[[Node], None]) -> Exit:
@@ -154,7 +164,7 @@ async def _serve(
             except Problem as problem:  # the database went away while the node was opening
                 raise DatabaseUnreachableError(problem.detail) from problem
 
-        node = await (_opened_patiently(opened, listener, signals) if waits else opened())
+        node = await (_opened_patiently(opened, listener, settings, signals) if waits else opened())
         if node is None:
             return signals.caught
         server = NodeServer(create_app(node), node)
@@ -172,7 +182,10 @@ async def _serve(
 
 
 async def _opened_patiently(
-    opened: Callable[[], Awaitable[Node]], listener: socket.socket, signals: Signals
+    opened: Callable[[], Awaitable[Node]],
+    listener: socket.socket,
+    settings: Settings,
+    signals: Signals,
 ) -> Node | None:
     """The node, as soon as the database is there; None if a signal comes first."""
     try:
@@ -181,7 +194,7 @@ async def _opened_patiently(
         reason = " ".join(str(error).split())
     since_s = time.monotonic()
     _log.warning("not ready: %s", reason)
-    server = waiting_server(reason, DEFAULT_LIMITS)
+    server = waiting_server(reason, DEFAULT_LIMITS, settings)
     signals.let_stop(server)
     async with serving(server, listener):
         while not signals.caught:

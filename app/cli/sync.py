@@ -13,7 +13,15 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.interrupts import loading
-from app.cli.options import DEFAULT_NODE, AsJson, ChannelIds, NodeUrl, is_known, node_client
+from app.cli.options import (
+    DEFAULT_NODE,
+    AsJson,
+    ChannelIds,
+    NodeUrl,
+    is_known,
+    node_client,
+    read_token,
+)
 from app.cli.output import (
     CliError,
     Exit,
@@ -230,12 +238,19 @@ def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
 @peers.command()
 def add(
     url: Annotated[str, typer.Argument(metavar="URL", help="The store.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="File with an access token of the store."
+        ),
+    ] = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Add a peer; the node syncs with it until it is removed."""
+    """Add a peer; the node syncs with it until it is removed. A new token replaces an older one."""
+    token = None if token_file is None else read_token(token_file)
     with node_client(node) as client:
-        peer = client.add_peer(url)
+        peer = client.add_peer(url, token)
     if as_json:
         print_json(peer.document)
     else:

@@ -11,10 +11,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
@@ -49,13 +50,13 @@ def _now_ms() -> int:
 
 
 class PeerBook(Protocol):
-    """Keeps the URLs of the peers that an operator added."""
+    """Keeps the peers that an operator added: URLs, and the access tokens for some of them."""
 
-    async def read(self) -> list[str]:
-        """The URLs that were written last."""
+    async def read(self) -> dict[str, str | None]:
+        """The peers that were written last."""
 
-    async def write(self, urls: list[str]) -> None:
-        """Replace the URLs. Raises Problem if the database cannot be written."""
+    async def write(self, peers: Mapping[str, str | None]) -> None:
+        """Replace the peers. Raises Problem if the database cannot be written."""
 
 
 class PeerState(StrEnum):
@@ -125,12 +126,13 @@ COUNTED = (
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One peer. `failures` counts the failed syncs since the last good one; `code` and `reason` say
-    why the last one failed."""
+    """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
+    since the last good one; `code` and `reason` say why the last one failed."""
 
     peer_id: str
     url: httpx.URL
     origin: PeerOrigin = PeerOrigin.ADDED
+    token: str | None = field(default=None, repr=False)
     memory: PeerMemory = field(default_factory=PeerMemory)
     totals: PeerTotals = field(default_factory=PeerTotals)
     state: PeerState = PeerState.NEW
@@ -226,9 +228,9 @@ class Peers:
         """
         for text in self._settings.peers:
             self._add(parse_peer_url(text), PeerOrigin.SETTINGS)
-        for text in await self._book.read():
+        for text, token in (await self._book.read()).items():
             with suppress(Problem):  # an older version accepted URLs that are refused now
-                self._add(parse_peer_url(text), PeerOrigin.ADDED)
+                self._add(parse_peer_url(text), PeerOrigin.ADDED, token)
 
     async def close(self) -> None:
         """End all loops."""
@@ -237,17 +239,20 @@ class Peers:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
 
-    async def add(self, url_text: str) -> Peer:
+    async def add(self, url_text: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing one with this URL; it is kept across restarts.
 
-        A peer that is down, or whose name does not resolve yet, is added too. Raises Problem:
-        PEER_URL_REFUSED, TOO_MANY_ITEMS, and the errors of a write to the database.
+        A new `token` replaces the one of an existing peer. A peer that is down, or whose name does not
+        resolve yet, is added too. Raises Problem: PEER_URL_REFUSED, TOO_MANY_ITEMS, and the errors of a
+        write to the database.
         """
         url = parse_peer_url(url_text)
-        if peer_id_of(url) in self._peers:
-            return self._peers[peer_id_of(url)]
-        await self._contact(url)
-        peer = self._add(url, PeerOrigin.ADDED)
+        known = self._peers.get(peer_id_of(url))
+        if known is not None:
+            await self._replace_token(known, token)
+            return known
+        await self._contact(url, token)
+        peer = self._add(url, PeerOrigin.ADDED, token)
         try:
             await self._keep()
         except Problem:
@@ -255,10 +260,20 @@ class Peers:
             raise
         return peer
 
-    async def _contact(self, url: httpx.URL) -> None:
+    async def _replace_token(self, peer: Peer, token: str | None) -> None:
+        if token is None or token == peer.token:
+            return
+        before, peer.token = peer.token, token
+        try:
+            await self._keep()
+        except Problem:
+            peer.token = before
+            raise
+
+    async def _contact(self, url: httpx.URL, token: str | None) -> None:
         """Raise PEER_URL_REFUSED for an address that is not allowed, and for this node itself."""
         try:
-            async with asyncio.timeout(CONTACT_S_MAX), self._transport(url) as transport:
+            async with asyncio.timeout(CONTACT_S_MAX), self._transport(url, token) as transport:
                 await transport.interest()
         except SyncError as error:
             if error.code == Code.PEER_URL_REFUSED:
@@ -268,16 +283,16 @@ class Peers:
 
     async def _keep(self) -> None:
         added = [each for each in self._peers.values() if each.origin is PeerOrigin.ADDED]
-        await self._book.write([url_text(each.url) for each in added])
+        await self._book.write({url_text(each.url): each.token for each in added})
 
-    def _add(self, url: httpx.URL, origin: PeerOrigin) -> Peer:
+    def _add(self, url: httpx.URL, origin: PeerOrigin, token: str | None = None) -> Peer:
         peer_id = peer_id_of(url)
         if peer_id not in self._peers:
             if len(self._peers) >= self._limits.peers_max:
                 raise Problem(
                     Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
                 )
-            peer = self._peers[peer_id] = Peer(peer_id, url, origin)
+            peer = self._peers[peer_id] = Peer(peer_id, url, origin, token)
             peer.loop = asyncio.create_task(self._keep_equal(peer), name=f"peer {url_text(url)}")
         return self._peers[peer_id]
 
@@ -357,7 +372,7 @@ class Peers:
     def _run(self, peer: Peer, interest: Interest, dry_run: bool) -> RunSync:
         async def run(changed: Callable[[Progress], None]) -> SyncReport:
             try:
-                async with self._transport(peer.url) as transport:
+                async with self._transport(peer.url, peer.token) as transport:
                     report, peer.memory = await sync_with_peer(
                         self._replica,
                         transport,
@@ -378,12 +393,18 @@ class Peers:
 
         return run
 
-    def _transport(self, url: httpx.URL) -> AbstractAsyncContextManager[HttpTransport]:
+    def _transport(
+        self, url: httpx.URL, token: str | None
+    ) -> AbstractAsyncContextManager[HttpTransport]:
+        """A transport with the token of the settings' file for this URL, or else with `token`."""
+        file = self._settings.peer_token_files.get(url_text(url))
         return open_http_transport(
             url,
             self._limits,
             private_allowed=self._settings.allows_private_peers,
             own_instance=self._instance_id,
+            token=token if file is None else _token_in(file),
+            ca_file=self._settings.peer_ca,
         )
 
     async def _keep_equal(self, peer: Peer) -> None:
@@ -408,6 +429,18 @@ class Peers:
         slowest_s = max(BACKOFF_S_MAX, interval_s)
         pause_s = min(interval_s * BACKOFF_FACTOR ** min(failures, 32), slowest_s)
         return pause_s * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+def _token_in(file: Path) -> str:
+    """The token in a file, which an operator may replace while the node runs."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        detail = f"the token file {file} of a peer cannot be read: {error}"
+        raise Problem(Code.TOKENS_UNAVAILABLE, detail) from None
+    if not text or any(each.isspace() for each in text):
+        raise Problem(Code.TOKENS_UNAVAILABLE, f"{file} does not contain one token")
+    return text
 
 
 def peer_id_of(url: httpx.URL) -> str:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from pathlib import Path
 
 import httpx
 
@@ -160,11 +161,18 @@ def _url_refused(detail: str) -> Problem:
 
 @asynccontextmanager
 async def open_http_transport(
-    url: httpx.URL, limits: Limits, *, private_allowed: bool, own_instance: str | None = None
+    url: httpx.URL,
+    limits: Limits,
+    *,
+    private_allowed: bool,
+    own_instance: str | None = None,
+    token: str | None = None,
+    ca_file: Path | None = None,
 ) -> AsyncIterator[HttpTransport]:
     """A transport to the peer at `url`; it connects only to the checked address.
 
-    If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
+    `token` is an access token of the peer. `ca_file` has the CAs of its certificate, if they are not
+    well known; Problem(PEER_UNREACHABLE) if it cannot be read. If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
     """
     pinned = await resolve(url, private_allowed=private_allowed)
 
@@ -174,7 +182,8 @@ async def open_http_transport(
 
     async with httpx.AsyncClient(
         base_url=pinned.base_url,
-        verify=_tls_context(),
+        verify=_tls_context(ca_file),
+        headers={} if token is None else {"authorization": f"Bearer {token}"},
         timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         follow_redirects=False,
         trust_env=False,
@@ -186,6 +195,12 @@ async def open_http_transport(
 
 
 @cache
-def _tls_context() -> ssl.SSLContext:
+def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
     """One for all peers: reading the certificates of the authorities takes 20 ms."""
-    return httpx.create_ssl_context(trust_env=False)
+    if ca_file is None:
+        return httpx.create_ssl_context(trust_env=False)
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        reason = f"the CA certificates in {ca_file} cannot be read: {error}"
+        raise Problem(Code.PEER_UNREACHABLE, reason) from None

@@ -12,7 +12,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from app.callers import Authorizer, LoopbackAuthorizer, OpenAuthorizer
+from app.callers import Authorizer, authorizer_without_tokens
 from app.http import (
     about,
     ancestors,
@@ -69,7 +69,9 @@ NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operati
 def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
     """The ASGI application of a node that is open."""
     if authorizer is None:
-        without_token = OpenAuthorizer() if node.settings.insecure else LoopbackAuthorizer()
+        without_token = authorizer_without_tokens(
+            trust_loopback=node.settings.trust_loopback, insecure=node.settings.insecure
+        )
         authorizer = TokenAuthorizer(node.tokens, without_token)
     metrics = HttpMetrics()
     node.metrics.register(metrics)

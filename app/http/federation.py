@@ -31,9 +31,10 @@ class _Body(BaseModel):
 
 
 class PeerBody(_Body):
-    """A peer to add."""
+    """A peer to add, with an access token of it if it demands one."""
 
     url: str = Field(max_length=2_048)
+    token: str | None = Field(None, pattern=r"^[!-~]{1,1024}$")
 
 
 class SyncBody(_Body):
@@ -63,7 +64,7 @@ async def list_peers(call: CurrentCall) -> Reply:
 async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     """Add a peer; 200 if it is one already."""
     known = {peer.peer_id for peer in call.node.peers.all()}
-    peer = await call.node.peers.add(body.url)
+    peer = await call.node.peers.add(body.url, body.token)
     status = 200 if peer.peer_id in known else 201
     location = f"/v1/peers/{peer.peer_id}".encode()
     return json_only(peer.document(), status, [(b"location", location)])

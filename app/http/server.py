@@ -29,6 +29,7 @@ from app.http.connection import bounded_protocol
 from app.http.replies import problem_reply
 from app.limits import Limits
 from app.node import Node
+from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
 """After it slow bodies and slow readers are cut."""
@@ -37,6 +38,13 @@ SIDE_SHUTDOWN_TIMEOUT_S = 2
 RETRY_AFTER_S = 1
 
 _TICK_S = 0.05
+
+
+def tls_options(settings: Settings) -> dict[str, Any]:
+    """uvicorn's options for TLS; none if the node serves http."""
+    if settings.tls_cert is None:
+        return {}
+    return {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
 
 
 class NodeServer(uvicorn.Server):
@@ -58,6 +66,7 @@ class NodeServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+                **tls_options(node.settings),
             )
         )
 
@@ -96,7 +105,7 @@ class NodeServer(uvicorn.Server):
 class SideServer(uvicorn.Server):
     """Serves an application until `should_exit`. Leaves signals to the node's own server."""
 
-    def __init__(self, app: App, http: Any = "httptools") -> None:
+    def __init__(self, app: App, http: Any = "httptools", **tls: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -109,6 +118,7 @@ class SideServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SIDE_SHUTDOWN_TIMEOUT_S,
+                **tls,
             )
         )
 
@@ -129,7 +139,7 @@ async def serving(server: SideServer, listener: socket.socket) -> AsyncIterator[
         await running
 
 
-def waiting_server(reason: str, limits: Limits) -> SideServer:
+def waiting_server(reason: str, limits: Limits, settings: Settings) -> SideServer:
     """A server that answers every request with the reason why there is no node behind it."""
 
     async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
@@ -140,7 +150,7 @@ def waiting_server(reason: str, limits: Limits) -> SideServer:
         await send(start)
         await send({"type": "http.response.body", "body": reply.body})
 
-    return SideServer(answer, bounded_protocol(limits))
+    return SideServer(answer, bounded_protocol(limits), **tls_options(settings))
 
 
 def _waiting_reply(path: str, reason: str) -> Reply:

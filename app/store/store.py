@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -125,15 +125,23 @@ class Store:
         """Become the writer; `StoreBusyError` if another process is it already."""
         self._database.begin_writing()
 
-    async def peer_urls(self) -> list[str]:
-        """The URLs that `write_peer_urls` wrote last."""
+    async def peers(self) -> dict[str, str | None]:
+        """The peers that `write_peers` wrote last."""
         named = select(store_meta.c.value).where(store_meta.c.name == PEERS_NAME)
         rows = await self._database.rows(self._database.sql.query(named))
-        return [str(url) for (value,) in rows for url in json.loads(value)]
+        kept = [each for (value,) in rows for each in json.loads(value)]
+        # A URL alone, or with its token; older versions wrote URLs alone.
+        pairs = (each if isinstance(each, list) else (each, None) for each in kept)
+        return {str(url): token for url, token in pairs}
 
-    def write_peer_urls(self, urls: Sequence[str]) -> None:
-        """Keep the URLs of the peers that an operator added. Raises `Problem` as `writer.write`."""
+    def write_peers(self, peers: Mapping[str, str | None]) -> None:
+        """Keep the peers that an operator added: URLs, and the access tokens for some.
+
+        Raises `Problem` as `writer.write`.
+        """
         insert_or_replace = self._database.sql.upsert(store_meta, "name", _new_value)
-        value = json.dumps(urls).encode()
+        value = json.dumps(
+            [url if token is None else [url, token] for url, token in peers.items()]
+        ).encode()
         with self._database.transaction() as transaction:
             transaction.many(insert_or_replace, [(PEERS_NAME, value)])

@@ -1,6 +1,7 @@
 """`AsyncStoreClient`: a store node for programs on an event loop."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -55,7 +56,8 @@ Frames = Iterable[Publishable] | AsyncIterable[Publishable]
 class AsyncStoreClient:
     """One store node. Every method raises `StoreError` and nothing else for the node's faults.
 
-    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` its bearer token.
+    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` an access token of it;
+    `tls` the context of https URLs, for a CA of your own (`ssl.create_default_context(cafile=…)`).
     Use it in an `async with` statement, or `close` it; it belongs to one event loop.
     """
 
@@ -64,6 +66,7 @@ class AsyncStoreClient:
         base_url: str,
         *,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         options: Options | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -71,6 +74,7 @@ class AsyncStoreClient:
         self._http = httpx.AsyncClient(
             base_url=checked_url(base_url),
             headers=base_headers(token),
+            verify=True if tls is None else tls,
             timeout=self._options.timeout,
             transport=transport,
         )
@@ -302,9 +306,9 @@ class AsyncStoreClient:
         """A peer's health and the record of divergence from it."""
         return await self._send(calls.peer_status(peer_id))
 
-    async def add_peer(self, url: str) -> Peer:
-        """Add a peer, or return the existing peer with this URL."""
-        return await self._send(calls.add_peer(url))
+    async def add_peer(self, url: str, token: str | None = None) -> Peer:
+        """Add a peer, or return the existing peer with this URL; `token` is an access token of it."""
+        return await self._send(calls.add_peer(url, token))
 
     async def remove_peer(self, peer_id: str) -> None:
         """Forget a peer."""

@@ -1,6 +1,7 @@
 """`StoreClient`: the blocking client of a store node."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -50,7 +51,8 @@ _Item = TypeVar("_Item")
 class StoreClient:
     """One store node. Every method raises `StoreError` and nothing else for the node's faults.
 
-    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` its bearer token.
+    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` an access token of it;
+    `tls` the context of https URLs, for a CA of your own (`ssl.create_default_context(cafile=…)`).
     Use it in a `with` statement, or `close` it. Threads can share it.
     """
 
@@ -59,6 +61,7 @@ class StoreClient:
         base_url: str,
         *,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         options: Options | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
@@ -66,11 +69,13 @@ class StoreClient:
         self._http = httpx.Client(
             base_url=checked_url(base_url),
             headers=base_headers(token),
+            verify=True if tls is None else tls,
             timeout=self._options.timeout,
             transport=transport,
         )
         self._base_url = base_url
         self._token = token
+        self._tls = tls
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +249,7 @@ class StoreClient:
 
         async def run() -> SyncReport:
             async with AsyncStoreClient(
-                self._base_url, token=self._token, options=self._options
+                self._base_url, token=self._token, tls=self._tls, options=self._options
             ) as client:
                 return await client.backfill(channel_id, log, on_progress, send=send)
 
@@ -273,9 +278,9 @@ class StoreClient:
         """A peer's health and the record of divergence from it."""
         return self._send(calls.peer_status(peer_id))
 
-    def add_peer(self, url: str) -> Peer:
-        """Add a peer, or return the existing peer with this URL."""
-        return self._send(calls.add_peer(url))
+    def add_peer(self, url: str, token: str | None = None) -> Peer:
+        """Add a peer, or return the existing peer with this URL; `token` is an access token of it."""
+        return self._send(calls.add_peer(url, token))
 
     def remove_peer(self, peer_id: str) -> None:
         """Forget a peer."""

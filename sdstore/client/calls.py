@@ -245,9 +245,10 @@ def peer_status(peer_id: str) -> Call[Mapping[str, Any]]:
     return Call("GET", target, replies.document, _accept(JSON))
 
 
-def add_peer(url: str) -> Call[Peer]:
+def add_peer(url: str, token: str | None) -> Call[Peer]:
     """A new peer, or the existing peer with this URL."""
-    return _post_json("v1/peers", replies.peer, {"url": url}, is_repeatable=True)
+    body = {"url": url} | ({} if token is None else {"token": token})
+    return _post_json("v1/peers", replies.peer, body, is_repeatable=True)
 
 
 def remove_peer(peer_id: str) -> Call[None]:

@@ -61,7 +61,7 @@ async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
     async def fail(_self: Store) -> list[str]:
         raise ValueError("the database is damaged")
 
-    monkeypatch.setattr(Store, "peer_urls", fail)
+    monkeypatch.setattr(Store, "peers", fail)
     before = asyncio.all_tasks()
     with pytest.raises(ValueError, match="damaged"):
         async with Node.open(Settings(data_dir=tmp_path, peers=["http://127.0.0.1:9"])):

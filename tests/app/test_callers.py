@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from app.callers import Caller, LoopbackAuthorizer, OpenAuthorizer, Scope
+from app.callers import (
+    Caller,
+    LoopbackAuthorizer,
+    OpenAuthorizer,
+    Scope,
+    authorizer_without_tokens,
+)
 from app.errors import Code, Problem
 from recon.session import Interest
 
@@ -45,6 +51,15 @@ def test_an_open_node_serves_strangers_but_does_not_trust_them() -> None:
     assert caught.value.code is Code.FORBIDDEN
     assert not stranger.is_trusted
     assert stranger.name != OpenAuthorizer().identify("8.8.4.4", {}).name
+
+
+def test_without_trust_in_this_machine_nobody_is_the_operator() -> None:
+    for is_open in (True, False):
+        authorizer = authorizer_without_tokens(trust_loopback=False, insecure=is_open)
+        caller = authorizer.identify("127.0.0.1", {b"host": b"localhost"})
+        with pytest.raises(Problem):
+            caller.require(Scope.ADMIN, None)
+        assert not caller.is_trusted
 
 
 def test_grants_are_limited_by_scope_and_channel() -> None:

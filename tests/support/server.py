@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings
-from app.tokens import Tokens
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 
@@ -47,13 +46,12 @@ def running_node(
     data_dir: Path,
     limits: Limits = DEFAULT_LIMITS,
     *,
-    authorizer: Authorizer | Callable[[Tokens], Authorizer] | None = None,
+    authorizer: Authorizer | None = None,
     listener: socket.socket | None = None,
     **settings: Any,
 ) -> Iterator[RunningNode]:
     """A node over `data_dir` until the block ends; `settings` as in `app.settings`.
 
-    `authorizer`: one, or a function that makes one of the node's tokens; unset: as the settings say.
     It listens on `listener`, or on a free port.
     """
     node_settings = Settings(data_dir=data_dir, **settings)
@@ -78,12 +76,7 @@ def running_node(
 
 
 class _Server:
-    def __init__(
-        self,
-        settings: Settings,
-        limits: Limits,
-        authorizer: Authorizer | Callable[[Tokens], Authorizer] | None,
-    ) -> None:
+    def __init__(self, settings: Settings, limits: Limits, authorizer: Authorizer | None) -> None:
         self.is_open = Event()
         self._settings = settings
         self._limits = limits
@@ -98,10 +91,7 @@ class _Server:
 
     async def _serve(self, listener: socket.socket) -> None:
         async with Node.open(self._settings, self._limits) as node:
-            authorizer = self._authorizer
-            if callable(authorizer):
-                authorizer = authorizer(node.tokens)
-            self._server = NodeServer(create_app(node, authorizer), node)
+            self._server = NodeServer(create_app(node, self._authorizer), node)
             self.is_open.set()
             await self._server.serve(sockets=[listener])
 

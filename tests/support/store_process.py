@@ -12,8 +12,9 @@ from tests.support.cli import command, free_port
 class StoreProcess:
     """`sdstore serve` on a port of its own, which can be killed and started again."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *options: object) -> None:
         self.data_dir = data_dir
+        self.options = options
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -21,7 +22,7 @@ class StoreProcess:
         """Start it, and wait until it listens."""
         arguments = ("serve", "--port", self.port, "--data-dir", self.data_dir, "--json")
         self.process = subprocess.Popen(
-            command(*arguments, "--log-level", "error"),
+            command(*arguments, "--log-level", "error", *self.options),
             stdout=subprocess.PIPE,
             env=os.environ | {"SDSTORE_DRAIN_S": "0"},
         )
@@ -40,4 +41,5 @@ class StoreProcess:
     @property
     def url(self) -> str:
         """Its address, the same after a restart."""
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "https" if "--tls-cert" in self.options else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"

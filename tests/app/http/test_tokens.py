@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,28 +14,17 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.callers import Caller, LoopbackAuthorizer, Scope
+from app.callers import Scope
 from app.http.application import ROUTES
 from app.http.routing import Route
-from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenAuthorizer, TokenFile, Tokens
+from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
 from sdstore.client import StoreClient, StoreError
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
-ELSEWHERE = "192.0.2.1"
 STOPS_WITHIN_S = 1.0
-
-
-class FromElsewhere:
-    """A node to which every caller seems to be on another machine."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._inner = TokenAuthorizer(tokens, LoopbackAuthorizer())
-
-    def identify(self, _client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
-        return self._inner.identify(ELSEWHERE, headers)
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     file = TokenFile(folder / "tokens.json")
-    with running_node(folder, authorizer=FromElsewhere) as node:
+    with running_node(folder, trust_loopback=False) as node:
         yield Guarded(node, file)
 
 

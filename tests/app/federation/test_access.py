@@ -1,0 +1,205 @@
+"""Nodes that federate with tokens and TLS, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from app.callers import Scope
+from app.tokens import HOLDS_AFTER_S, TokenFile
+from sdstore.client import StoreClient
+from sdstore.sds.model import Message
+from tests.support.cli import Result, cli, process
+from tests.support.store_process import StoreProcess
+
+MESSAGE = Message("m", "/a/1", lamport_timestamp=1, content=b"SECRET content")
+OTHER = Message("n", "/b/1", lamport_timestamp=2, content=b"SECRET other")
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a CA and of the certificate and key of 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("ca")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+        folder / "node.pem"
+    )
+    return folder
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, ca: Path) -> Iterator[StoreProcess]:
+    """A node that serves https and demands tokens, with two messages."""
+    config = tmp_path / "guarded.toml"
+    config.write_text("trust_loopback = false\n")
+    node = StoreProcess(tmp_path / "guarded", "--tls-cert", ca / "node.pem", "--config", config)
+    node.start()
+    file = TokenFile(node.data_dir / "tokens.json")
+    _, publisher = file.create(scopes=[Scope.PUBLISH])
+    (tmp_path / "publisher").write_text(publisher)
+    try:
+        for message in (MESSAGE, OTHER):
+            lines = json.dumps({"message": message_json(message)}).encode()
+            published = cli(
+                *access(ca, tmp_path / "publisher"),
+                *("publish", "-", "--node", node.url),
+                stdin=lines,
+            )
+            assert published.code == 0, published.err
+        yield node
+    finally:
+        node.end(signal.SIGTERM)
+
+
+def message_json(message: Message) -> dict[str, str]:
+    return {
+        "message_id": message.message_id,
+        "channel_id": message.channel_id,
+        "lamport_timestamp": str(message.lamport_timestamp),
+        "content": "U0VDUkVU",
+    }
+
+
+def access(ca: Path, token_file: Path) -> tuple[object, ...]:
+    return ("--ca-file", ca / "ca.pem", "--token-file", token_file)
+
+
+def write_token(node: StoreProcess, path: Path, *scopes: Scope, **limits: list[str]) -> str:
+    """A token of the node in a file; its ID."""
+    token, text = TokenFile(node.data_dir / "tokens.json").create(
+        scopes=scopes, prefixes=limits.get("prefixes", ())
+    )
+    path.write_text(f"{text}\n")
+    return token.token_id
+
+
+def synced(node: StoreProcess, peer: StoreProcess) -> Result:
+    return cli("sync", peer.url, "--node", node.url, "--json")
+
+
+def ids(node: StoreProcess) -> set[str]:
+    with StoreClient(node.url) as client:
+        channels = [each.channel_id for each in client.channels()]
+        return {each.message.message_id for name in channels for each in client.messages(name)}
+
+
+def test_nodes_federate_over_tls_with_a_token_and_not_without(
+    tmp_path: Path, ca: Path, guarded: StoreProcess
+) -> None:
+    token_file = tmp_path / "token"
+    token_id = write_token(guarded, token_file, Scope.READ, Scope.SYNC, prefixes=["/a/"])
+    node = StoreProcess(
+        tmp_path / "node",
+        *("--peer-ca", ca / "ca.pem", "--peer", guarded.url, "--sync-interval", 3_600),
+        *("--peer-token-file", f"{guarded.url}={tmp_path / 'other'}"),
+    )
+    node.start()
+    try:
+        # A file that is not there: the fault is this node's, and it says so.
+        missing = synced(node, guarded)
+        assert (missing.code, "token file" in missing.out) == (6, True)
+        (tmp_path / "other").write_text("sds_a_b")
+        wrong = synced(node, guarded)
+        assert (wrong.code, "401" in wrong.out) == (4, True)
+        assert ids(node) == set()
+        (tmp_path / "other").write_text(token_file.read_text())
+        good = synced(node, guarded)
+        assert good.code == 0, good.out + good.err
+        assert ids(node) == {"m"}  # the token covers no other channel
+        TokenFile(guarded.data_dir / "tokens.json").revoke(token_id)
+        refused = wait_for_refusal(node, guarded)
+        assert (refused.code, "401" in refused.out) == (4, True)
+        (peer,) = cli("peers", "list", "--node", node.url, "--json").lines
+        assert (peer["state"], peer["code"]) == ("refused", "forbidden")
+        for shown in (json.dumps(peer), good.out, refused.out):
+            assert token_file.read_text().strip().split("_")[2] not in shown
+    finally:
+        node.end(signal.SIGTERM)
+
+
+def wait_for_refusal(node: StoreProcess, peer: StoreProcess) -> Result:
+    # The peer looks at its tokens within this time, also with requests.
+    import time  # noqa: PLC0415
+
+    time.sleep(HOLDS_AFTER_S)
+    return synced(node, peer)
+
+
+def test_a_peer_is_added_with_its_token_which_survives_a_restart_and_is_not_shown(
+    tmp_path: Path, ca: Path, guarded: StoreProcess
+) -> None:
+    write_token(guarded, tmp_path / "token", Scope.READ, Scope.SYNC)
+    node = StoreProcess(tmp_path / "node", "--peer-ca", ca / "ca.pem")
+    node.start()
+    try:
+        added = cli("peers", "add", guarded.url, "--node", node.url, "--json")
+        assert added.code == 0
+        assert synced(node, guarded).code == 4
+        token = ("--token-file", tmp_path / "token")
+        added = cli("peers", "add", guarded.url, *token, "--node", node.url, "--json")
+        assert "sds_" not in added.out
+        assert synced(node, guarded).code == 0
+        assert ids(node) == {"m", "n"}
+        node.end(signal.SIGTERM)
+        node.start()
+        assert synced(node, guarded).code == 0
+    finally:
+        node.end(signal.SIGTERM)
+
+
+def test_a_node_that_does_not_know_the_ca_refuses_the_certificate(
+    tmp_path: Path, guarded: StoreProcess
+) -> None:
+    node = StoreProcess(tmp_path / "node")
+    node.start()
+    try:
+        result = synced(node, guarded)
+        assert (result.code, "certificate" in result.out) == (5, True)
+    finally:
+        node.end(signal.SIGTERM)
+
+
+def test_https_is_served_to_clients_that_know_the_ca_and_http_is_not(
+    tmp_path: Path, ca: Path, guarded: StoreProcess
+) -> None:
+    write_token(guarded, tmp_path / "token", Scope.READ)
+    reading = access(ca, tmp_path / "token")
+    assert process(*reading, "wait", "--node", guarded.url).code == 0
+    assert process(*reading, "get", "m", "--node", guarded.url).code == 0
+    # The same through the environment.
+    environment = {
+        "SDSTORE_CLIENT_TOKEN_FILE": str(tmp_path / "token"),
+        "SDSTORE_CLIENT_CA_FILE": str(ca / "ca.pem"),
+    }
+    assert process("channels", "--node", guarded.url, **environment).code == 0
+    without_ca = process("--token-file", tmp_path / "token", "get", "m", "--node", guarded.url)
+    assert (without_ca.code, "certificate" in without_ca.err) == (6, True)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(guarded.url.replace("https:", "http:") + "/livez", trust_env=False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two tokens", b"\xff"])
+def test_a_token_file_without_a_token_is_a_clear_error(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    result = cli("--token-file", file, "get", "m", "--node", "http://127.0.0.1:9")
+    assert result.code in (2, 6)
+    assert str(file) in result.err
+
+
+def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path, ca: Path) -> None:
+    for cert in (tmp_path / "absent.pem", ca / "ca.pem"):
+        result = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-cert", cert)
+        assert (result.code, str(cert) in result.err) == (6, True)
+    key_alone = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-key", ca / "node.pem")
+    assert (key_alone.code, "it needs tls_cert" in key_alone.err) == (2, True)
