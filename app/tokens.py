@@ -130,7 +130,7 @@ class TokenFile:
         self,
         *,
         name: str = "",
-        scopes: Sequence[Scope],
+        scopes: Sequence[str],
         channels: Sequence[str] = (),
         prefixes: Sequence[str] = (),
         expires_in_s: float | None = None,
@@ -149,7 +149,7 @@ class TokenFile:
             token_id=token_id,
             name=name,
             secret_hash=_hash(secret),
-            scopes=frozenset(scopes),
+            scopes=frozenset(map(Scope, scopes)),
             channels=_interest(channels, prefixes),
             created_at_ms=now_ms,
             expires_at_ms=None if expires_in_s is None else now_ms + int(expires_in_s * 1_000),
@@ -219,13 +219,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _check(
     name: str,
-    scopes: Sequence[Scope],
+    scopes: Sequence[str],
     channels: Sequence[str],
     prefixes: Sequence[str],
     expires_in_s: float | None,
 ) -> None:
     """Raise Problem unless a token can be made of these."""
-    if not scopes or Scope.OPEN in scopes:
+    if not scopes or not set(scopes) <= set(GRANTED_SCOPES):
         names = ", ".join(GRANTED_SCOPES)
         raise Problem(Code.INVALID_PARAMETER, f"a token has at least one scope of: {names}")
     if Scope.ADMIN in scopes and (channels or prefixes):
@@ -314,7 +314,7 @@ class Tokens:
         self._problem: Problem | None = None
         self._looked_s = float("-inf")
         # Requests that run, by token: a revocation ends them.
-        self._running: dict[str, set[asyncio.Task[Any]]] = {}
+        self._running: dict[str, set[asyncio.Task[Any] | None]] = {}
 
     def caller(self, authorization: bytes) -> Caller:
         """The caller with the value of an `Authorization` header.
@@ -340,27 +340,28 @@ class Tokens:
             raise unauthenticated("the access token has expired")
         return known[1]
 
-    def require_valid(self, caller: Caller) -> None:
-        """Raise Problem(UNAUTHENTICATED) if the caller's token was revoked since it was identified."""
-        self._look_if_due()
-        if not self._is_valid(caller):
-            raise unauthenticated("the access token was revoked or has expired")
+    def begin(self, caller: Caller) -> None:
+        """The current task works for a caller with a token: a revocation cancels it until `end`.
 
-    @contextmanager
-    def running(self, caller: Caller) -> Iterator[None]:
-        """While the block runs, a revocation of the caller's token cancels the current task."""
+        Raises Problem(UNAUTHENTICATED) if the token was revoked since the caller was identified.
+        """
+        self._look_if_due()
+        token, now = self._callers.get(caller.token_id or "", (None, caller))
+        # A page of another origin has fewer scopes than its token.
+        is_same = caller.channels == now.channels and caller.scopes <= now.scopes
+        if token is None or not is_same or _is_expired(token):
+            raise unauthenticated("the access token was revoked or has expired")
         task = asyncio.current_task()
-        if caller.token_id is None or task is None:
-            yield
-            return
-        tasks = self._running.setdefault(caller.token_id, set())
-        tasks.add(task)
-        try:
-            yield
-        finally:
-            tasks.discard(task)
-            if not tasks and self._running.get(caller.token_id) is tasks:
-                del self._running[caller.token_id]
+        if task is not None:
+            self._running.setdefault(token.token_id, set()).add(task)
+
+    def end(self, token_id: str) -> None:
+        """The current task has ended its work for the callers of a token."""
+        tasks = self._running.get(token_id)
+        if tasks is not None:
+            tasks.discard(asyncio.current_task())
+            if not tasks:
+                del self._running[token_id]
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -411,19 +412,12 @@ class Tokens:
 
     def _end(self, token_id: str) -> None:
         for task in self._running.pop(token_id):
-            task.cancel("the access token was revoked")
+            if task is not None:
+                task.cancel("the access token was revoked")
 
     def _is_known(self, token_id: str) -> bool:
         known = self._callers.get(token_id)
         return known is not None and not _is_expired(known[0])
-
-    def _is_valid(self, caller: Caller) -> bool:
-        if caller.token_id is None:
-            return True
-        token, now = self._callers.get(caller.token_id, (None, caller))
-        # A page of another origin has fewer scopes than its token.
-        is_same = caller.channels == now.channels and caller.scopes <= now.scopes
-        return token is not None and is_same and not _is_expired(token)
 
 
 def _caller_of(token: Token) -> Caller:

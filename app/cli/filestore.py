@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from app.cli.access import access
 from app.cli.files import (
     ExistingMessages,
     FileFormat,
@@ -15,7 +16,7 @@ from app.cli.files import (
     record_of,
     write_through,
 )
-from app.cli.options import PATIENCE, access
+from app.cli.options import PATIENCE
 from app.cli.output import CliError, Exit
 from sdstore.client import AsyncStoreClient
 from sdstore.client.backfill import Fetched

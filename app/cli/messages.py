@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.access import access
 from app.cli.files import (
     BadItem,
     FileFormat,
@@ -33,7 +34,6 @@ from app.cli.options import (
     AsJson,
     ChannelId,
     NodeUrl,
-    access,
     is_known,
     node_client,
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from app.cli.access import access
 from app.cli.output import CliError, Exit
 from app.errors import Code
 from sdstore.client import StoreClient
@@ -54,63 +53,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")
 ]
 
-TokenPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        envvar="SDSTORE_CLIENT_TOKEN_FILE",
-        help="File with an access token, for verbs that call a node.",
-    ),
-]
-CaPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file",
-        metavar="FILE",
-        envvar="SDSTORE_CLIENT_CA_FILE",
-        help="CA certificates of the node (PEM), for verbs that call one over https.",
-    ),
-]
-
 # One more attempt for a node that is just starting, but no minutes of silence: a person waits.
 PATIENCE = Options(retry=Retry(attempts_max=2))
-
-
-@dataclass(slots=True)
-class Access:
-    """How the verbs of this command line reach a node: its token and the CAs of its certificate."""
-
-    token_file: Path | None = None
-    ca_file: Path | None = None
-
-    def token(self) -> str | None:
-        """The access token. Raises CliError."""
-        return None if self.token_file is None else read_token(self.token_file)
-
-    def tls(self) -> ssl.SSLContext | None:
-        """The context for https; None for the system's CAs. Raises CliError."""
-        if self.ca_file is None:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self.ca_file)
-        except (OSError, ssl.SSLError) as error:
-            detail = f"{self.ca_file}: {error.strerror or error}"
-            raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
-
-
-access = Access()
-
-
-def read_token(file: Path) -> str:
-    """The token in a file. Raises CliError."""
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(Exit.LOCAL_FAULT, "cannot_read", f"{file}: {error}") from None
-    if not text or any(each.isspace() for each in text):
-        raise CliError(Exit.USAGE, "invalid_parameter", f"{file} does not contain one token")
-    return text
 
 
 @contextmanager

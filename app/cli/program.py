@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from app.cli.access import CaPath, TokenPath, access
 from app.cli.interrupts import loading
-from app.cli.options import CaPath, TokenPath, access
 from app.cli.output import CliError, Exit, exit_of, print_error
 from app.errors import Problem, SettingsError
 from sdstore.client.errors import StoreError

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from app.cli.access import access
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -21,7 +22,6 @@ from app.cli.options import (
     DatabaseUrl,
     DataDir,
     NodeUrl,
-    access,
 )
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.limits import limits_table

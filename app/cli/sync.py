@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.access import read_token
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -20,7 +21,6 @@ from app.cli.options import (
     NodeUrl,
     is_known,
     node_client,
-    read_token,
 )
 from app.cli.output import (
     CliError,
@@ -247,7 +247,7 @@ def add(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Add a peer; the node syncs with it until it is removed. A new token replaces an older one."""
+    """Add a peer; the node syncs with it until it is removed."""
     token = None if token_file is None else read_token(token_file)
     with node_client(node) as client:
         peer = client.add_peer(url, token)

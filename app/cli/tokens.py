@@ -7,16 +7,20 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.callers import Scope
+from app.cli.interrupts import loading
 from app.cli.options import AsJson, ConfigFile, DataDir
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.errors import Code, Problem
 from app.settings import load_settings
-from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, Token, TokenFile, tokens_path
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from app.tokens import Token, TokenFile
 
 verbs = typer.Typer()
 token = typer.Typer(help="Make, list and revoke the access tokens of a node.")
@@ -30,9 +34,7 @@ _DURATION = re.compile(r"(\d{1,9})([smhd])")
 def new(
     scope: Annotated[
         list[str],
-        typer.Option(
-            "--scope", help=f"{', '.join(GRANTED_SCOPES[:-1])} or {GRANTED_SCOPES[-1]}; repeatable."
-        ),
+        typer.Option("--scope", help="read, publish, sync or admin; may be repeated."),
     ],
     name: Annotated[str, typer.Option("--name", help="What it is for, for people.")] = "",
     channel: Annotated[
@@ -53,14 +55,13 @@ def new(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it. It is shown once: a node keeps a hash only."""
+    """Make a token and print it; it is shown once."""
     file = _file(data_dir, config)
-    scopes = [_scope(each) for each in scope]
     expires_in_s = None if expires_in is None else _seconds(expires_in)
     try:
         made, text = file.create(
             name=name,
-            scopes=scopes,
+            scopes=scope,
             channels=channel or (),
             prefixes=prefix or (),
             expires_in_s=expires_in_s,
@@ -100,25 +101,28 @@ def revoke(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token. When the command ends, no process of the node accepts it."""
+    """Revoke a token; it holds when the command ends."""
     revoked = _file(data_dir, config).revoke(token_id)
-    sleep(HOLDS_AFTER_S)
+    sleep(_library().HOLDS_AFTER_S)
     if as_json:
         print_json({"revoked": revoked.token_id})
     else:
         stdout().print(f"revoked token {revoked.token_id}", markup=False)
 
 
+def _library() -> ModuleType:
+    """`app.tokens`, which brings numpy: the help of all verbs does without."""
+    with loading():
+        from app import tokens  # noqa: PLC0415
+
+    return tokens
+
+
 def _file(data_dir: Path | None, config: Path | None) -> TokenFile:
     settings, _ = load_settings(config, {"data_dir": data_dir})
-    return TokenFile(tokens_path(settings))
-
-
-def _scope(text: str) -> Scope:
-    if text not in GRANTED_SCOPES:
-        detail = f"--scope {text!r} is not one of {', '.join(GRANTED_SCOPES)}"
-        raise CliError(Exit.USAGE, "invalid_parameter", detail)
-    return Scope(text)
+    tokens = _library()
+    file: TokenFile = tokens.TokenFile(tokens.tokens_path(settings))
+    return file
 
 
 def _seconds(text: str) -> float:
@@ -134,7 +138,7 @@ def _grants(made: Token) -> str:
 
 
 def _scopes(made: Token) -> str:
-    return ", ".join(each for each in GRANTED_SCOPES if each in made.scopes)
+    return ", ".join(made.document()["scopes"])
 
 
 def _channels(made: Token) -> str:

@@ -134,30 +134,29 @@ class Gateway:
         return Call(self._node, caller, match.params, match.query, headers, scope)
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
-        if call.caller.token_id is None:
-            await self._handle(match, call, receive, answer)
-            return
-        # The caller was identified before its body came and before it waited for its turn.
-        self._node.tokens.require_valid(call.caller)
-        with self._node.tokens.running(call.caller):
-            await self._handle(match, call, receive, answer)
-
-    async def _handle(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
-        route = match.route
-        if route.is_hot:
-            call.reply = await route.handler(call, **route.arguments(call))
-        else:
-            inner = {**call.asgi, "method": route.method, CALL_KEY: call, MATCH_KEY: match}
-            await self._framework(inner, _replay(call, receive), answer)
-        reply, call.reply = call.reply, None
-        if isinstance(reply, StreamedReply):
-            if call.asgi["method"] != "HEAD":
-                await answer.stream(reply)
-                return
-            await reply.parts.aclose()
-            reply = Reply(reply.status, reply.headers)
-        if reply is not None:
-            await answer.give(reply)
+        tokens, token_id = self._node.tokens, call.caller.token_id
+        if token_id is not None:
+            # The caller was identified before its body came and before it waited for its turn.
+            tokens.begin(call.caller)
+        try:
+            route = match.route
+            if route.is_hot:
+                call.reply = await route.handler(call, **route.arguments(call))
+            else:
+                inner = {**call.asgi, "method": route.method, CALL_KEY: call, MATCH_KEY: match}
+                await self._framework(inner, _replay(call, receive), answer)
+            reply, call.reply = call.reply, None
+            if isinstance(reply, StreamedReply):
+                if call.asgi["method"] != "HEAD":
+                    await answer.stream(reply)
+                    return
+                await reply.parts.aclose()
+                reply = Reply(reply.status, reply.headers)
+            if reply is not None:
+                await answer.give(reply)
+        finally:
+            if token_id is not None:
+                tokens.end(token_id)
 
 
 class Answer:

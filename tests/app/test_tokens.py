@@ -102,25 +102,29 @@ def test_whatever_is_wrong_with_a_token_has_one_answer(file: TokenFile) -> None:
     tokens.caller(b"bearer  " + text.encode())
 
 
-def test_a_token_made_a_moment_ago_is_valid_at_once_and_a_revoked_one_soon_is_not(
+@pytest.mark.anyio
+async def test_a_token_made_a_moment_ago_is_valid_at_once_and_a_revoked_one_soon_is_not(
     file: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = Tokens(file)
     assert refusal(tokens, bearer("sds_a_b")) is Code.UNAUTHENTICATED
     token, text = file.create(scopes=[Scope.READ])
     caller = tokens.caller(bearer(text))
-    tokens.require_valid(caller)
+    tokens.begin(caller)
     file.revoke(token.token_id)
     monkeypatch.setattr(module, "LOOK_S", -1.0)
     assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
     with pytest.raises(Problem):
-        tokens.require_valid(caller)
+        tokens.begin(caller)
     with pytest.raises(Problem) as caught:
         file.revoke(token.token_id)
     assert caught.value.code is Code.NOT_FOUND
 
 
-def test_an_expired_token_is_refused(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_an_expired_token_is_refused(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token, text = file.create(scopes=[Scope.READ], expires_in_s=10)
     tokens = Tokens(file)
     caller = tokens.caller(bearer(text))
@@ -128,7 +132,7 @@ def test_an_expired_token_is_refused(file: TokenFile, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_now_ms", lambda: token.expires_at_ms)
     assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
     with pytest.raises(Problem):
-        tokens.require_valid(caller)
+        tokens.begin(caller)
 
 
 @pytest.mark.parametrize(
@@ -197,23 +201,26 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
     tokens = Tokens(file)
 
     async def run(caller: Caller) -> None:
-        with tokens.running(caller):
+        tokens.begin(caller)
+        try:
             await asyncio.sleep(30)
+        finally:
+            tokens.end(caller.token_id or "")
 
     async with tokens.watched():
         made = [file.create(scopes=[Scope.READ], name=str(n)) for n in range(3)]
         callers = [tokens.caller(bearer(text)) for _, text in made]
-        tasks = [asyncio.create_task(run(each)) for each in [*callers, Caller("local")]]
+        tasks = [asyncio.create_task(run(each)) for each in callers]
         await asyncio.sleep(0)
         file.revoke(made[0][0].token_id)
         rows = json.loads(file.path.read_bytes())
         rows["tokens"][0]["scopes"] = ["publish"]
         file.path.write_text(json.dumps(rows))
         await asyncio.wait_for(asyncio.gather(*tasks[:2], return_exceptions=True), 2)
-        assert [each.done() for each in tasks] == [True, True, False, False]
+        assert [each.done() for each in tasks] == [True, True, False]
         with pytest.raises(Problem):
-            tokens.require_valid(callers[1])
-        tokens.require_valid(callers[2])
+            tokens.begin(callers[1])
+        tokens.begin(callers[2])
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
