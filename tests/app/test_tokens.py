@@ -221,6 +221,7 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
         with pytest.raises(Problem):
             tokens.begin(callers[1])
         tokens.begin(callers[2])
+        tokens.end(callers[2].token_id or "")
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +35,10 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def guarded(tmp_path: Path, ca: Path) -> Iterator[StoreProcess]:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, ca: Path) -> Iterator[StoreProcess]:
     """A node that serves https and demands tokens, with two messages."""
+    tmp_path = tmp_path_factory.mktemp("guarded")
     config = tmp_path / "guarded.toml"
     config.write_text("trust_loopback = false\n")
     node = StoreProcess(tmp_path / "guarded", "--tls-cert", ca / "node.pem", "--config", config)
@@ -114,7 +116,8 @@ def test_nodes_federate_over_tls_with_a_token_and_not_without(
         assert good.code == 0, good.out + good.err
         assert ids(node) == {"m"}  # the token covers no other channel
         TokenFile(guarded.data_dir / "tokens.json").revoke(token_id)
-        refused = wait_for_refusal(node, guarded)
+        time.sleep(HOLDS_AFTER_S)
+        refused = synced(node, guarded)
         assert (refused.code, "401" in refused.out) == (4, True)
         (peer,) = cli("peers", "list", "--node", node.url, "--json").lines
         assert (peer["state"], peer["code"]) == ("refused", "forbidden")
@@ -122,14 +125,6 @@ def test_nodes_federate_over_tls_with_a_token_and_not_without(
             assert token_file.read_text().strip().split("_")[2] not in shown
     finally:
         node.end(signal.SIGTERM)
-
-
-def wait_for_refusal(node: StoreProcess, peer: StoreProcess) -> Result:
-    # The peer looks at its tokens within this time, also with requests.
-    import time  # noqa: PLC0415
-
-    time.sleep(HOLDS_AFTER_S)
-    return synced(node, peer)
 
 
 def test_a_peer_is_added_with_its_token_which_survives_a_restart_and_is_not_shown(
@@ -171,15 +166,15 @@ def test_https_is_served_to_clients_that_know_the_ca_and_http_is_not(
 ) -> None:
     write_token(guarded, tmp_path / "token", Scope.READ)
     reading = access(ca, tmp_path / "token")
-    assert process(*reading, "wait", "--node", guarded.url).code == 0
-    assert process(*reading, "get", "m", "--node", guarded.url).code == 0
+    assert cli(*reading, "wait", "--node", guarded.url).code == 0
+    assert cli(*reading, "get", "m", "--node", guarded.url).code == 0
     # The same through the environment.
     environment = {
         "SDSTORE_CLIENT_TOKEN_FILE": str(tmp_path / "token"),
         "SDSTORE_CLIENT_CA_FILE": str(ca / "ca.pem"),
     }
     assert process("channels", "--node", guarded.url, **environment).code == 0
-    without_ca = process("--token-file", tmp_path / "token", "get", "m", "--node", guarded.url)
+    without_ca = cli("--token-file", tmp_path / "token", "get", "m", "--node", guarded.url)
     assert (without_ca.code, "certificate" in without_ca.err) == (6, True)
     with pytest.raises(httpx.TransportError):
         httpx.get(guarded.url.replace("https:", "http:") + "/livez", trust_env=False)
