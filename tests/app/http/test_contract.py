@@ -40,7 +40,7 @@ FIXED = {
     "GET /openapi.json",
     "GET /docs",
 }
-OPEN = {"/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
+OPEN = {"/livez", "/readyz", "/openapi.json", "/docs"}
 
 
 def test_every_fixed_route_is_there() -> None:
