@@ -453,9 +453,25 @@ class ViewCache:
             view = View(self._index, key, name[1], window, self._selected(name[1], window))
         else:
             view.refresh()
+        self._put(name, view)
+        return view
+
+    def put(
+        self,
+        key: SessionKey,
+        groups: Collection[int] | None,
+        window: OrderWindow,
+        view: View,
+    ) -> None:
+        """Keep a view of this index that was built elsewhere: on another thread."""
+        name = _cache_key(key, groups, window)
+        for part in (self._small, self._large):
+            part.pop(name)
+        self._put(name, view)
+
+    def _put(self, name: CacheKey, view: View) -> None:
         part = self._small if len(view) <= self._small_max else self._large
         part.put(name, view, _bytes_of(name, view))
-        return view
 
     def _selected(self, groups: frozenset[int] | None, window: OrderWindow) -> Selection | None:
         """What a small interest selects: as it is known, or selected again if many rows came since."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
 
 

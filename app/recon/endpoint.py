@@ -164,6 +164,7 @@ class ReconEndpoint:
         outcomes = await self._take(request.push, caller)
         await self._index.catch_up()
         self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
+        await self._index.prepare_view(key, mutual)
         view = self._index.view(key, mutual)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= NONCE_FIELD_BYTES if request.renew else 0

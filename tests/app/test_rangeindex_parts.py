@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.callers import Caller
+from app.recon import index as index_module
 from app.recon.endpoint import KnownInterests
 from app.recon.index import ChannelGroups, GroupSums
 from recon.errors import RemoteProtocolError
 from recon.index import RangeIndex
 from recon.limits import INTEREST_NAMES_MAX
-from recon.session import Interest, interest_hash
+from recon.session import Interest, SessionKey, interest_hash
+from recon.view import View
+from sdstore.sync.report import SyncOutcome
 from sdstore.wire.recon_pb2 import Session
+from tests.support.federation import (
+    InProcessPeer,
+    local_of,
+    message,
+    open_nodes,
+    publish,
+    run,
+    sync_with_peer,
+)
 
 NAMES = st.frozensets(st.text("ab/", max_size=4), max_size=5)
 EVERYTHING = Interest.make(everything=True)
@@ -106,3 +122,46 @@ def test_a_known_interest_is_cut_to_our_own_and_a_bad_one_is_not_remembered() ->
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
             known.find(session_of(b"\xff"), CALLER)
+
+
+def test_large_views_are_built_once_and_not_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "SMALL_ELEMENTS_MAX", 20)
+    monkeypatch.setattr(index_module, "VIEW_COST_MIN", 0)
+    threads: list[threading.Thread] = []
+    make = RangeIndex.view
+
+    def making(index: RangeIndex, *arguments: Any) -> View:
+        threads.append(threading.current_thread())
+        time.sleep(0.05)
+        return make(index, *arguments)
+
+    monkeypatch.setattr(RangeIndex, "view", making)
+    key, large, small = (
+        SessionKey(bytes(16)),
+        Interest.make(channels={"large"}),
+        Interest.make(channels={"small"}),
+    )
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (node, other):
+            await publish(node, [message(n, "large") for n in range(50)])
+            await publish(node, [message(n, "small") for n in range(20)])
+            await node.index.catch_up()
+            await node.index.prepare_view(key, small)
+            assert threads == []
+            building = [node.index.prepare_view(key, large) for _ in range(3)]
+            await asyncio.gather(*building, publish(node, [message(50, "large")]))
+            assert len(threads) == 1
+            assert threads[0] is not threading.main_thread()
+            await node.index.catch_up()
+            view = node.index.view(key, large)
+            assert (view, len(view)) == (node.index.view(key, large), 51)
+            # A peer's requests use it too.
+            report = await sync_with_peer(local_of(other), InProcessPeer(node), other.interest)
+            assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, 71)
+            assert len(threads) == 2
+            assert threading.main_thread() not in threads
+
+    run(scenario())

@@ -158,7 +158,7 @@ class Played:
         for each in broadcasts:
             self.outbox.add("garden", each)
         running = asyncio.create_task(self.outbox.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self.outbox.emptied()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -204,7 +204,7 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     arguments = command("backfill", "c", "--into", pipe, "--node", "http://127.0.0.1:1")
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2
     assert f"invalid_parameter: {pipe} is a named pipe" in result.stderr
 

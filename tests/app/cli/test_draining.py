@@ -89,14 +89,13 @@ def test_a_node_that_is_told_to_stop_says_so_and_finishes_what_was_begun(tmp_pat
 
 def test_a_second_signal_ends_the_waiting_and_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     for signals, code in (([signal.SIGTERM, signal.SIGTERM], 0), ([signal.SIGINT], 130)):
-        with serving("--data-dir", tmp_path) as (process, url):
+        # Longer than the process is waited for.
+        with serving("--data-dir", tmp_path, drain_s=60) as (process, url):
             assert published(url, 1).status_code in (200, 201)
-            started_s = time.monotonic()
             for each in signals:
                 process.send_signal(each)
                 time.sleep(0.3)
             assert process.wait(30) == code
-            assert time.monotonic() - started_s < DRAIN_S
 
 
 def test_workers_drain_too(postgres_stores: PostgresStores, tmp_path: Path) -> None:

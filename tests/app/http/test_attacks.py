@@ -381,7 +381,8 @@ def test_live_readers_that_never_read_cost_nothing(node: Attacked, window_s: flo
 
     endure(node, [publishing], window_s)
     print(f"batches took {took_s}")
-    assert max(took_s) < 4, took_s
+    # A batch that waits for a reader waits for `write_stall_timeout_s`.
+    assert max(took_s) < LIMITS.write_stall_timeout_s / 2, took_s
     assert min(took_s[1:]) < 1, took_s
     for reader in readers:
         reader.close()

@@ -201,7 +201,7 @@ def test_two_packed_bodies_that_wait_for_each_other_end_at_once() -> None:
         return body.content
 
     async def both() -> list[bytes | Code]:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             return await asyncio.gather(reading("a"), reading("b"), reading("c"))
 
     # Each holds a third, and needs as much again.

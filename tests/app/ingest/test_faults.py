@@ -140,7 +140,7 @@ async def test_the_writer_outlives_a_database_that_is_emptied_and_restored(
             assert ingest.committer.fault.code is Code.STORE_UNAVAILABLE
             change(path, back)
             again = asyncio.create_task(publish_batch(ingest, 1))
-            done, _ = await asyncio.wait({again}, timeout=5)
+            done, _ = await asyncio.wait({again}, timeout=60)
             assert done, "no answer: the writer is gone"
             assert again.result() == [None] * 20
             assert ingest.committer.fault is None
@@ -153,7 +153,7 @@ async def test_whatever_fails_in_the_writer_its_callers_get_an_answer(
         with monkeypatch.context() as broken:
             broken.setattr(ingest.committer, "_write_or_retry", lambda _group: 1 / 0)
             publishing = asyncio.create_task(publish_batch(ingest, 0))
-            done, _ = await asyncio.wait({publishing}, timeout=5)
+            done, _ = await asyncio.wait({publishing}, timeout=60)
             assert done, "no answer: the writer is gone"
             assert isinstance(publishing.exception(), Problem) or None not in publishing.result()
         assert await publish_batch(ingest, 0) == [None] * 20

@@ -37,7 +37,7 @@ class SlowDisk:
         self, entries: Sequence, met: Sequence, refused: Sequence
     ) -> list[WriteResult]:  # type: ignore[type-arg]
         self.entered.release()
-        assert self.may_go_on.acquire(timeout=10)
+        assert self.may_go_on.acquire(timeout=60)
         self.groups.append(len(entries))
         return self.write(entries, met, refused)
 
