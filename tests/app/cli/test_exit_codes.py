@@ -249,21 +249,22 @@ def test_a_sync_with_a_peer_that_died_says_what_failed_and_nothing_that_was_not_
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "headers"),
+    ("status", "body", "headers", "code"),
     [
-        (200, b"<html>hello</html>", {}),
-        (200, b"\xff" * 100, {"content-encoding": "zstd"}),
-        (200, b"", {"content-encoding": "gzip"}),
-        (404, b"not here", {}),
-        (302, b"", {"location": "http://169.254.169.254/"}),
+        (200, b"<html>hello</html>", {}, "peer_misbehaved"),
+        (200, b"\xff" * 100, {"content-encoding": "zstd"}, "peer_misbehaved"),
+        (200, b"", {"content-encoding": "gzip"}, "peer_misbehaved"),
+        (404, b"not here", {}, "peer_misbehaved"),
+        # Something between the stores answered: a captive portal, a proxy.
+        (302, b"", {"location": "http://169.254.169.254/"}, "peer_unreachable"),
     ],
 )
 def test_a_peer_that_is_no_store_is_5(
-    node: str, status: int, body: bytes, headers: dict[str, str]
+    node: str, status: int, body: bytes, headers: dict[str, str], code: str
 ) -> None:
     with http_server(status, body, headers) as peer:
         result = cli("sync", peer, "--node", node)
-    assert (result.code, error_code(result)) == (5, "peer_misbehaved")
+    assert (result.code, error_code(result)) == (5, code)
 
 
 def test_a_peer_that_fails_is_5_and_no_liar(node: str) -> None:
