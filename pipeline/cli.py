@@ -11,6 +11,7 @@ import typer
 
 from app.cli.database import database_settings
 from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
+from app.cli.order import Indexers, NonIndexers, Relayed, print_order
 from app.cli.output import (
     CliError,
     Exit,
@@ -219,6 +220,31 @@ def logs(
         print_json({"folder": str(out), "rows": rows_count})
     else:
         _say(f"{out}: {counted(rows_count, 'message', 'messages')}")
+    return Exit.DONE
+
+
+@snapshot.command()
+def order(
+    folder: Folder,
+    channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
+    indexer: Indexers = None,
+    non_indexer: NonIndexers = None,
+    relayed: Relayed = None,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show the order of a channel: the confirmed prefix, which never changes, then the tentative tail."""
+    named = [*(indexer or ()), *(non_indexer or ()), *(relayed or ())]
+    if "" in named or len(set(named)) < len(named):
+        detail = "name each sender once; an empty name is no sender"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    with opened(master, folder) as spark:
+        from app.orders import Wanted
+        from pipeline.channelorder import channel_order
+
+        wanted = Wanted(channel_id, tuple(sorted(indexer or ())), tuple(sorted(relayed or ())))
+        found = channel_order(spark, folder, wanted)
+        print_order(found.items, found.summary, as_json=as_json)
     return Exit.DONE
 
 

@@ -35,6 +35,18 @@ class DatabaseError(PipelineError):
     code = "not_found"
 
 
+class OrderError(PipelineError):
+    """The channel cannot be ordered: too many messages wait for missing ones."""
+
+    code = "order_too_large"
+
+
+class ChannelError(PipelineError):
+    """The snapshot has no such channel."""
+
+    code = "not_found"
+
+
 class SparkStartError(PipelineError):
     """Spark did not start; the text ends with Spark's output."""
 

@@ -14,8 +14,10 @@ from app.cli.output import CliError, Exit
 from app.store.faults import StoreError as StoreFault
 from pipeline import manifest as manifests
 from pipeline.errors import (
+    ChannelError,
     DatabaseError,
     ManifestError,
+    OrderError,
     ParentMismatchError,
     PipelineError,
     PublishError,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _EXITS: dict[type[PipelineError], Exit] = {
     ManifestError: Exit.NO,
     DatabaseError: Exit.NO,
+    ChannelError: Exit.NO,
+    OrderError: Exit.NO,
     ParentMismatchError: Exit.USAGE,
     PublishError: Exit.USAGE,
 }

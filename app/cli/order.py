@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -39,20 +40,25 @@ def _senders(flag: str, what: str) -> Any:
     return typer.Option(flag, metavar="SENDER", help=f"{what}; may be repeated.")
 
 
+Indexers = Annotated[
+    list[str] | None, _senders("--indexer", "A sender whose references confirm messages")
+]
+NonIndexers = Annotated[
+    list[str] | None,
+    _senders("--non-indexer", "A sender that is no indexer, as all that are not named"),
+]
+Relayed = Annotated[
+    list[str] | None,
+    _senders("--relayed", "A sender whose messages are ordered once another refers to them"),
+]
+
+
 @verbs.command()
 def order(
     channel_id: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel.")],
-    indexer: Annotated[
-        list[str] | None, _senders("--indexer", "A sender whose references confirm messages")
-    ] = None,
-    non_indexer: Annotated[
-        list[str] | None,
-        _senders("--non-indexer", "A sender that is no indexer, as all that are not named"),
-    ] = None,
-    relayed: Annotated[
-        list[str] | None,
-        _senders("--relayed", "A sender whose messages are ordered once another refers to them"),
-    ] = None,
+    indexer: Indexers = None,
+    non_indexer: NonIndexers = None,
+    relayed: Relayed = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> int:
@@ -61,17 +67,22 @@ def order(
         items, page = _read(client, channel_id, indexer or [], non_indexer or [], relayed or [])
         if not items and not page.waiting_count:
             client.channel(channel_id)  # raises not_found where the node has no such channel
+    print_order(items, page, as_json=as_json)
+    return Exit.DONE
+
+
+def print_order(items: Iterable[OrderItem], page: OrderPage, *, as_json: bool) -> None:
+    """Print the items as lines of JSON, then what is true of the whole order; or a table and notes."""
     if as_json:
         for item in items:
             print_json(_document(item))
         print_json(_summary(page))
-        return Exit.DONE
+        return
     rows = [_row(item) for item in items]
     print_table(
         table("", "message ID", "sender", "Lamport", "content", rows=rows, right=["Lamport"])
     )
     _print_notes(page)
-    return Exit.DONE
 
 
 def _read(
@@ -170,4 +181,4 @@ def _print_notes(page: OrderPage) -> None:
         senderless = counted(page.senderless_count, "message has", "messages have")
         print_note(f"{senderless} no sender and never confirm")
     for digest in page.left_out[:NAMED_MAX]:
-        print_note(f"left out: the node has lost the content of {digest.hex()}")
+        print_note(f"left out: the store has lost the content of {digest.hex()}")
