@@ -106,7 +106,9 @@ def _summary(order: Order) -> OrderPage:
         senderless_count=order.senderless_count,
         missing=tuple(islice(filterfalse(order.has_content, ordering.missing), NAMED_MAX)),
         breaches=tuple(
-            OrderBreach(each.kind, each.sender_id, each.message_id, each.detail)
+            OrderBreach(
+                each.kind, each.sender_id, each.message_id, each.other_message_id, each.detail
+            )
             for each in ordering.breaches[:NAMED_MAX]
         ),
         left_out=tuple(islice(order.lost, NAMED_MAX)),

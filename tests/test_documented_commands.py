@@ -239,7 +239,7 @@ def run_in_bash(text: str, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_verbs_of_the_pipeline_s_page_run_one_after_the_other(tmp_path: Path) -> None:
     [block] = [each for each in BLOCKS if first_line(each.text) == PIPELINE]
-    messages = b"".join(delimited(encode(message(number))) for number in range(200))
+    messages = b"".join(delimited(encode(message(number, "general"))) for number in range(200))
     (tmp_path / "messages.ldp").write_bytes(messages)
     with checkout(tmp_path) as folder, running_node(folder / "data") as url:
         assert cli("publish", folder / "messages.ldp", "--node", url).code == 0

@@ -11,6 +11,7 @@ _UNITS = tuple(
     f"tests/sds/test_participant_{name}.py"
     for name in ("acks", "causality", "missing", "restore", "dialects")
 )
+_ORDERED = ("tests/sds/test_participant_ordered.py", "tests/client/test_channel_order.py")
 _BLOOM = ("tests/sds/test_bloom.py",)
 
 
@@ -100,6 +101,10 @@ def _twice(effects: Any, *_: Any) -> Any:
 
 
 FAULTS = [
+    _fault("ordered mode names nothing more", "references:References._own", nothing, _ORDERED),
+    _fault(
+        "ordered mode ends with a restart", "references:References.sent_before", nothing, _ORDERED
+    ),
     _fault("histories acknowledge nothing", "outgoing:Outgoing.review_history", nothing, _UNITS),
     _fault("filters acknowledge nothing", "outgoing:Outgoing.review_filter", nothing, _UNITS),
     _fault(
