@@ -9,7 +9,13 @@ your own is shown behind it: `sent` (it is in your file, and leaves as soon as a
 `stored` (a store has it), `acknowledged` (another participant has it). Ctrl-D or Ctrl-C ends.
 """
 
+# ruff: noqa: E402 - Ctrl-C must end the program without a traceback also during its imports.
+
 from __future__ import annotations
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import asyncio
@@ -25,6 +31,7 @@ import unicodedata
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from sdstore.client import (
     Connection,
@@ -35,6 +42,8 @@ from sdstore.client import (
     ParticipantFile,
     ParticipantFileError,
     Refused,
+    SavedAgain,
+    Unsaved,
 )
 from sdstore.client.stores import BackOff
 from sdstore.sds import LAMPORT_MAX, decode
@@ -45,12 +54,14 @@ from sdstore.sds.outgoing import Acknowledgement
 HISTORY_LINES = 50  # earlier messages shown at the start
 LINES_KEPT = 500  # shown messages whose state can still change
 INPUT_CHARS_MAX = 10_000
+UNSENT_LINES_MAX = 100  # typed while the disk is full; then typing waits
 RECONNECT_S_MAX = 5.0  # between attempts: a person waits in front of it
 
 CTRL_D, CTRL_U, CTRL_W = "\x04", "\x15", "\x17"
 BACKSPACE = "\x7f\b"
 ESCAPE_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?")
 ERASE_BOTTOM = "\r\x1b[1A\x1b[J"  # two rows, with the cursor in the second one
+ERASE_SCREEN = "\x1b[H\x1b[J"
 
 
 def main() -> int:
@@ -64,6 +75,7 @@ def main() -> int:
     stores = arguments.store or ["http://127.0.0.1:8000"]
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         parser.error("this is a chat for a terminal")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             ParticipantFile(arguments.file or f"{arguments.name}.chat.db") as file,
@@ -86,9 +98,11 @@ async def chat(
     async with ParticipantDriver(stores, file, options=options) as driver:
         channel = await driver.join(channel_id, name)
         shown = show_history(file, view, channel)
+        lines: asyncio.Queue[str] = asyncio.Queue(UNSENT_LINES_MAX)
         tasks = [
             asyncio.create_task(show_events(view, channel, shown)),
-            asyncio.create_task(send_lines(view, channel)),
+            asyncio.create_task(read_lines(view, lines)),
+            asyncio.create_task(send_lines(view, channel, lines)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +127,8 @@ def show_history(file: ParticipantFile, view: Screen, channel: ParticipantChanne
 
 async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]) -> None:
     """Show deliveries and news, and confirm what was shown."""
-    connection = "connecting"
+    connection = ["connecting"]
+    unsaved = ""
     async for event in channel.events():
         match event:
             case Deliver(number, message, after_gap):
@@ -125,20 +140,46 @@ async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]
                 view.mark(message_id, state_of(channel, message_id))
             case Refused(message_id, code, _):
                 view.mark(message_id, f"refused by the store: {code}")
-            case Connection(url, "online"):
-                connection = f"connected to {url}"
-            case Connection(url, "catching_up"):
-                connection = f"catching up with {url}"
-            case Connection(url, _, code):
-                connection = f"{url} is down ({code}), trying again; messages wait here"
-        waiting = channel.status.unacknowledged
-        unacknowledged = f"{waiting} not yet acknowledged, " if waiting else ""
-        view.show_status(f"{channel.status}, {unacknowledged}{connection}")
+            case Connection():
+                connection = connection_texts(event)
+            case Unsaved(code):
+                unsaved = f"NOT SAVED ({code}), "
+            case SavedAgain():
+                unsaved = ""
+        view.show_status(status_texts(channel, unsaved, connection))
 
 
-async def send_lines(view: Screen, channel: ParticipantChannel) -> None:
-    """Send each typed line."""
+def connection_texts(event: Connection) -> list[str]:
+    """The connection in words, the longest text first."""
+    url = plain(event.store_url)
+    if event.state == "online":
+        return [f"connected to {url}", "connected"]
+    if event.state == "catching_up":
+        return [f"catching up with {url}", "catching up"]
+    down = f"{url} is down ({event.code})"
+    return [f"{down}, trying again; messages wait here", down, f"down ({event.code})", "down"]
+
+
+def status_texts(channel: ParticipantChannel, unsaved: str, connection: list[str]) -> list[str]:
+    """The status in words, the longest text first; what matters most comes first in the short ones."""
+    status, waiting = channel.status, channel.status.unacknowledged
+    unacknowledged = f"{waiting} not yet acknowledged, " if waiting else ""
+    texts = [f"{unsaved}{status}, {unacknowledged}{each}" for each in connection]
+    return [*texts, f"{unsaved}{connection[-1]}, {status}"]
+
+
+async def read_lines(view: Screen, lines: asyncio.Queue[str]) -> None:
+    """Take typed lines until the input ends; typing goes on while one waits to be saved."""
     async for line in view.lines():
+        await lines.put(line)
+    while not lines.empty():
+        view.show(f"-- not sent: {lines.get_nowait()}")
+
+
+async def send_lines(view: Screen, channel: ParticipantChannel, lines: asyncio.Queue[str]) -> None:
+    """Send each typed line."""
+    while True:
+        line = await lines.get()
         message_id = await channel.send(line.encode())
         text = line_of(channel.participant.log, message_id)
         view.show(text, message_id, state_of(channel, message_id))
@@ -191,11 +232,12 @@ def screen() -> Iterator[Screen]:
 class Screen:
     """Messages that scroll, and below them two rows: the status, and the line being typed.
 
-    The state behind a message is written anew while the message is visible.
+    The state behind a message is written anew while the message is visible. After a change of the
+    terminal's size all that is visible is written anew.
     """
 
     def __init__(self) -> None:
-        self._status = "connecting"
+        self._status = ["connecting"]
         self._typed = ""
         self._shown: deque[list[str]] = deque(maxlen=LINES_KEPT)  # text, message ID, state
         sys.stdout.write(self._bottom())
@@ -226,11 +268,24 @@ class Screen:
                 self.show(f"  {line[0]}", "", state)
             return
 
-    def show_status(self, text: str) -> None:
-        """Replace the status."""
-        if text != self._status:
-            self._status = text
+    def show_status(self, texts: list[str]) -> None:
+        """Replace the status; the first of the texts that fits is shown."""
+        if texts != self._status:
+            self._status = texts
             self._write("")
+
+    def redraw(self) -> None:
+        """Write everything for the terminal's present size."""
+        width, height = shutil.get_terminal_size()
+        visible: list[str] = []
+        rows = 0
+        for line in reversed(self._shown):
+            rows += _rows(line, width)
+            if rows > height - 2:
+                break
+            visible.append(_styled(line[0], line[2]) + "\n")
+        sys.stdout.write(ERASE_SCREEN + "".join(reversed(visible)) + self._bottom())
+        sys.stdout.flush()
 
     async def lines(self) -> AsyncIterator[str]:
         """Typed lines, until Ctrl-D or the end of the input."""
@@ -238,6 +293,7 @@ class Screen:
         loop = asyncio.get_running_loop()
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         loop.add_reader(0, lambda: typed.put_nowait(os.read(0, 65_536)))
+        loop.add_signal_handler(signal.SIGWINCH, self.redraw)
         try:
             while data := await typed.get():
                 # Arrows and function keys send escape sequences, which do nothing here.
@@ -259,6 +315,7 @@ class Screen:
                 self._write("")
         finally:
             loop.remove_reader(0)
+            loop.remove_signal_handler(signal.SIGWINCH)
 
     def close(self) -> None:
         """Remove the two rows below the messages."""
@@ -272,13 +329,10 @@ class Screen:
 
     def _bottom(self) -> str:
         width = shutil.get_terminal_size().columns - 1
-        status = f"[{self._status}]"
-        typed = f"> {self._typed}"
-        while _width(status) > width:
-            status = status[:-2] + "]"
-        while _width(typed) > width:
-            typed = "> " + typed[3:]
-        return f"\x1b[2m{status}\x1b[0m\n{typed}"
+        texts = [f"[{text}]" for text in self._status]
+        status = next((text for text in texts if _width(text) <= width), texts[-1])
+        typed = _clipped(self._typed[::-1], width - 2)[::-1]
+        return f"\x1b[2m{_clipped(status, width)}\x1b[0m\n{_clipped('> ', width)}{typed}"
 
 
 def _styled(text: str, state: str) -> str:
@@ -292,11 +346,23 @@ def _rows(line: list[str], terminal_width: int) -> int:
 
 
 def _width(text: str) -> int:
-    """The columns of a text: letters of East Asian scripts take two, combining marks none."""
-    return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
-        for each in text
-    )
+    """The columns of a text."""
+    return sum(map(_columns, text))
+
+
+def _columns(char: str) -> int:
+    """Letters of East Asian scripts take two columns, combining marks none."""
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _clipped(text: str, width: int) -> str:
+    """The start of a text that fits into so many columns."""
+    for length, columns in enumerate(accumulate(map(_columns, text))):
+        if columns > width:
+            return text[:length]
+    return text
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdstore.sds.model import Message
 from tests.support.cli import command, free_port
+from tests.support.disks import small_disk
 from tests.support.server import running_node
 from tests.support.terminal import Terminal
 
@@ -32,9 +35,10 @@ def node(port: int, data_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def person(name: str, url: str, folder: Path) -> Iterator[Terminal]:
+def person(name: str, url: str, folder: Path, **terminal_options: Any) -> Iterator[Terminal]:
     """A chat, killed at the end of the block if it runs on."""
-    terminal = Terminal([sys.executable, str(CHAT), name, "--store", url], folder)
+    command = [sys.executable, str(CHAT), name, "--store", url]
+    terminal = Terminal(command, folder, **terminal_options)
     try:
         yield terminal
     finally:
@@ -126,3 +130,91 @@ def test_a_wrong_url_is_an_error_in_words(tmp_path: Path) -> None:
         assert ada.ended() == 1
         assert ada.shows(r"chat.py: http://\[::1 is not a URL")
         assert not ada.shows("Traceback")
+
+
+def test_a_password_in_a_url_is_never_shown(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node, person("eve", with_password(node.url), tmp_path) as eve:
+        eve.wait(f"connected to {node.url}")
+        eve.type("\x04")
+        assert eve.ended() == 0
+        assert not eve.shows("secret")
+    with person("ada", with_password("http://[::1"), tmp_path) as ada:
+        assert ada.ended() == 1
+        assert ada.shows(r"chat.py: http://\[::1 is not a URL")
+        assert not ada.shows("secret")
+
+
+def with_password(url: str) -> str:
+    return url.replace("//", "//ada:secret@")
+
+
+@pytest.mark.parametrize("columns", [80, 40, 1])
+def test_the_rows_at_the_bottom_fit_narrow_windows_and_changes_of_their_size(
+    tmp_path: Path, columns: int
+) -> None:
+    with person("ada", "http://127.0.0.1:9", tmp_path, columns=200) as ada:
+        ada.wait(r"^\[all synced, http://127.0.0.1:9 is down \(unreachable\), trying again; .*\]$")
+        ada.type("123456789 " * 20)
+        ada.wait("^> .*89 $")
+
+        def bottom() -> list[str]:
+            return [line for line in list(ada.screen.lines) if line][1:]
+
+        ada.resize(columns)
+        ada.wait_until(
+            lambda: max(map(len, bottom()), default=0) < max(columns, 2), 5, "shorter rows"
+        )
+        if columns >= 20:
+            status, typed = bottom()
+            assert status.startswith("[")
+            assert "down" in status
+            assert typed == "> " + ("123456789 " * 20)[-(columns - 3) :].rstrip() + " "
+        ada.resize(200)
+        ada.wait("^.all synced.*trying again")
+        assert len(bottom()) == 2, "no marks are left"
+        ada.type("\x15\x04")
+        assert ada.ended() == 0
+
+
+def test_a_long_line_that_is_pasted_does_not_hold_up_the_chat(tmp_path: Path) -> None:
+    with person("ada", "http://127.0.0.1:9", tmp_path) as ada:
+        ada.wait("is down")
+        for _ in range(40):
+            ada.type("x" * 250)
+        ada.type("\x15done\n")
+        ada.wait(r"ada: done  \(sent\)", seconds=10)
+
+
+def test_ctrl_c_during_the_imports_ends_the_program_without_a_traceback(tmp_path: Path) -> None:
+    slow = tmp_path / "modules"
+    slow.mkdir()
+    (slow / "tty.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    environment = {"PYTHONPATH": str(slow)}
+    with person("ada", "http://127.0.0.1:9", tmp_path, environment=environment) as ada:
+        ada.wait("importing")
+        ada.type("\x03")
+        assert ada.ended() == -signal.SIGINT, "a shell calls this 130"
+        assert not ada.shows("Traceback")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_shown_and_nothing_that_is_typed_gets_lost(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "node") as node,
+        small_disk(tmp_path / "disk") as disk,
+        person("ada", node.url, disk) as ada,
+    ):
+        ada.wait("connected to")
+        filler = disk / "filler"
+        with pytest.raises(OSError, match="No space"):
+            filler.write_bytes(bytes(4 << 20))
+        ada.type("first\n")
+        ada.wait(r"NOT SAVED \(disk_full\)")
+        ada.type("second\nhalf typed")
+        ada.wait("^> half typed")
+        assert not ada.shows(r"\(sent\)|\(stored\)")
+        filler.unlink()
+        ada.wait(r"first  \(stored\)", r"second  \(stored\)", r"^.all synced.*connected to")
+        assert not ada.shows("NOT SAVED")
+        ada.type("\x15\x04")
+        assert ada.ended() == 0

@@ -24,7 +24,7 @@ delivers no more than `ParticipantOptions.deliveries_max` before the application
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The channel's connection to a store changed.
+    """The channel's connection to a store changed. `store_url` is without user name and password.
 
     `offline`: the connection failed, and the reason is in `code` and `detail` (of a `StoreError`).
     `catching_up`: the store answers. `online`: what was missed has arrived; new messages arrive live.

@@ -102,9 +102,16 @@ def checked_url(url: str) -> str:
         is_good = False
     if not is_good or "?" in url or "#" in url:
         raise ValueError(
-            f"{url} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
+            f"{without_password(url)} is not a URL of the form http://HOST[:PORT] or https://HOST[:PORT]"
         )
     return url
+
+
+def without_password(url: str) -> str:
+    """`url` without a user name and password, for people and files."""
+    scheme, separator, rest = url.partition("//")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def next_cursor(before: str | None, after: str | None) -> str | None:

@@ -157,25 +157,25 @@ class Follower:
                 self._stores.failed(store, self._scope, error)
                 if error.status == 410:
                     self._keep_cursor(store, None)
-                self._say(Connection(store.url, "offline", error.code, error.detail))
+                self._say(Connection(store.name, "offline", error.code, error.detail))
 
     async def _follow_store(self, store: Store) -> None:
         left_out = partial(self._note_left_out, store)
         async with store.client.live(self._inbox.channel_id, on_left_out=left_out) as stream:
             start = stream.cursor
-            self._say(Connection(store.url, "catching_up"))
+            self._say(Connection(store.name, "catching_up"))
             await self._catch_up(store)
             self._keep_cursor(store, start)
             # What is staged comes before what the stream brings.
             await self._drain()
             self._is_caught_up.set()
             self.want(self._not_found.values())
-            self._say(Connection(store.url, "online"))
+            self._say(Connection(store.name, "online"))
             with self._lasting(store):
                 async for each in stream:
                     frame = await self._frame_of(each, store)
                     self._inbox.receive(frame, _hint_of(each))
-                    if self._cursors.get(store.url) != stream.cursor:
+                    if self._cursors.get(store.name) != stream.cursor:
                         self._keep_cursor(store, stream.cursor)
                     if self._inbox.is_full:
                         await self._inbox.carried_out()
@@ -195,7 +195,7 @@ class Follower:
 
     async def _catch_up(self, store: Store) -> None:
         """Get what the store has and the log lacks; raises `StoreError`."""
-        cursor = self._cursors.get(store.url)
+        cursor = self._cursors.get(store.name)
         if cursor is None or not await self._read_missed(store, cursor):
             await self._reconcile(store)
 
@@ -233,7 +233,7 @@ class Follower:
         """Stage what the store has and the log lacks; raises `StoreError`."""
 
         def show(progress: Progress) -> None:
-            self._inbox.say(BackfillProgress(store.url, progress))
+            self._inbox.say(BackfillProgress(store.name, progress))
 
         async with self._reconciling, self._access.backfills:
             pause_s = UNSAVED_PAUSE_S
@@ -277,11 +277,11 @@ class Follower:
 
     def _keep_cursor(self, store: Store, cursor: str | None) -> None:
         """Save the cursor together with the effects so far."""
-        self._cursor_changes[store.url] = cursor
+        self._cursor_changes[store.name] = cursor
         if cursor is None:
-            self._cursors.pop(store.url, None)
+            self._cursors.pop(store.name, None)
         else:
-            self._cursors[store.url] = cursor
+            self._cursors[store.name] = cursor
 
     async def _frame_of(self, live: LiveMessage, store: Store) -> bytes:
         """The frame of a live message, which comes as JSON: the same bytes if it is stored."""

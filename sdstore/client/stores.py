@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.errors import StoreError
+from sdstore.client.exchange import without_password
 
 NODE = "node"
 """The scope of a failure that concerns everything that a store does."""
@@ -48,7 +49,7 @@ class Store:
     """One store. Its health is kept per scope: a store that refuses one channel may serve others."""
 
     def __init__(self, url: str, client: AsyncStoreClient) -> None:
-        self.url = url
+        self.name = without_password(url)  # for people and files
         self.client = client
         self.failures_count: dict[str, int] = {}
         self.retry_at_s: dict[str, float] = {}

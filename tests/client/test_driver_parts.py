@@ -592,3 +592,15 @@ def test_a_channel_whose_leave_was_cancelled_can_be_joined_again() -> None:
             await driver.join("garden", "ada")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://ada:se@cret@store:80/node", "http://store:80/node"),
+        ("https://store/a@b", "https://store/a@b"),
+        ("http://ada:secret@[::1", "http://[::1"),
+    ],
+)
+def test_a_store_is_named_without_the_password_of_its_url(url: str, name: str) -> None:
+    assert Store(url, CLIENT).name == name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from sdstore.sds.effects import StoredRemotely
 from sdstore.sds.model import Message
 from tests.support.chatting import QUICK as QUICK_DRIVER
 from tests.support.chatting import SMALL, App, Network, joined
+from tests.support.disks import grow, small_disk
 from tests.support.server import RunningNode, running_node
 
 QUICK = replace(QUICK_DRIVER, close_s=0.05)
@@ -302,34 +302,22 @@ class Program:
         return "".join(self.lines)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB in memory; `mount` needs root."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(["mount", *options], check=False).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def grow(disk: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
-
-
 @pytest.mark.slow
 def test_a_disk_that_is_really_full_costs_nothing_through_a_kill_and_a_restart(
-    small_disk: Path, place: dict[str, Any]
+    tmp_path: Path, place: dict[str, Any]
 ) -> None:
-    [url], channel_id = place["urls"], place["channel_id"]
+    with small_disk(tmp_path / "disk") as disk:
+        through_a_kill_and_a_restart(disk, place["urls"][0], place["channel_id"])
+
+
+def through_a_kill_and_a_restart(disk: Path, url: str, channel_id: str) -> None:
 
     def stored() -> set[str]:
         with StoreClient(url) as store:
             return {each.message.message_id for each in store.messages(channel_id)}
 
     def opened() -> Program:
-        return Program(url, small_disk / "bob.db", channel_id)
+        return Program(url, disk / "bob.db", channel_id)
 
     first = opened()
     first.wait("Unsaved disk_full")
@@ -337,7 +325,7 @@ def test_a_disk_that_is_really_full_costs_nothing_through_a_kill_and_a_restart(
     time.sleep(2.5)
     assert first.sent == before
     assert stored() == before, "what is not saved is not published"
-    grow(small_disk, "4m")
+    grow(disk, "4m")
     first.wait("SavedAgain")
     first.wait("Unsaved disk_full", 2)
     assert len(first.sent) > len(before)
@@ -347,11 +335,11 @@ def test_a_disk_that_is_really_full_costs_nothing_through_a_kill_and_a_restart(
     time.sleep(3)
     output = again.end()
     assert "disk_full" in output, output
-    grow(small_disk, "64m")
+    grow(disk, "64m")
     last = opened()
     last.wait("sent", 20)
     last.end()
-    with ParticipantFile(small_disk / "bob.db") as file:
+    with ParticipantFile(disk / "bob.db") as file:
         log = file.log(channel_id)
         assert all(log.contains(each) for each in first.sent | again.sent | last.sent)
         assert all(log.contains(each) for each in stored())

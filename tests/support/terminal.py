@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROWS, COLUMNS = 30, 100
@@ -25,13 +25,13 @@ _SEQUENCE = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)|\x1b")
 
 
 class Screen:
-    """The part of a terminal that programs here use: text, CR, LF, up, down, erase; no wrapping."""
+    """The part of a terminal that programs here use: text, CR, LF, home, up, down, erase; no wrapping."""
 
     def __init__(self) -> None:
         self.lines: list[str] = [""]  # all rows that there ever were
         self._row = self._column = 0
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str) -> None:  # noqa: C901 - a case per control sequence
         """Output of the program."""
         for count, command, control, plain in _SEQUENCE.findall(text):
             if plain:
@@ -46,6 +46,8 @@ class Screen:
                 self.lines += [""] * (self._row + 1 - len(self.lines))
             elif command == "A":
                 self._row = max(self._row - int(count or 1), len(self.lines) - ROWS, 0)
+            elif command == "H":
+                self._row, self._column = max(len(self.lines) - ROWS, 0), 0
             elif command == "B":
                 self._row = min(self._row + int(count or 1), len(self.lines) - 1)
             elif command in "JK" and command:
@@ -59,18 +61,24 @@ class Screen:
 class Terminal:
     """A running program; its output is read by a thread."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        columns: int = COLUMNS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.screen = Screen()
         self._controller, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        self.resize(columns)
+        own = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-S", "-c", _TAKE_TERMINAL, *command],
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
             cwd=folder,
-            env=environment | {"LANG": "C.UTF-8", "no_proxy": "*"},
+            env={**own, "LANG": "C.UTF-8", "no_proxy": "*", **(environment or {})},
             start_new_session=True,
         )
         os.close(terminal)
@@ -88,6 +96,11 @@ class Terminal:
             complete = re.sub(r"\x1b(\[\d*)?$", "", text)
             self.screen.feed(complete)
             unread = text[len(complete) :].encode()
+
+    def resize(self, columns: int) -> None:
+        """Change the width of the window."""
+        size = struct.pack("HHHH", ROWS, columns, 0, 0)
+        fcntl.ioctl(self._controller, termios.TIOCSWINSZ, size)
 
     def type(self, text: str) -> None:
         """Press keys."""
