@@ -31,6 +31,8 @@ REFERENCES_MAX = 4
 """References of a channel that a frame is compared with, 10 µs each. Participants whose filters
 rolled over at other times need references of their own."""
 
+_SOUGHT_BYTES = 64  # few enough for a search without preparation
+
 _USUAL_FRAMES_COUNT = 35
 """Frames per reference with js-waku's filters; assumed of references that were read from a file."""
 
@@ -77,7 +79,7 @@ class FilterPacker:
         """
         if not FILTER_BYTES_MIN <= len(bloom_filter) <= FILTER_BYTES_MAX:
             return PackedFrame(None, frame)
-        start = frame.find(bloom_filter)
+        start = _place(bloom_filter, frame)
         if start < 0:
             return PackedFrame(None, frame)
         wanted = np.frombuffer(bloom_filter, np.uint8)
@@ -103,6 +105,14 @@ class FilterPacker:
             )
             return PackedFrame(reference.number, data)
         return None
+
+
+def _place(bloom_filter: bytes, frame: bytes) -> int:
+    """`frame.find(bloom_filter)` for a twentieth of the time: `find` studies what it looks for first."""
+    start = frame.find(bloom_filter[:_SOUGHT_BYTES])
+    if start < 0 or frame.startswith(bloom_filter, start):
+        return start
+    return frame.find(bloom_filter)
 
 
 def unpack(data: bytes, reference: bytes) -> bytes:
