@@ -67,8 +67,8 @@ def test_the_home_is_drawn_at_random_and_kept() -> None:
     homes: Counter[str] = Counter()
     for seed in range(300):
         found, _ = stores(3, random.Random(seed))
-        homes[found.ready(NODE)[0].url] += 1
-        assert len({found.ready(NODE)[0].url for _ in range(10)}) == 1
+        homes[found.ready(NODE)[0].name] += 1
+        assert len({found.ready(NODE)[0].name for _ in range(10)}) == 1
     assert set(homes) == {"http://0", "http://1", "http://2"}
     assert min(homes.values()) > 60
 
