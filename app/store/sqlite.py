@@ -50,6 +50,9 @@ at 10^6 messages ingest is 1.6 times as fast as with 64 MiB."""
 BUSY_TIMEOUT_MS = 5_000
 """Readers in other processes can delay a checkpoint for a moment, never a commit."""
 
+WRITER_LOCK_WAIT_S = 5.0
+"""The wait for the writer's lock: a node that is stopping gives it back within this time."""
+
 LOOKUPS_PER_TURN = 256
 """Look-ups before other callers of the event loop get their turn: about a millisecond."""
 
@@ -425,7 +428,12 @@ def _usable(path: Path) -> Iterator[None]:
 def _writer_lock(path: Path) -> sqlite3.Connection:
     """Lock a second SQLite file for the life of this process: works wherever SQLite does."""
     with _usable(path):
-        lock = sqlite3.connect(f"{path}-writer", isolation_level=None, check_same_thread=False)
+        lock = sqlite3.connect(
+            f"{path}-writer",
+            timeout=WRITER_LOCK_WAIT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
         try:
             lock.execute("PRAGMA locking_mode = EXCLUSIVE")
             lock.execute("BEGIN EXCLUSIVE")

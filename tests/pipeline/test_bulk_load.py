@@ -204,7 +204,10 @@ async def test_the_first_message_under_an_id_is_served_whichever_way_it_was_load
         await store.close()
 
 
-async def test_only_an_empty_store_that_nobody_writes_is_loaded(tmp_path: Path) -> None:
+async def test_only_an_empty_store_that_nobody_writes_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.sqlite.WRITER_LOCK_WAIT_S", 0.05)
     path = tmp_path / "store.db"
     store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
     store.begin_writing()

@@ -176,7 +176,10 @@ def test_a_reindex_that_would_lose_messages_is_refused_and_changes_nothing(damag
     assert [each.name for each in damaged.parent.glob("*rebuilding*")] == []
 
 
-def test_a_reindex_is_refused_while_a_node_writes(damaged: Path) -> None:
+def test_a_reindex_is_refused_while_a_node_writes(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.sqlite.WRITER_LOCK_WAIT_S", 0.05)
     with writing_alone(damaged):
         result = cli("reindex", "--database", f"sqlite:///{damaged}")
     assert (result.code, "another process writes" in result.err) == (6, True)
@@ -249,7 +252,10 @@ def test_a_deep_check_finds_rows_that_contradict_others_in_a_sound_structure(
     assert (result.code, CONTRADICTIONS[statement] in result.err) == (1, True), result.err
 
 
-def test_a_deep_check_lists_gaps_again_that_were_not_listed(full: Whole, tmp_path: Path) -> None:
+def test_a_deep_check_lists_gaps_again_that_were_not_listed(
+    full: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.sqlite.WRITER_LOCK_WAIT_S", 0.05)
     path = tmp_path / "sdstore.db"
     path.write_bytes(full.path.read_bytes())
     rows = "SELECT * FROM missing_references"

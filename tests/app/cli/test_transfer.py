@@ -282,8 +282,9 @@ def test_a_file_that_was_changed_since_is_imported_anew(tmp_path: Path, file: Pa
 
 
 def test_importing_beside_a_running_node_is_refused(
-    node: str, node_folder: Path, file: Path
+    node: str, node_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("app.store.sqlite.WRITER_LOCK_WAIT_S", 0.05)
     assert cli("channels", "--node", node).code == 0
     result = cli("import", file, "--data-dir", node_folder)
     assert result.code == 6

@@ -114,7 +114,7 @@ async def test_other_databases_are_refused(url: str) -> None:
 
 
 async def test_a_second_writer_of_one_file_is_refused_while_readers_are_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     await (await Store.open(url, DEFAULT_LIMITS)).close()
@@ -128,8 +128,10 @@ async def test_a_second_writer_of_one_file_is_refused_while_readers_are_not(
         assert other.stdout.readline() == "writing\n"
         store = await Store.open(url, DEFAULT_LIMITS)
         assert await store.arrivals.watermark() == (0, 0)
-        with pytest.raises(StoreBusyError, match="another process"):
-            store.begin_writing()
+        with monkeypatch.context() as at_once:
+            at_once.setattr("app.store.sqlite.WRITER_LOCK_WAIT_S", 0.05)
+            with pytest.raises(StoreBusyError, match="another process"):
+                store.begin_writing()
         with pytest.raises(Problem) as refused:
             store.writer.write([entry_of(content_frame(1))])
         assert refused.value.code is Code.STORE_UNAVAILABLE
