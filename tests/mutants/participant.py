@@ -119,7 +119,12 @@ FAULTS = [
         instead(property(lambda received: 0.0)),
         _BLOOM,
     ),
-    _fault("an echo acknowledges", "participant:Participant._is_own", returns(False)),
+    _fault(
+        "an echo acknowledges",
+        "participant:Participant._is_own",
+        returns(False),
+        (*_UNITS, *_WORLDS),
+    ),
     _fault(
         "a dependent is dropped",
         "incoming:Incoming.take_dependents",
