@@ -50,8 +50,8 @@ RECONCILE_PAUSE_S = 60.0
 """Between two backfills of a channel because of causes far back: anybody can send messages with such."""
 
 MISSED_S_MAX = 300
-"""Seconds in which a store sends what it got after the kept cursor, which is about one page; then it has
-failed, and another store is tried."""
+"""Seconds in which a store sends what it got after the kept cursor, which is about one page, or makes
+progress in a backfill; then it has failed, and another store is tried."""
 
 
 UNSAVED_PAUSE_S = 1.0
@@ -232,17 +232,29 @@ class Follower:
     async def _reconcile(self, store: Store) -> None:
         """Stage what the store has and the log lacks; raises `StoreError`."""
 
+        loop = asyncio.get_running_loop()
+        reached = (0.0, 0)
+
         def show(progress: Progress) -> None:
+            nonlocal reached
             self._inbox.say(BackfillProgress(store.name, progress))
+            reaches = (progress.in_sync_percent, progress.entries_received)
+            if reaches != reached and not limit.expired():
+                reached = reaches
+                limit.reschedule(loop.time() + MISSED_S_MAX)
 
         async with self._reconciling, self._access.backfills:
             pause_s = UNSAVED_PAUSE_S
             while True:
                 try:
-                    report = await store.client.backfill(
-                        self._inbox.channel_id, self._inbox.log, show
-                    )
+                    async with asyncio.timeout(MISSED_S_MAX) as limit:
+                        report = await store.client.backfill(
+                            self._inbox.channel_id, self._inbox.log, show
+                        )
                     break
+                except TimeoutError:
+                    detail = f"the backfill made no progress for {MISSED_S_MAX} s"
+                    raise StoreError("timeout", 0, detail) from None
                 except Exception as error:
                     if (code := unsaved_code(error)) is None:
                         raise

@@ -519,6 +519,26 @@ def test_nothing_is_lost_while_the_participant_catches_up(url: str, place: dict[
     run(scenario())
 
 
+def test_a_store_that_holds_up_a_catch_up_holds_up_no_message_of_ours(
+    url: str, place: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        async with joined([url], "bob", file, **place):
+            pass
+        network = SlowPages()
+        one = replace(QUICK, requests_max=1)
+        late = {"network": network, "options": one, "is_online": False, **place}
+        async with joined([url], "bob", file, **late) as bob:
+            await bob.until(lambda bob: bob.of(Connection))
+            async with bob.driver.access.requests:  # as a slow look-up does
+                sent = await bob.channel.send(b"hello")
+                await bob.until(lambda bob: StoredRemotely(sent) in bob.events)
+            assert not bob.is_online
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
 def test_a_jump_of_the_wall_clock_loses_nothing_and_ends_no_wait(
     url: str, place: dict[str, Any], jump_ms: int

@@ -300,14 +300,15 @@ def test_a_store_that_does_not_send_what_was_missed_fails_after_a_time(
         return httpx.Response(410)
 
     async def scenario() -> None:
-        inbox: Any = SimpleNamespace(channel_id="garden")
+        inbox: Any = SimpleNamespace(channel_id="garden", log=MemoryLog(), say=print)
         async with AsyncStoreClient("http://0", transport=httpx.MockTransport(silent)) as client:
             store = Store("http://0", client)
             access = follower_module.StoreAccess(Stores([store], BackOff()), DriverOptions())
             follower = follower_module.Follower(inbox, access, {})
-            with pytest.raises(StoreError) as failed:
-                await follower._read_missed(store, "cursor")
-        assert failed.value.code == "timeout"
+            for catch_up in (follower._read_missed(store, "cursor"), follower._reconcile(store)):
+                with pytest.raises(StoreError, match=r"0\.1 s") as failed:
+                    await catch_up
+                assert failed.value.code == "timeout"
 
     asyncio.run(scenario())
 
