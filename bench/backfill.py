@@ -1,4 +1,4 @@
-"""Backfill of a participant's log from a node: `python -m bench.backfill [--quick]`.
+"""Backfill of a participant's log from a node: `python -m bench.backfill [--quick] [few | full]`.
 
 Few: 10 messages are missing of a large channel. Round trips, bytes of bodies beyond the frames, and
 seconds, from a cold start (no nonce of the store) and from a warm one. The log's columns are
@@ -209,7 +209,7 @@ def take(participant: Participant, file: ParticipantFile) -> int:
 
 
 def main() -> int:
-    """Measure, print, write CSV."""
+    """Measure both or one, print, write CSV."""
     quick = "--quick" in sys.argv
     few, full = (20_000, 5_000) if quick else (1_000_000, 100_000)
     with tempfile.TemporaryDirectory() as name:
@@ -223,6 +223,8 @@ def main() -> int:
                 yield encode(each), ()
 
         for part, count in (("few", few), ("full", full)):
+            if {"few", "full"} & set(sys.argv) and part not in sys.argv:
+                continue
             (folder / part).mkdir()
             path = folder / part / "sdstore.db"
             load_file(path, frames(count, CONTENT_BYTES if part == "full" else 30))

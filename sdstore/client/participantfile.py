@@ -32,7 +32,16 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from sdstore.client.participantdatabase import ParticipantDatabase, ParticipantFileError
 from sdstore.client.participantlog import FileLog
-from sdstore.client.participanttables import CHANNELS, STATE, id_bytes, id_text, sql
+from sdstore.client.participanttables import (
+    ALONE_FRAMES,
+    ALONE_LOG,
+    CHANNELS,
+    COUNTS,
+    STATE,
+    id_bytes,
+    id_text,
+    sql,
+)
 from sdstore.client.persistence import DRIVER_KEYS
 from sdstore.sds.effects import Effect
 from sdstore.sds.options import ParticipantOptions
@@ -67,6 +76,29 @@ class ParticipantFile:
     def close(self) -> None:
         """Close the file. What was appended after the last save is dropped."""
         self._database.close()
+
+    def check(self) -> list[str]:
+        """The faults of the file, in words; empty if it is whole. It reads all of the file.
+
+        It compares what SQLite does not know: the counts of each channel, and rows of the log with their
+        frames. The frames themselves are compared with their hashes whenever they are read.
+        """
+        rows = self._database.rows
+        faults = [row[0] for row in rows("PRAGMA integrity_check", ()) if row[0] != "ok"]
+        for channel_id, logged, noted, found_logged, found_noted in rows(COUNTS, ()):
+            counts = (("logged messages", logged, found_logged), ("names", noted, found_noted))
+            faults += [
+                f"channel {id_text(channel_id)!r} has {found} {what}, and counts {counted}"
+                for what, counted, found in counts
+                if found != counted
+            ]
+        for what, statement in (
+            ("rows without a frame", ALONE_LOG),
+            ("frames without a row", ALONE_FRAMES),
+        ):
+            if count := rows(statement, ())[0][0]:
+                faults.append(f"the log has {count} {what}")
+        return faults
 
     # --- participants ----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from sdstore.client.participanttables import (
     INSERT_NOTED,
     LOG_STAGED,
     LOGGED_ELEMENTS,
+    LOGGED_OF_KEYS,
     NEWEST,
     NEWEST_FILTERS,
     NOTED_ELEMENTS,
@@ -221,8 +222,8 @@ class FileLog:
             found.append(Staged(self._database.message(frame), frame, digest, hint))
             found_bytes += len(frame)
             self._offered[message_id] = _Offered(log_no, Noted(place[0], digest), frame)
-        rows = self._rows_of(self._keys(self._offered))
-        self._not_logged = self._offered.keys() - {id_text(row[0]) for row in rows if row[3] >= 0}
+        logged = self._rows_of(self._keys(self._offered), LOGGED_OF_KEYS)
+        self._not_logged = self._offered.keys() - {id_text(row[0]) for row in logged}
         self._not_logged -= self._unsaved.keys()
         return found
 
@@ -436,13 +437,13 @@ class FileLog:
             keys[message_id] = to_number(hasher.digest(), "big", signed=True)
         return keys
 
-    def _rows_of(self, keys: Mapping[str, int]) -> list[tuple[bytes, bytes, int, int]]:
+    def _rows_of(self, keys: Mapping[str, int], statement: str = OF_KEYS) -> list[Any]:
         """ID, digest, row and number of all rows with these IDs."""
         found = []
         numbers = list(keys.values())
         for start in range(0, len(numbers), IDS_PER_READ):
             some = json.dumps(numbers[start : start + IDS_PER_READ])
-            found += self._database.rows(OF_KEYS, (some, self.channel_no))
+            found += self._database.rows(statement, (some, self.channel_no))
         return [row for row in found if id_text(row[0]) in keys]
 
     def _log_row(

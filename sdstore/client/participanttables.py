@@ -28,6 +28,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     insert,
     literal_column,
     select,
@@ -174,6 +175,13 @@ OF_KEYS = sql(
         literal_column("+sds_log.channel_no") == _CHANNEL,
     )
 )
+LOGGED_OF_KEYS = sql(
+    select(LOG.c.message_id).where(
+        text("sds_log.id_key IN (SELECT value FROM json_each(?))"),
+        literal_column("+sds_log.channel_no") == _CHANNEL,
+        _IS_LOGGED,
+    )
+)
 FIND_NOTED = sql(
     select(NOTED.c.lamport).where(
         NOTED.c.channel_no == _CHANNEL,
@@ -280,4 +288,23 @@ SET_COUNTS = sql(
     update(CHANNELS)
     .where(CHANNELS.c.channel_no == _CHANNEL)
     .values(logged_count=bindparam("logged"), noted_count=bindparam("noted"))
+)
+
+# What the log relies on, for `ParticipantFile.check`.
+COUNTS = sql(
+    select(
+        CHANNELS.c.channel_id,
+        CHANNELS.c.logged_count,
+        CHANNELS.c.noted_count,
+        select(func.count())
+        .where(LOG.c.channel_no == CHANNELS.c.channel_no, _IS_LOGGED)
+        .scalar_subquery(),
+        select(func.count()).where(NOTED.c.channel_no == CHANNELS.c.channel_no).scalar_subquery(),
+    )
+)
+ALONE_LOG = sql(
+    select(func.count()).select_from(LOG).where(LOG.c.log_no.not_in(select(FRAMES.c.log_no)))
+)
+ALONE_FRAMES = sql(
+    select(func.count()).select_from(FRAMES).where(FRAMES.c.log_no.not_in(select(LOG.c.log_no)))
 )

@@ -289,6 +289,8 @@ class SetAside:
 
     def forget(self, ids: Iterable[bytes]) -> None:
         """Remove elements that both sides hold or neither names any more, and the claims on them."""
+        if not (self._elements or self._tried_again):
+            return
         named = set(ids)
         for each in named & self._tried_again.keys():
             del self._tried_again[each]

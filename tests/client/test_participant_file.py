@@ -763,3 +763,22 @@ def test_deliveries_of_large_messages_are_read_some_at_a_time(
         found += some
     assert [each.number for each in found] == list(range(1, 11))
     assert [each.number for each in log.deliveries(6, 3)] == [7, 8, 9]
+
+
+def test_a_check_names_what_the_log_relies_on(path: Path) -> None:
+    with ParticipantFile(path) as file:
+        log = file.log(CHANNEL)
+        for number in range(1, 4):
+            log.append(entry_of(message_of(f"m{number}", number), number))
+        log.stage([staged_of(message_of("m9"))], [Noted(1, b"n" * 32)])
+        file.save(CHANNEL)
+        assert file.check() == []
+        raw = file._database.raw
+        raw.execute("DELETE FROM sds_frames WHERE log_no = (SELECT max(log_no) FROM sds_log)")
+        raw.execute("UPDATE sds_channels SET noted_count = 7")
+        raw.execute("UPDATE sds_log SET number = -1 WHERE number = 3")
+        assert file.check() == [
+            f"channel {CHANNEL!r} has 2 logged messages, and counts 3",
+            f"channel {CHANNEL!r} has 1 names, and counts 7",
+            "the log has 1 rows without a frame",
+        ]

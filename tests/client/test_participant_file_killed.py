@@ -171,6 +171,68 @@ def test_a_program_that_is_killed_for_minutes_loses_nothing(tmp_path: Path) -> N
     kill_and_check(tmp_path / "chat.db", minutes * 60, seed)
 
 
+def state_of(path: Path) -> tuple[object, ...]:
+    """What the file holds for the channel, as a restart finds it."""
+    with ParticipantFile(path) as file:
+        assert file.check() == []
+        log, state = file.log(CHANNEL), file.state(CHANNEL)
+        delivered = [(each.number, each.frame) for each in log.deliveries(0, 10_000)]
+        staged = [each.frame for each in log.staged(10_000)]
+        file.participant(CHANNEL, "ada").tick(6_000)
+        return len(log), delivered, staged, state, file.confirmed(CHANNEL)
+
+
+def commit_ends(wal: bytes) -> list[int]:
+    """Where each transaction of a write-ahead log ends (the SQLite file format, section 4.1)."""
+    frame_bytes = 24 + int.from_bytes(wal[8:12])
+    starts = range(32, len(wal), frame_bytes)
+    return [start + frame_bytes for start in starts if any(wal[start + 4 : start + 8])]
+
+
+def test_a_power_cut_at_any_byte_of_the_log_leaves_a_save_as_a_whole(tmp_path: Path) -> None:
+    """Whatever prefix of SQLite's write-ahead log is on the disk: all of the commits in it count."""
+    seed = int(os.environ.get("SDSTORE_SEED", time.time_ns() % 2**32))
+    print(f"SDSTORE_SEED={seed}")
+    random, frames = Random(seed), conversation()[:30]
+    path, copy = tmp_path / "chat.db", tmp_path / "copy.db"
+    wal = Path(f"{path}-wal")
+
+    def cut(size_bytes: int, tail: bytes = b"") -> tuple[object, ...]:
+        for each in tmp_path.glob("copy.db*"):
+            each.unlink()
+        copy.write_bytes(main)
+        Path(f"{copy}-wal").write_bytes(wal.read_bytes()[:size_bytes] + tail)
+        return state_of(copy)
+
+    with ParticipantFile(path) as file:
+        ada, log = file.participant(CHANNEL, "ada"), file.log(CHANNEL)
+        file.save(CHANNEL, ada.tick(5_000))
+        file._database.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        main = path.read_bytes()
+        ends = [0]
+        for start in range(0, len(frames), 10):
+            part = frames[start : start + 10]
+            messages = [(decode(frame)[0], frame) for frame in part[5:]]
+            log.stage([Staged(each, frame, entry_digest(each)) for each, frame in messages], [])
+            ends.append(wal.stat().st_size)
+            effects = [each for frame in part[:5] for each in ada.receive(frame, 5_000)]
+            effects += ada.take_staged(5_000, 4)
+            file.save(CHANNEL, effects)
+            ends.append(wal.stat().st_size)
+            with file.transaction() as connection:
+                file.confirm(connection, CHANNEL, len(log.deliveries(0, 1_000)) - 1)
+            ends.append(wal.stat().st_size)
+        assert path.read_bytes() == main  # no checkpoint meanwhile
+        assert commit_ends(wal.read_bytes()) == ends[1:]  # each call is one transaction
+        whole = [cut(end) for end in ends]
+        assert len({repr(each) for each in whole}) == len(ends)
+        for _ in range(10):
+            size_bytes = random.randrange(ends[-1])
+            last = max(n for n, end in enumerate(ends) if end <= size_bytes)
+            tail = random.choice([b"", bytes(5_000), random.randbytes(5_000)])
+            assert cut(size_bytes, tail) == whole[last]
+
+
 def test_the_file_is_written_as_durably_as_sqlite_can(tmp_path: Path) -> None:
     with ParticipantFile(tmp_path / "chat.db") as file:
         found: dict[str, Any] = {
