@@ -13,6 +13,7 @@ AREAS = (
     "file",
     "mvds",
     "ordering",
+    "orders",
     "participant",
     "recon",
     "sds",
