@@ -6,9 +6,12 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from recon.codec import read_total
 from recon.events import Busy, Expired, Unsupported
+from recon.hashing import Total
 from recon.initiator import refusal_of
 from recon.limits import PROTOCOL_VERSION
+from recon.marks import MARK_BYTES_MAX
 from recon.session import SessionHeader, interest_hash
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
@@ -36,6 +39,10 @@ class NonceExpiredError(Exception):
         self.responder_nonce = responder_nonce
 
 
+class MarkUnknownError(Exception):
+    """A side does not know a mark any more: compare everything."""
+
+
 def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncError:
     """The error that a refusal raises in the session."""
     match refusal:
@@ -61,9 +68,28 @@ class Exchange:
         self._send_interest = False
         self.policy: int | None = None
         """The peer's policy, from its last answer."""
+        self.mark = b""
+        """The mark of the peer that the current pass is as of, once it gave one."""
+        self.total: Total | None = None
+        """The total that the peer stated with that mark."""
+        self.awaits_mark = False
+        """Whether the next answer with a total will have the mark: no other request goes before it."""
+        self._since = b""
+        self._is_bounded = False
+
+    def begin_pass(self, since: bytes, *, wants_mark: bool) -> None:
+        """Begin a comparison of what arrived at the peer after its mark `since` (empty: everything)."""
+        self.mark, self.total, self._since = b"", None, since
+        self.awaits_mark, self._is_bounded = wants_mark, True
+
+    def release(self) -> None:
+        """Let the peer answer from its set as it is, instead of as of the mark."""
+        self._is_bounded = False
 
     async def call(self, message: ReconRequest) -> ReconResponse:
         """Send a request; returns the answer with any status. Raises SyncError."""
+        if not message.idle_root:
+            self._add_marks(message)
         round_number = self._counts["rounds"] + 1
         self._counts["requests"] += 1
         try:
@@ -77,7 +103,30 @@ class Exchange:
         self._counts["rounds"] = max(self._counts["rounds"], round_number)
         if response.status == recon_pb2.OK and not message.idle_root:
             self.policy = response.policy
+        self._take_mark(message, response)
         return response
+
+    def _add_marks(self, message: ReconRequest) -> None:
+        """Name the marks between which the peer's elements count. A push depends on none."""
+        if not (message.HasField("ranges") or message.HasField("fetch") or message.total):
+            return
+        message.since = self._since
+        message.up_to = self.mark if self._is_bounded else b""
+        message.mark = self.awaits_mark and message.total
+
+    def _take_mark(self, message: ReconRequest, response: ReconResponse) -> None:
+        """Raises MarkUnknownError if the peer did not answer as of the marks of the request."""
+        if response.status == recon_pb2.UNKNOWN_MARK and (message.since or message.up_to):
+            raise MarkUnknownError
+        if response.status != recon_pb2.OK or not message.mark:
+            return
+        self.awaits_mark = False
+        if len(response.mark) > MARK_BYTES_MAX:
+            raise misbehaved(f"a mark has {len(response.mark)} bytes, at most {MARK_BYTES_MAX}")
+        if not response.mark and message.since:
+            raise MarkUnknownError  # an older version, which ignores marks
+        if response.mark:
+            self.mark, self.total = response.mark, read_total(response)
 
     async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
         """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError."""

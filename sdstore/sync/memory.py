@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import blake3
 import numpy as np
 
 from recon.hashing import Total
+from recon.limits import ID_BYTES
 from recon.store import Columns
 from recon.view import View
 from sdstore.sync.replica import Replica, columns
@@ -33,9 +35,12 @@ RETRIES_MAX = 256  # elements that a session retries: about one batch
 RETRY_S_MIN = 900.0  # before the first retry: a mended store is noticed within the hour
 RETRY_S_MAX = 86_400.0  # between the last retries: once a day
 RETRY_FACTOR = 4.0
+WHOLE_S_MAX = 86_400.0  # a false proof, by an accident of hashes, lasts for so long at most
 LOST_ASKED_MAX = (
     4_096  # lost entries that this peer could not serve; the oldest are requested again
 )
+
+_ORDER_BYTES = 8
 
 NO_ENTRY = "no_entry"  # a claim whose entry the other side lacks
 REFUSED = "refused"  # by the peer, which gives no reason
@@ -139,13 +144,55 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """Where the last session with a peer ended: the next one compares only what arrived afterwards.
+
+    `own` and `peer` are the marks of both sides (`recon.marks`): everything up to the one equals
+    everything up to the other, except for the elements of the two next fields, packed by
+    `pack_elements`. `counted_in`: the session sent them, so they arrived at the peer after its mark.
+    `counted_out`: it brought them or set them aside, so the peer has them before its mark. `aside`: what
+    was set aside, as `SetAside.name`. `whole_due_at_s`: when everything must be compared again.
+    """
+
+    interest: bytes
+    own: bytes
+    peer: bytes
+    counted_in: bytes
+    counted_out: bytes
+    aside: bytes
+    elements_count: int
+    whole_due_at_s: float
+
+    def is_due(self) -> bool:
+        """Whether everything must be compared. A time beyond a day was set before the clock went back."""
+        return not 0 < self.whole_due_at_s - time.time() <= WHOLE_S_MAX + 1
+
+
+def pack_elements(elements: Mapping[bytes, int]) -> bytes:
+    """Elements, orders by ID: 8 bytes of order, little-endian, and 32 of ID each."""
+    return b"".join(
+        order.to_bytes(_ORDER_BYTES, "little") + each for each, order in elements.items()
+    )
+
+
+def unpack_elements(raw: bytes) -> dict[bytes, int]:
+    """The orders by ID of packed elements."""
+    step = _ORDER_BYTES + ID_BYTES
+    return {
+        raw[at + _ORDER_BYTES : at + step]: int.from_bytes(raw[at : at + _ORDER_BYTES], "little")
+        for at in range(0, len(raw), step)
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class PeerMemory:
     """Results of sessions with a peer that the next session uses.
 
     `responder_nonce` and `interest` save the hand-shake while the peer accepts them. `arrived_count` is
     this side's number of arrivals at the start of the last session. `proof` is from the last time that
     the peer's total equalled ours. `policy` is the peer's, from its last answer. The search for lost
-    entries to request from this peer resumes after `lost_after`. The newest of `asides` is the last.
+    entries to request from this peer resumes after `lost_after`. The newest of `asides` and of
+    `baselines` is the last.
     """
 
     responder_nonce: bytes = b""
@@ -157,6 +204,17 @@ class PeerMemory:
     lost_after: int = 0
     lost_asked: tuple[Asked, ...] = ()
     asides: tuple[Aside, ...] = ()
+    baselines: tuple[Baseline, ...] = ()
+
+    def baseline_over(self, interest: bytes) -> Baseline | None:
+        """The baseline of one mutual interest, if there is one."""
+        return next((each for each in self.baselines if each.interest == interest), None)
+
+    def with_baseline(self, interest: bytes, baseline: Baseline | None) -> PeerMemory:
+        """This memory with another baseline of an interest, or without one."""
+        kept = [each for each in self.baselines if each.interest != interest]
+        kept += [baseline] if baseline else []
+        return replace(self, baselines=tuple(kept[-INTERESTS_MAX:]))
 
     def aside_over(self, interest: bytes) -> Aside:
         """The elements set aside for one mutual interest."""
@@ -179,7 +237,7 @@ class PeerMemory:
         if self.policy in (None, policy):
             return replace(self, policy=policy)
         asides = tuple(each.without_refused_there() for each in self.asides)
-        return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0)
+        return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0, baselines=())
 
     def lost_waiting(self) -> set[bytes]:
         """Entries with lost content that must not be requested from the peer yet."""
@@ -219,8 +277,15 @@ class PeerMemory:
                     )
                     for each in document["asides"]
                 ),
+                "baselines": tuple(
+                    Baseline(**_with_bytes(each, *_BASELINE_BYTES))
+                    for each in document.get("baselines", ())
+                ),
             }
         )
+
+
+_BASELINE_BYTES = ("interest", "own", "peer", "counted_in", "counted_out", "aside")
 
 
 def _with_hex(value: Any) -> Any:
@@ -259,6 +324,12 @@ class SetAside:
         """The elements as a value."""
         elements, tried = self._elements.values(), self._tried_again.values()
         return Aside(self._interest, tuple(elements), tuple(tried))
+
+    @property
+    def name(self) -> bytes:
+        """A name of what is set aside: it changes whenever an element joins, leaves or changes sides."""
+        rows = sorted((e.lacked_by.encode() + e.element_id for e in self._elements.values()))
+        return blake3.blake3(b"".join(rows)).digest() if rows else b""
 
     def __len__(self) -> int:
         return len(self._elements)

@@ -37,6 +37,7 @@ from sdstore.sync.memory import (
     LackedBy,
     SetAside,
 )
+from sdstore.sync.news import Moved
 from sdstore.sync.replica import Element, Prepared, Replica, Stored, columns
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
@@ -299,6 +300,7 @@ class Moves:
         self._counts = counts
         self._initiator = initiator
         self._carry_more = carry_more
+        self.moved = Moved()
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
@@ -320,7 +322,10 @@ class Moves:
         need = event
         if self._refused_there and event.short_ids is not None:
             names = [row.tobytes() for row in event.short_ids]
-            self._aside.forget(self._refused_there[n] for n in names if n in self._refused_there)
+            there = [self._refused_there[n] for n in names if n in self._refused_there]
+            asides = [each for each in map(self._aside.get, there) if each]
+            self.moved.need(Element(each.order, each.element_id) for each in asides)
+            self._aside.forget(there)
             kept = event.short_ids[[n not in self._refused_there for n in names]]
             need = Need(event.range, kept, len(kept))
         if need.count or need.short_ids is None:
@@ -420,6 +425,7 @@ class Moves:
             raise misbehaved(f"the peer sent {len(outcomes)} outcomes for {len(sent)} pushed items")
         postponed: list[Element] = []
         taken: list[Element] = []
+        with_claims: list[Element] = []
         refused: list[tuple[Item, Element]] = []
         for (item, element), outcome in zip(sent, outcomes, strict=True):
             if outcome == recon_pb2.NOT_EXAMINED:
@@ -438,13 +444,35 @@ class Moves:
                 refused.append((item, element))
             elif outcome in (recon_pb2.STORED, recon_pb2.DUPLICATE):
                 taken.append(element)
-                if outcome == recon_pb2.STORED:
+                if outcome == recon_pb2.DUPLICATE:
+                    self.moved.repeated.add(element.element_id)
+                    with_claims += [element] if item.entry.hints else []
+                else:
                     self._count("sent", is_claim=bool(entry_id), claims=len(item.entry.hints))
             else:
                 raise misbehaved(f"the peer sent the unknown outcome {outcome} for a pushed item")
         self._ledger.acknowledge(taken)
+        await self._offer_claims_alone(with_claims)
         await self._take_refusals(refused)
         await self._postpone(postponed)
+
+    async def _offer_claims_alone(self, entries: Sequence[Element]) -> None:
+        """Push the claims on entries that the peer had already: only alone has each an outcome.
+
+        Without a mark of the peer there is no need: its total at the end shows what it dropped.
+        """
+        if not entries or not self._exchange.mark:
+            return
+        orders = {each.element_id: each.order for each in entries}
+        claims = await self._replica.claims_on(list(orders))
+        offered = self.moved.offered
+        lacking = [
+            Element(orders[entry_id], each)
+            for entry_id, claim_ids in claims.items()
+            for each in claim_ids
+            if each in offered
+        ]
+        self._outbox.add(*columns(lacking))
 
     async def _take_refusals(self, rows: Sequence[tuple[Item, Element]]) -> None:
         """Set refused items aside; a refused entry includes all claims on it."""
@@ -517,7 +545,10 @@ class Moves:
     async def _take_arrivals(self, batch: Batch, response: ReconResponse) -> None:
         """Store the served items."""
         named = self._named(self._fetches, batch, response)
-        self._fetches.settle(batch, *named.all_columns(), _resume_of(response))
+        orders, ids = named.all_columns()
+        self._fetches.settle(batch, orders, ids, _resume_of(response))
+        rows = zip(orders.tolist(), map(bytes, ids), strict=True)
+        self.moved.need(Element(*row) for row in rows)
         if response.truncated and not self._is_last_offer:
             self._carry_more()
             await asyncio.sleep(SENDING_S)

@@ -15,6 +15,7 @@ import numpy as np
 
 from recon.elements import U8, U64, Mask
 from recon.limits import ID_BYTES
+from recon.marks import Arrived
 from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.wire.recon_pb2 import Item, PushOutcome
@@ -133,3 +134,20 @@ class Replica(Protocol):
 
     async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """The entries among these that are here and cannot be read."""
+
+
+class ArrivalOrder(Protocol):
+    """A replica that numbers its elements as they arrive, so that it can tell what is new.
+
+    Only such a replica gets baselines (`sdstore.sync.memory.Baseline`).
+    """
+
+    def mark(self, interest: Interest) -> bytes:
+        """The mark of everything that `Replica.view` has now."""
+
+    async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
+        """The elements of an interest that arrived after a mark, up to what `Replica.view` has now.
+
+        None if the mark is not of this history, if an element before it was lost or a rule changed
+        since, or if more arrived than `recon.marks.NEWS_MAX`.
+        """

@@ -5,16 +5,21 @@ way to call the peer). The peer keeps nothing between calls, so all state of a s
 
 1. Hand-shake. `_Session.run` reads the peer's interest, intersects it with this side's, and gets a
    nonce from the peer; the `PeerMemory` of the last session saves both calls.
-2. Idle pairs. If both sides were proved equal recently and nothing changed here, `_is_idle` sends the
-   32-byte root of that set. If the peer has the same root, the session ends after one small round trip.
+2. News. A pair that was proved equal has a `Baseline` with a mark of each side. The session then
+   compares only what arrived after the marks (`_compare_news`), so its cost does not depend on the
+   history. Everything else follows if a mark fails, if an element is due for a retry, and once a day.
+   With a peer that gives no marks, `_is_idle` compares the 32-byte roots of both sets instead, as long
+   as nothing changed here.
 3. A pass (`_Pass`). Two streams of requests run side by side. `recon.initiator.Initiator` has a work
    list of ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
    `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
    as enough of it is known. A received item is decoded once, checked against the request, and
    committed to the replica.
 4. The proof. That ranges are equal is only the peer's claim. The peer also states the total of its set
-   under the session's key. This side never sends its own total, so if the two agree, the sets are
-   equal, and the proof is remembered for step 2. Otherwise something was dropped or a side grew, and
+   under the session's key. This side never sends its own total. With marks, both totals are as of the
+   first exchange, and `sdstore.sync.news.Moved` shows that what the pass moved explains the whole
+   difference. Without them, the peer states its total again at the end. If the totals agree, the sets
+   are equal, and that is remembered for step 2. Otherwise something was dropped or a side grew, and
    another pass under the same key finds it; there are at most four.
 5. Disputes. Elements that one side refuses or cannot serve are set aside (`memory.SetAside`) on both
    sides of the comparison, so they cost nothing afterwards; they are retried after a while.
@@ -52,13 +57,31 @@ from recon.events import (
 from recon.initiator import Initiator, OutgoingRequest, refusal_of
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import NONCE_BYTES
+from recon.marks import view_of
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
-from sdstore.sync.exchange import Exchange, NonceExpiredError, Transport, error_of
+from sdstore.sync.exchange import (
+    Exchange,
+    MarkUnknownError,
+    NonceExpiredError,
+    Transport,
+    error_of,
+)
 from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
-from sdstore.sync.memory import LackedBy, PeerMemory, Proof, SetAside, age_s
+from sdstore.sync.memory import (
+    WHOLE_S_MAX,
+    Baseline,
+    LackedBy,
+    PeerMemory,
+    Proof,
+    SetAside,
+    age_s,
+    pack_elements,
+    unpack_elements,
+)
 from sdstore.sync.moves import MOVE_ELEMENTS_MAX, Ledger, Moves
-from sdstore.sync.replica import Element, Replica
+from sdstore.sync.news import MOVED_MAX, Moved, news_of
+from sdstore.sync.replica import ArrivalOrder, Element, Replica, columns
 from sdstore.sync.report import (
     Counts,
     Progress,
@@ -94,6 +117,7 @@ async def sync_with_peer(
     memory: PeerMemory = NOTHING_REMEMBERED,
     limits: SyncLimits = DEFAULT_LIMITS,
     nonce_secret: bytes | None = None,
+    arrivals: ArrivalOrder | None = None,
     dry_run: bool = False,
     fetch_only: bool = False,
     opens_at_once: bool = False,
@@ -105,7 +129,8 @@ async def sync_with_peer(
     progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
     sends nothing. With `opens_at_once` a session without a nonce begins with its first comparison, which
     saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
-    its sessions. Never raises for faults of the peer: the report contains them.
+    its sessions. With `arrivals`, the arrival order of the replica, later sessions compare only what is
+    new; a dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains them.
     """
     started_s = time.monotonic()
     session = _Session(replica, transport, interest, memory, limits, changed)
@@ -113,6 +138,7 @@ async def sync_with_peer(
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
     session.opens_at_once = opens_at_once
+    session.arrivals = arrivals if session.sends else None
     outcome, code, detail = await _judged(session, limits.seconds_max)
     is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
     session.show_progress(is_last=True, is_equal=is_equal)
@@ -171,6 +197,7 @@ class _Session:
         self.fetches = True
         self.sends = True
         self.opens_at_once = False
+        self.arrivals: ArrivalOrder | None = None
         # For the report.
         self.counts = Counts()
         self.missing_here = 0
@@ -185,6 +212,10 @@ class _Session:
         self.unserved_count = 0
         self.stated: Stated | None = None
         self.initiator: Initiator | None = None
+        # What the comparison starts from, and the baseline of the next session.
+        self._baseline: Baseline | None = None
+        self._made: Baseline | None = None
+        self._proved_before_count = 0  # elements that the baseline covers, which are not compared
 
         self.exchange = Exchange(transport, self.counts)
         self.ledger = Ledger()
@@ -210,10 +241,15 @@ class _Session:
         self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self._mutual_bytes = self._mutual.encode()
         self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
+        aside_name = self.aside.name
         await self.aside.forget_mended(self.replica)
         self.shares_nothing = self._mutual.is_empty
-        if self.shares_nothing or (self.sends and await self._is_idle()):
+        if self.shares_nothing:
             return
+        if self.sends and not await self._has_due():
+            self._baseline = self._usable_baseline(aside_name)
+            if self._baseline is None and await self._is_idle():
+                return
         for _ in range(RESTARTS_MAX):
             try:
                 await self._attempt(await self._header())
@@ -229,20 +265,35 @@ class _Session:
             self._memory = replace(self._memory, interest=interest, interest_read_at_s=time.time())
         return self._memory.interest
 
+    async def _has_due(self) -> bool:
+        """Whether an element must be tried again, which takes a comparison of everything."""
+        due, after = await self._lost_due()
+        if due or self.aside.is_due():
+            return True
+        self._memory = replace(self._memory, lost_after=after)
+        return False
+
+    def _usable_baseline(self, aside_name: bytes) -> Baseline | None:
+        """The baseline of the mutual interest, if all that it rests on is unchanged on this side.
+
+        What was set aside is not compared again, so a change there takes a comparison of everything.
+        """
+        baseline = self._memory.baseline_over(self._mutual_bytes)
+        if self.arrivals is None or baseline is None or baseline.is_due():
+            return None
+        is_same = baseline.aside == aside_name == self.aside.name
+        return baseline if is_same else None
+
     async def _is_idle(self) -> bool:
-        """Whether both sides still hold the sets that were proved equal.
+        """Whether both sides still hold the sets that were proved equal: for peers without marks.
 
         An attacker can make different sets with equal roots, so this replaces sessions only for a bounded
         time.
         """
-        due, after = await self._lost_due()
-        if due:
-            return False
-        self._memory = replace(self._memory, lost_after=after)
         proof, policy = self._memory.proof, self._memory.policy
         if proof is None or proof.root is None or policy is None:
             return False
-        if age_s(proof.at_s) > self.limits.proof_lifetime_s or self.aside.is_due():
+        if age_s(proof.at_s) > self.limits.proof_lifetime_s:
             return False
         await self.replica.catch_up()
         if (self._mutual_bytes, self._root(policy)) != (proof.interest, proof.root):
@@ -289,32 +340,64 @@ class _Session:
         return response.responder_nonce
 
     async def _attempt(self, header: SessionHeader) -> None:
-        """Passes under one key until the peer's total equals ours.
-
-        An honest pair needs one, and another if a side grew or claims were dropped.
-        """
+        """Compare the news, or else everything, and remember what was proved."""
         # The ledger contains the elements that an interrupted attempt found missing there.
         self.missing_here = self._arrived_count
-        self.aside.try_again()
         arrived_count = self.replica.arrived_count
+        is_news = await self._compare_news(header)
+        if not is_news:
+            await self._compare_all(header)
+        self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
+        self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
+        if self.proof is None and self._is_comparable and not self.found_count:
+            detail = "the peer claims that all ranges are equal, but its total differs"
+            raise misbehaved(detail)
+
+    async def _compare_news(self, header: SessionHeader) -> bool:
+        """Make what is new on both sides equal; False if everything must be compared.
+
+        A session that is aborted here keeps its baseline: what it moved is news on both sides.
+        """
+        if self._baseline is None:
+            return False
+        try:
+            compared = await self._pass(header, self._baseline)
+        except MarkUnknownError:
+            return False
+        if self._learn_policy(self.exchange.policy or 0) or self._made is None:
+            self._made = None
+            return False
+        self.proof = compared
+        return True
+
+    async def _compare_all(self, header: SessionHeader) -> None:
+        """Passes under one key until the sets are proved equal.
+
+        An honest pair needs one, and another if claims were dropped, or a side without marks grew.
+        """
+        # Elements that are tried again are no longer set aside, so no baseline covers them.
+        self._baseline = None
+        self._memory = self._memory.with_baseline(self._mutual_bytes, None)
+        self.aside.try_again()
         for number in range(PASSES_MAX):
             if number > 1:
                 await asyncio.sleep(PASS_PAUSE_S)
-            compared = await self._pass(header)
+            try:
+                compared = await self._pass(header)
+            except MarkUnknownError:
+                self.arrivals = None  # too much arrives meanwhile, or the peer's history changed
+                continue
             if self._learn_policy(self.exchange.policy or 0):
                 self.ledger.policy_changed = True
                 self.missing_here *= self.fetches  # a dry run finds these elements again
+                self._made = None
                 continue  # elements that the peer refused before are offered again
-            if self.stated is not None and self.stated.agrees:
+            if self._made is not None or (self.stated is not None and self.stated.agrees):
                 self.proof = compared
             elif self._is_comparable:
                 self.proof = await self._compare_everything(header)
             if self.proof is not None or not self._is_comparable:
                 break
-        self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
-        if self.proof is None and self._is_comparable and not self.found_count:
-            detail = "the peer claims that all ranges are equal, but its total differs"
-            raise misbehaved(detail)
 
     def _learn_policy(self, policy: int) -> bool:
         """Whether the peer's policy has changed; refused elements are then offered again."""
@@ -335,23 +418,76 @@ class _Session:
             return is_moved and not self.unserved_count
         return False
 
-    async def _pass(self, header: SessionHeader) -> Proof:
-        """Compare, and move the differences. Returns the proof to record if the totals were equal."""
+    async def _pass(self, header: SessionHeader, baseline: Baseline | None = None) -> Proof:
+        """Compare, and move the differences. Returns the proof to record if the sets were equal.
+
+        With a baseline, compare what arrived after it; then the proof says nothing without `_made`.
+        Raises MarkUnknownError if one of its marks fails.
+        """
         await self.replica.catch_up()
+        news = None
+        if baseline is not None and self.arrivals is not None:
+            arrived = await self.arrivals.arrived_since(baseline.own, self._mutual)
+            if arrived is None:
+                raise MarkUnknownError
+            elements = news_of(baseline, arrived, self.replica, self.aside)
+            if elements is None:
+                raise MarkUnknownError
+            news = view_of(elements, header.key())
+        # From here to the view nothing waits, so the mark is that of the view.
         self.aside.forget_held(self.replica)
-        view = self.aside.view(self.replica.view(header.key(), self._mutual))
+        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
+        view = news  # an empty view is false, too
+        if view is None:
+            view = self.aside.view(self.replica.view(header.key(), self._mutual))
         compared = self._proof_of(view)
+        total = view.total()
         self.stated, self.found_count = None, 0
+        self._proved_before_count = baseline.elements_count if baseline else 0
+        self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
         recent = self.replica.arrived_count - self._memory.arrived_count
+        if news is not None:
+            recent = 0
         one_pass = _Pass(self, header, view, recent, self._opened)
         self._opened = None
         await one_pass.run()
-        if self.fetches:
+        if self.fetches and news is None:
             await self._fetch_lost(one_pass.moves)
         self.unserved_count = one_pass.moves.unserved_count
         if self.exchange.policy != self._memory.policy:
             compared = self._proof_of(view)
+        moved, theirs = one_pass.moves.moved, self.exchange.total
+        if theirs is not None and not self.unserved_count and view.total() == total:
+            if moved.accounts_for(view, theirs):
+                self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
+        if self._made is not None:
+            is_equal = not (moved.offered or moved.needed or moved.unnamed)
+            root = compared.root if is_equal else None
+            compared = replace(compared, root=root, elements_count=self._made.elements_count)
         return compared
+
+    async def _baseline_after(
+        self, moved: Moved, own_mark: bytes, view_count: int, before: Baseline | None
+    ) -> Baseline | None:
+        """The next baseline, if this side holds all that the peer has up to its mark, or set it aside."""
+        await self.replica.catch_up()
+        lacked = [(at, each) for each, at in moved.needed.items() if each not in self.aside]
+        if not self.replica.holds(*columns(lacked)).all():
+            return None
+        elements_count = view_count + len(moved.needed)
+        if before is not None:
+            elements_count += before.elements_count - len(unpack_elements(before.counted_in))
+        whole_s = min(self.limits.whole_s, WHOLE_S_MAX)
+        return Baseline(
+            interest=self._mutual_bytes,
+            own=own_mark,
+            peer=self.exchange.mark,
+            counted_in=pack_elements(moved.counted_in(before, self.aside)),
+            counted_out=pack_elements(moved.counted_out(self.aside)),
+            aside=self.aside.name,
+            elements_count=elements_count,
+            whole_due_at_s=before.whole_due_at_s if before else time.time() + whole_s,
+        )
 
     async def _compare_everything(self, header: SessionHeader) -> Proof | None:
         """Request the peer's total under the session's key; None if it differs from ours.
@@ -360,10 +496,16 @@ class _Session:
         """
         await self.replica.catch_up()
         self.aside.forget_held(self.replica)
+        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
         view = self.replica.view(header.key(), self._mutual)
         ours, proof = self.aside.total(view), self._proof_of(view)
+        self.exchange.begin_pass(b"", wants_mark=bool(own_mark))
         theirs = read_total(await self.exchange.content_call(header, closing_request()))
-        return proof if ours == theirs else None
+        if ours != theirs:
+            return None
+        if self.exchange.mark:
+            self._made = await self._baseline_after(Moved(), own_mark, ours.count, None)
+        return proof
 
     def _proof_of(self, view: View) -> Proof:
         """The proof to record if the peer equals this view, without what is set aside."""
@@ -423,9 +565,16 @@ class _Session:
             measured = self.initiator.progress
             total = sum(measured.elements.values())
             # An aborted session did not compare the other elements.
-            self.elements_count = total - measured.elements[RangeState.SYNCING]
-            bar = tuple((SegmentState[each.state.name], each.share) for each in measured.segments)
-            self._segments = tuple(filled(bar, self._arrived_count / max(total, 1)))
+            before = self._proved_before_count
+            self.elements_count = before + total - measured.elements[RangeState.SYNCING]
+            part = total / max(before + total, 1) if before else 1.0
+            bar = tuple(
+                (SegmentState[each.state.name], part * each.share) for each in measured.segments
+            )
+            bar = ((SegmentState.IN_SYNC, 1.0 - part), *bar) if before else bar
+            self._segments = tuple(filled(bar, self._arrived_count / max(before + total, 1)))
+        if is_last and self.proof is not None:
+            self.elements_count = self.proof.elements_count
         if is_equal:
             self._segments = ((SegmentState.IN_SYNC, 1.0),)
         in_sync = sum(share for state, share in self._segments if state is SegmentState.IN_SYNC)
@@ -483,6 +632,7 @@ class _Pass:
             self._carry_more,
         )
         self._session = session
+        self._view_count = len(view)
         session.initiator = self._initiator
         self._started_s = time.monotonic()
         self._asks: set[asyncio.Task[None]] = set()
@@ -520,7 +670,10 @@ class _Pass:
         raise (faults or failed)[0]
 
     def _launched(self) -> set[asyncio.Task[None]]:
-        while request := self._initiator.next_request(self._elapsed_s()):
+        # Until the peer has given its mark, no other request can name it.
+        while not (self._asks and self._session.exchange.awaits_mark) and (
+            request := self._initiator.next_request(self._elapsed_s())
+        ):
             self._asks.add(asyncio.create_task(self._ask(request)))
         self._carry_more()
         return self._asks | self._carries
@@ -542,6 +695,8 @@ class _Pass:
     def _receive(self, request_id: int, response: ReconResponse) -> None:
         for event in self._initiator.receive(request_id, response, self._elapsed_s()):
             self._take(event)
+        if self.moves.moved.is_overfull:
+            self._session.exchange.release()
 
     def _take(self, event: Event) -> None:
         session = self._session
@@ -549,6 +704,7 @@ class _Pass:
             case Have():
                 session.found_count += 1
                 session.missing_there += session.ledger.offer(event.ids)
+                self.moves.moved.offer(event.orders, event.ids)
                 if session.sends:
                     self.moves.add_have(event)
             case Need():
@@ -559,8 +715,11 @@ class _Pass:
             case NotThere():
                 session.found_count += 1
                 session.aside.forget([row.tobytes() for row in event.ids])
+                self.moves.moved.leave_unnamed(event.orders, event.ids)
             case Stated():
                 session.stated = event
+                if abs(event.count - self._view_count) > MOVED_MAX:
+                    self.moves.moved.give_up()
             case Fault():
                 raise event.error
             case Expired() | Busy() | Unsupported():

@@ -21,6 +21,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNKNOWN_INTEREST: _ClassVar[Status]
     BUSY: _ClassVar[Status]
     REFUSED: _ClassVar[Status]
+    UNKNOWN_MARK: _ClassVar[Status]
 
 class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ NONCE_EXPIRED: Status
 UNKNOWN_INTEREST: Status
 BUSY: Status
 REFUSED: Status
+UNKNOWN_MARK: Status
 STORED: PushOutcome
 DUPLICATE: PushOutcome
 PUSH_REFUSED: PushOutcome
@@ -136,7 +138,7 @@ class Item(_message.Message):
     def __init__(self, entry: _Optional[_Union[Item.Entry, _Mapping]] = ..., claim: _Optional[_Union[Item.Claim, _Mapping]] = ..., absent: _Optional[_Union[Item.Absent, _Mapping]] = ..., order: _Optional[int] = ..., id: _Optional[bytes] = ...) -> None: ...
 
 class ReconRequest(_message.Message):
-    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total", "renew")
+    __slots__ = ("version", "session", "ranges", "fetch", "push", "response_bytes_max", "idle_root", "padding", "total", "renew", "mark", "since", "up_to")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,9 @@ class ReconRequest(_message.Message):
     PADDING_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
     version: int
     session: Session
     ranges: Ranges
@@ -157,7 +162,10 @@ class ReconRequest(_message.Message):
     padding: bytes
     total: bool
     renew: bool
-    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ..., renew: _Optional[bool] = ...) -> None: ...
+    mark: bool
+    since: bytes
+    up_to: bytes
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., push: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., response_bytes_max: _Optional[int] = ..., idle_root: _Optional[bytes] = ..., padding: _Optional[bytes] = ..., total: _Optional[bool] = ..., renew: _Optional[bool] = ..., mark: _Optional[bool] = ..., since: _Optional[bytes] = ..., up_to: _Optional[bytes] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("answered", "kinds", "counts", "part_counts", "bounds", "hashes", "short_ids")
@@ -186,7 +194,7 @@ class Total(_message.Message):
     def __init__(self, count: _Optional[int] = ..., sum: _Optional[bytes] = ...) -> None: ...
 
 class ReconResponse(_message.Message):
-    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min", "total", "policy")
+    __slots__ = ("status", "version", "responder_nonce", "answers", "items", "truncated", "resume", "push_outcomes", "retry_after_s", "same_root", "request_bytes_min", "total", "policy", "mark")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESPONDER_NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +208,7 @@ class ReconResponse(_message.Message):
     REQUEST_BYTES_MIN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     status: Status
     version: int
     responder_nonce: bytes
@@ -213,4 +222,5 @@ class ReconResponse(_message.Message):
     request_bytes_min: int
     total: Total
     policy: int
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., policy: _Optional[int] = ...) -> None: ...
+    mark: bytes
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., version: _Optional[int] = ..., responder_nonce: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., truncated: _Optional[bool] = ..., resume: _Optional[bytes] = ..., push_outcomes: _Optional[_Iterable[_Union[PushOutcome, str]]] = ..., retry_after_s: _Optional[int] = ..., same_root: _Optional[bool] = ..., request_bytes_min: _Optional[int] = ..., total: _Optional[_Union[Total, _Mapping]] = ..., policy: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...

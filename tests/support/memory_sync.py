@@ -5,6 +5,7 @@ The content of an element is any bytes: the first eight are its order, its ID is
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,8 +16,15 @@ from recon.fetch import read_fetch, resolve
 from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.limits import PROTOCOL_VERSION
+from recon.marks import NEWS_MAX, Arrived, Moment, Numbers, is_mark_of, mark_of, numbers_of, view_of
 from recon.responder import respond
-from recon.session import Interest, SessionKey, derive_session_key, interest_hash
+from recon.session import (
+    Interest,
+    SessionKey,
+    decode_interest,
+    derive_session_key,
+    interest_hash,
+)
 from recon.view import View
 from sdstore.sync.replica import Element, Loaded, LostPage, Prepared, Stored, columns
 from sdstore.wire import recon_pb2 as wire
@@ -47,6 +55,12 @@ class MemoryReplica:
         self._index = RangeIndex()
         self._refuses = refuses
         self._pending: list[Element] = []
+        # Arrival order: None where a row was lost, and the sum of the chain after each.
+        self.arrived: list[Element | None] = []
+        self._sums = [0]
+        self.secret = b"the secret of a replica in memory"
+        self.policy = 0
+        self.news_max = NEWS_MAX
         for each in contents:
             self.add(each)
 
@@ -61,6 +75,20 @@ class MemoryReplica:
         """The element stays, its content is gone."""
         self.held[element_of(raw)] = None
 
+    def restore(self, backup: MemoryReplica) -> None:
+        """Go back to an older copy."""
+        kept = self.secret, self.policy, self._refuses
+        self.__dict__.update(copy.deepcopy({**backup.__dict__, "_refuses": None}))
+        self.secret, self.policy, self._refuses = kept
+
+    def lose_row(self, element: Element) -> None:
+        """The element is gone; nobody deleted it."""
+        assert not self._pending
+        self.arrived[self.arrived.index(element)] = None
+        del self.held[element]
+        self._index = RangeIndex()
+        self._insert([each for each in self.arrived if each])
+
     @property
     def contents(self) -> set[bytes]:
         """All content that can be read."""
@@ -74,9 +102,46 @@ class MemoryReplica:
     async def catch_up(self) -> None:
         """See `Replica`."""
         if self._pending:
-            orders, ids = columns(self._pending)
-            self._index.insert(orders, ids, np.zeros(len(ids), np.uint32))
+            self._insert(self._pending)
+            for each in self._pending:
+                name = blake3(self._sums[-1].to_bytes(8, "big") + each.element_id)
+                self._sums.append(int.from_bytes(name.digest(length=7), "big"))
+            self.arrived += self._pending
             self._pending = []
+
+    def _insert(self, elements: list[Element]) -> None:
+        orders, ids = columns(elements)
+        self._index.insert(orders, ids, np.zeros(len(ids), np.uint32))
+
+    def _moment(self, count: int) -> Moment:
+        ids = b"".join(sorted(each.element_id for each in self.arrived[:count] if each))
+        root = blake3(bytes([self.policy]) + ids).digest()
+        return Moment(Numbers(count, 0), (self._sums[count], 0), root)
+
+    def mark(self, interest: Interest) -> bytes:
+        """See `ArrivalOrder`."""
+        return mark_of(self.secret, interest.encode(), self._moment(len(self.arrived)))
+
+    async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
+        """See `ArrivalOrder`."""
+        await self.catch_up()
+        numbers = numbers_of(mark)
+        if numbers is None or numbers.entry > len(self.arrived):
+            return None
+        if not is_mark_of(mark, self.secret, interest.encode(), self._moment(numbers.entry)):
+            return None
+        window, start = interest.window, numbers.entry
+        rows = [
+            (at, each)
+            for at, each in enumerate(self.arrived[start:], start + 1)
+            if each and window.holds(each.order)
+        ]
+        if len(rows) > self.news_max:
+            return None
+        orders, ids = columns(each for _, each in rows)
+        return Arrived(
+            orders, ids, np.array([at for at, _ in rows], np.int64), np.zeros(len(rows), bool)
+        )
 
     def view(self, key: SessionKey, interest: Interest) -> View:
         """See `Replica`."""
@@ -157,22 +222,37 @@ class MemoryReplica:
 
 
 class MemoryPeer:
-    """A `Transport` to a responder over a replica; `requests` are those it was sent."""
+    """A `Transport` to a responder over a replica; `requests` are those it was sent.
 
-    def __init__(self, replica: MemoryReplica) -> None:
+    `gives_marks`: whether it is of a version that knows marks. `asked` runs before each answer.
+    """
+
+    def __init__(
+        self,
+        replica: MemoryReplica,
+        *,
+        interest: Interest = EVERYTHING,
+        gives_marks: bool = True,
+        asked: Callable[[ReconRequest], None] = lambda _: None,
+    ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self.requests: list[ReconRequest] = []
+        self.gives_marks = gives_marks
+        self.own_interest = interest
+        self.asked = asked
         self._replica = replica
+        self._interests: dict[bytes, Interest] = {}
 
     async def interest(self) -> bytes:
         """Everything."""
-        return EVERYTHING.encode()
+        return self.own_interest.encode()
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""
         self.bytes_up += len(request)
         self.requests.append(ReconRequest.FromString(request))
+        self.asked(self.requests[-1])
         raw = (await self._answer(self.requests[-1])).SerializeToString()
         self.bytes_down += len(raw)
         return raw
@@ -180,20 +260,35 @@ class MemoryPeer:
     async def _answer(self, request: ReconRequest) -> ReconResponse:
         replica, session = self._replica, request.session
         await replica.catch_up()
+        if session.interest_bytes:
+            name = interest_hash(session.interest_bytes)
+            self._interests[name] = decode_interest(session.interest_bytes)
+        else:
+            name = session.interest_hash
         if request.idle_root:
             return ReconResponse(same_root=replica.root(EVERYTHING, 0) == request.idle_root)
         if session.responder_nonce != NONCE:
             return ReconResponse(
                 version=PROTOCOL_VERSION, status=wire.NONCE_EXPIRED, responder_nonce=NONCE
             )
+        asked = self._interests.get(name)
+        if asked is None:
+            return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_INTEREST)
+        mutual = asked.intersect(self.own_interest)
         stored = await replica.commit(await replica.prepare(request.push))
         await replica.catch_up()
-        name = interest_hash(EVERYTHING.encode())
         key = derive_session_key(session.initiator_nonce, session.responder_nonce, name)
-        view = replica.view(key, EVERYTHING)
+        view = replica.view(key, mutual)
+        if self.gives_marks and (request.since or request.up_to):
+            bounded = await self._bounded(request, view, key, mutual)
+            if bounded is None:
+                return ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
+            view = bounded
         response = ReconResponse(version=PROTOCOL_VERSION)
         if request.HasField("ranges") or request.total:
             response = respond(view, request)
+        if self.gives_marks and request.mark and mutual == asked:
+            response.mark = replica.mark(mutual)
         found = resolve(view, read_fetch(request.fetch))
         rows = zip(found.orders.tolist(), found.ids, strict=True)
         loaded = await replica.load([Element(order, row.tobytes()) for order, row in rows], 0)
@@ -201,4 +296,23 @@ class MemoryPeer:
         if found.resume is not None:
             response.truncated, response.resume = True, bound_bytes(found.resume)
         response.push_outcomes.extend(each.outcome for each in stored)
+        response.policy = replica.policy
         return response
+
+    async def _bounded(
+        self, request: ReconRequest, whole: View, key: SessionKey, mutual: Interest
+    ) -> View | None:
+        """The view between the marks of a request."""
+        marks = (request.since, request.up_to)
+        since, later = [
+            await self._replica.arrived_since(each, mutual) if each else None for each in marks
+        ]
+        if (since is None) is bool(request.since) or (later is None) is bool(request.up_to):
+            return None
+        if since is None:
+            assert later is not None
+            return whole.apart(later.columns().take(slice(0)), later.columns())
+        last = numbers_of(request.up_to)
+        if last is not None:
+            since = since.take(~since.after(last))
+        return view_of(since.columns(), key)

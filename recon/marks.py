@@ -1,0 +1,134 @@
+"""Marks: a responder's place in arrival order, and views over what arrived after one or before one.
+
+Once two sets were proved equal, all that can differ later arrived after that proof, on one side or the
+other. A mark names the moment of the proof on one side. It is opaque to the other side, which keeps it
+and gives it back; so the side that made it keeps nothing, and any of its processes can read it.
+
+A mark has two numbers, of the last entry and the last claim at that moment, and 16 bytes that
+authenticate them together with everything that must be the same when the mark comes back: the sums of
+the arrival chains there, the interest, the policy, and the root of the interest's elements up to there.
+So a mark fails if the history was rolled back, if an element was lost, or if the rules changed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import blake3
+import numpy as np
+
+from recon.elements import ALL_ORDERS, I64, U8, U64, Mask
+from recon.index import RangeIndex
+from recon.limits import ID_BYTES
+from recon.session import SessionKey
+from recon.store import Columns
+from recon.view import View
+
+MARK_BYTES = 32  # of this implementation's marks
+MARK_BYTES_MAX = 64  # of any responder's: an initiator keeps one for each peer and interest
+NEWS_MAX = 1 << 16  # elements after a mark: comparing everything costs no more than this many
+_CONTEXT = "sdstore recon v2 mark"
+_NUMBER_BYTES = 8
+_NUMBER_MAX = 2**63 - 1
+
+
+class Numbers(NamedTuple):
+    """A moment of arrival order: numbers of the last entry and of the last claim."""
+
+    entry: int
+    claim: int
+
+
+class Moment(NamedTuple):
+    """What a mark authenticates: the numbers, the sums of the arrival chains there, and the root.
+
+    `root`: of the elements of the interest that arrived up to there, with the policy (32 bytes).
+    """
+
+    numbers: Numbers
+    sums: tuple[int, int]
+    root: bytes
+
+
+def mark_of(secret: bytes, interest: bytes, moment: Moment) -> bytes:
+    """The mark of a moment. `secret`: at least 16 random bytes that all processes of a node share.
+
+    `interest`: canonical bytes of the interest that is answered.
+    """
+    keyed = blake3.blake3(secret, derive_key_context=_CONTEXT).digest()
+    numbers = b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in moment.numbers)
+    sums = b"".join(each.to_bytes(_NUMBER_BYTES, "big", signed=True) for each in moment.sums)
+    tag = blake3.blake3(numbers + sums + moment.root + interest, key=keyed)
+    return numbers + tag.digest(length=MARK_BYTES - len(numbers))
+
+
+def numbers_of(mark: bytes) -> Numbers | None:
+    """The numbers in a mark, which is not verified yet; None if it is no mark of ours."""
+    if len(mark) != MARK_BYTES:
+        return None
+    entry, claim = (
+        int.from_bytes(mark[at : at + _NUMBER_BYTES], "big") for at in (0, _NUMBER_BYTES)
+    )
+    return Numbers(entry, claim) if max(entry, claim) <= _NUMBER_MAX else None
+
+
+def is_mark_of(mark: bytes, secret: bytes, interest: bytes, moment: Moment) -> bool:
+    """Whether a mark is that of this moment."""
+    return hmac.compare_digest(mark, mark_of(secret, interest, moment))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Elements of an interest as they arrived, entries before claims.
+
+    orders u64[n], ids u8[n, 32], numbers i64[n], is_claim bool[n].
+    """
+
+    orders: U64
+    ids: U8
+    numbers: I64
+    is_claim: Mask
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    def take(self, which: Mask) -> Arrived:
+        """Some of them."""
+        return Arrived(
+            self.orders[which], self.ids[which], self.numbers[which], self.is_claim[which]
+        )
+
+    def after(self, numbers: Numbers) -> Mask:
+        """Which of them arrived after a moment, bool[n]."""
+        later: Mask = self.numbers > np.where(self.is_claim, numbers.claim, numbers.entry)
+        return later
+
+    def columns(self) -> Columns:
+        """Without their numbers."""
+        return Columns(self.orders, self.ids, np.zeros(len(self), np.uint32))
+
+    def beside(self, others: Arrived) -> Arrived:
+        """These and others."""
+        return Arrived(
+            np.concatenate((self.orders, others.orders)),
+            np.concatenate((self.ids, others.ids)),
+            np.concatenate((self.numbers, others.numbers)),
+            np.concatenate((self.is_claim, others.is_claim)),
+        )
+
+
+NOTHING_CAME = Arrived(
+    np.empty(0, np.uint64),
+    np.empty((0, ID_BYTES), np.uint8),
+    np.empty(0, np.int64),
+    np.empty(0, bool),
+)
+
+
+def view_of(elements: Columns, key: SessionKey) -> View:
+    """A view of these elements and no others."""
+    index = RangeIndex()
+    index.insert(elements.orders, elements.ids, elements.groups)
+    return index.view(key, None, ALL_ORDERS)

@@ -1,0 +1,501 @@
+"""Sessions over the news: a pair that was proved equal compares only what arrived since."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import sdstore.sync.memory as memory_module
+import sdstore.sync.moves as moves_module
+import sdstore.sync.news as news_module
+import sdstore.sync.session as session_module
+from recon.session import Interest, decode_interest
+from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
+from sdstore.sync.memory import WHOLE_S_MAX, PeerMemory, unpack_elements
+from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
+from sdstore.sync.session import sync_with_peer
+from sdstore.wire.recon_pb2 import ReconRequest
+from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
+
+Result = tuple[SyncReport, PeerMemory]
+
+
+def synced(
+    ours: MemoryReplica,
+    peer: MemoryPeer,
+    memory: PeerMemory | None = None,
+    interest: Interest = EVERYTHING,
+    limits: SyncLimits = DEFAULT_LIMITS,
+) -> Result:
+    """One session; a minute would be a fault."""
+    peer.requests.clear()
+    session = sync_with_peer(
+        ours, peer, interest, memory=memory or PeerMemory(), arrivals=ours, limits=limits
+    )
+    return asyncio.run(asyncio.wait_for(session, 60))
+
+
+def contents(first: int, last: int, text: str = "") -> list[bytes]:
+    """One element for each number."""
+    return [content(n, text) for n in range(first, last)]
+
+
+def proved_pair(count: int = 300) -> tuple[MemoryReplica, MemoryReplica, MemoryPeer, PeerMemory]:
+    """Two equal replicas, and the memory of the session that proved them so."""
+    ours, theirs = MemoryReplica(contents(0, count)), MemoryReplica(contents(0, count))
+    peer = MemoryPeer(theirs)
+    report, memory = synced(ours, peer)
+    assert report.proved
+    assert memory.baseline_over(EVERYTHING.encode()) is not None
+    return ours, theirs, peer, memory
+
+
+def was_over_news(peer: MemoryPeer) -> bool:
+    """Whether the last session compared news, and nothing else."""
+    compared = [each for each in peer.requests if each.total or each.HasField("ranges")]
+    return bool(compared) and all(each.since for each in compared)
+
+
+def test_a_proved_pair_compares_only_what_arrived_since_and_moves_it_in_two_trips() -> None:
+    ours, theirs, peer, memory = proved_pair(3_000)
+    for raw in contents(500, 510, "ours"):
+        ours.add(raw)
+    for raw in contents(2_000, 2_010, "theirs"):
+        theirs.add(raw)
+    report, memory = synced(ours, peer, memory)
+    assert (report.outcome, report.proved, report.requests) == (SyncOutcome.IN_SYNC, True, 2)
+    assert (report.entries_received, report.entries_sent) == (10, 10)
+    assert was_over_news(peer)
+    assert ours.contents == theirs.contents
+    assert report.elements == len(ours.held)
+    # What was moved arrived after the receiver's mark, and does not travel back.
+    report, _ = synced(ours, peer, memory)
+    assert (report.requests, report.entries_received, report.entries_sent) == (1, 0, 0)
+    assert report.missing_here == report.missing_there == 0
+    assert was_over_news(peer)
+
+
+def test_empty_news_prove_an_idle_pair_equal_in_one_small_round_trip() -> None:
+    ours, _, peer, memory = proved_pair()
+    up, down = peer.bytes_up, peer.bytes_down
+    report, memory = synced(ours, peer, memory)
+    assert (report.requests, report.proved, report.elements) == (1, True, 300)
+    assert not peer.requests[0].idle_root
+    assert peer.bytes_up - up + peer.bytes_down - down <= 300
+
+
+def test_a_peer_without_marks_is_compared_as_before() -> None:
+    ours, theirs, peer, memory = proved_pair()
+    peer.gives_marks = False  # it was put back to an older version
+    theirs.add(content(7, "theirs"))
+    report, memory = synced(ours, peer, memory)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert ours.contents == theirs.contents
+    assert memory.baselines == ()
+    report, memory = synced(ours, peer, memory)
+    assert [bool(each.idle_root) for each in peer.requests] == [True]
+    assert report.outcome is SyncOutcome.IN_SYNC
+
+
+def test_a_pair_that_is_never_equal_at_one_moment_still_gets_marks() -> None:
+    """Before each answer something arrives on both sides: no two totals of one moment agree."""
+    ours, theirs = MemoryReplica(contents(0, 500)), MemoryReplica(contents(250, 750))
+    counter = iter(range(10_000))
+
+    def arrive(_: ReconRequest) -> None:
+        ours.add(content(next(counter), "ours, meanwhile"))
+        theirs.add(content(next(counter), "theirs, meanwhile"))
+
+    peer = MemoryPeer(theirs, asked=arrive)
+    memory = PeerMemory()
+    for number in range(4):
+        before = ours.contents | theirs.contents
+        report, memory = synced(ours, peer, memory)
+        assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), number
+        assert ours.contents >= before, number
+        assert theirs.contents >= before, number
+        assert was_over_news(peer) is (number > 0)
+        assert report.requests <= (3 if number else 8), number
+
+
+def test_a_memory_with_a_baseline_survives_as_json() -> None:
+    ours, theirs, peer, memory = proved_pair()
+    ours.add(content(1, "ours"))
+    theirs.add(content(2, "theirs"))
+    _, memory = synced(ours, peer, memory)
+    [baseline] = memory.baselines
+    assert unpack_elements(baseline.counted_in) == {element_of(content(1, "ours")).element_id: 1}
+    assert unpack_elements(baseline.counted_out) == {element_of(content(2, "theirs")).element_id: 2}
+    again = PeerMemory.of(json.loads(json.dumps(memory.document())))
+    assert again == memory
+    assert synced(ours, peer, again)[0].requests == 1
+    older = memory.document()
+    del older["baselines"]  # as an older version wrote it
+    assert PeerMemory.of(older) == replace(memory, baselines=())
+
+
+# --- everything is compared again --------------------------------------------------------------------
+
+
+def _restored_there(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    theirs.restore(MemoryReplica(contents(0, 200)))
+    for raw in contents(400, 600):  # the numbers after the copy belong to others now
+        theirs.add(raw)
+
+
+def _restored_here(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    ours.restore(MemoryReplica(contents(0, 200)))
+    for raw in contents(400, 600):
+        ours.add(raw)
+
+
+def _row_lost_there(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    theirs.lose_row(element_of(content(100)))
+
+
+def _row_lost_here(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    ours.lose_row(element_of(content(100)))
+
+
+def _policy_there(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    theirs.policy = 1
+
+
+def _policy_here(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    ours.policy = 1
+
+
+def _secret_there(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    theirs.secret = b"of another node that took its address"
+
+
+def _too_much_there(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    theirs.news_max = 5
+    for raw in contents(300, 306):
+        theirs.add(raw)
+
+
+def _too_much_here(ours: MemoryReplica, theirs: MemoryReplica, _: MemoryPeer) -> None:
+    ours.news_max = 5
+    for raw in contents(300, 306):
+        ours.add(raw)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _restored_there,
+        _restored_here,
+        _row_lost_there,
+        _row_lost_here,
+        _policy_there,
+        _policy_here,
+        _secret_there,
+        _too_much_there,
+        _too_much_here,
+    ],
+)
+def test_a_mark_that_fails_on_either_side_leads_to_a_whole_session(
+    change: Callable[[MemoryReplica, MemoryReplica, MemoryPeer], None],
+) -> None:
+    ours, theirs, peer, memory = proved_pair()
+    asyncio.run(theirs.catch_up())
+    asyncio.run(ours.catch_up())
+    change(ours, theirs, peer)
+    held = ours.contents | theirs.contents
+    report, memory = synced(ours, peer, memory)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert ours.contents == theirs.contents == held
+    assert not was_over_news(peer)
+    report, _ = synced(ours, peer, memory)
+    assert (report.requests, was_over_news(peer)) == (1, True)
+
+
+@pytest.mark.parametrize("at", [0, 9, 20, 31])
+def test_a_forged_mark_is_not_believed(at: int) -> None:
+    ours, theirs, peer, memory = proved_pair()
+    theirs.add(content(5, "theirs"))
+    [baseline] = memory.baselines
+    forged = bytearray(baseline.peer)
+    forged[at] ^= 1
+    memory = replace(memory, baselines=(replace(baseline, peer=bytes(forged)),))
+    report, _ = synced(ours, peer, memory)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert ours.contents == theirs.contents
+    assert not was_over_news(peer)
+
+
+def test_an_old_mark_that_is_still_true_finds_all_that_came_since() -> None:
+    ours, theirs, peer, old = proved_pair()
+    memory = old
+    for number in range(3):
+        ours.add(content(number, "ours"))
+        theirs.add(content(number, "theirs"))
+        _, memory = synced(ours, peer, memory)
+    ours.add(content(9, "ours"))
+    # The memory of the first session comes back, as from a copy of the peers' table.
+    report, _ = synced(ours, peer, old)
+    assert (report.outcome, report.proved, was_over_news(peer)) == (SyncOutcome.IN_SYNC, True, True)
+    assert (report.entries_received, report.entries_sent) == (0, 1)
+    assert ours.contents == theirs.contents
+
+
+def test_another_interest_has_a_baseline_of_its_own() -> None:
+    ours, theirs, peer, memory = proved_pair()
+    low = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
+    assert low.window.upper == 100
+    ours.add(content(50, "low"))
+    theirs.add(content(200, "high"))
+    report, memory = synced(ours, peer, memory, low)
+    assert (report.proved, was_over_news(peer)) == (True, False)
+    assert content(50, "low") in theirs.contents
+    assert content(200, "high") not in ours.contents
+    theirs.add(content(60, "low"))
+    report, memory = synced(ours, peer, memory, low)
+    assert (report.entries_received, was_over_news(peer)) == (1, True)
+    report, memory = synced(ours, peer, memory)
+    assert (report.proved, was_over_news(peer)) == (True, True)
+    assert ours.contents == theirs.contents
+
+
+def test_a_peer_that_answers_less_than_was_asked_gives_no_mark() -> None:
+    """The interest that the initiator remembers is older than the peer's."""
+    ours, theirs = MemoryReplica(contents(0, 50)), MemoryReplica(contents(0, 50))
+    peer = MemoryPeer(theirs)
+    _, memory = synced(ours, peer)
+    peer.own_interest = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
+    ours.add(content(200, "beyond the peer's new window"))
+    theirs.add(content(7, "theirs"))
+    report, memory = synced(ours, peer, memory)
+    assert not was_over_news(peer)
+    assert memory.baselines == ()
+    assert content(7, "theirs") in ours.contents
+
+
+def test_everything_is_compared_again_after_a_day_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, peer, memory = proved_pair()
+    # An accident of hashes: both sides take different sets for equal.
+    asyncio.run(theirs.catch_up())
+    hidden = content(123, "hidden")
+    theirs.add(hidden)
+    asyncio.run(theirs.catch_up())
+    [baseline] = memory.baselines
+    false = replace(baseline, peer=theirs.mark(EVERYTHING))
+    memory = replace(memory, baselines=(false,))
+    report, memory = synced(ours, peer, memory)
+    assert (report.proved, hidden in ours.contents) == (True, False)
+    now = time.time()
+    for later, is_found in ((WHOLE_S_MAX - 100, False), (WHOLE_S_MAX + 1, True)):
+        monkeypatch.setattr(memory_module.time, "time", lambda later=later: now + later)
+        report, memory = synced(ours, peer, memory)
+        assert (report.proved, hidden in ours.contents) == (True, is_found)
+
+
+def test_a_clock_that_went_back_does_not_keep_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _, peer, memory = proved_pair()
+    now = time.time()
+    monkeypatch.setattr(memory_module.time, "time", lambda: now - 3_600)
+    synced(ours, peer, memory)
+    assert not was_over_news(peer)
+
+
+def test_a_shorter_time_between_whole_sessions_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = MemoryReplica(contents(0, 10))
+    peer = MemoryPeer(MemoryReplica(contents(0, 10)))
+    limits = replace(DEFAULT_LIMITS, whole_s=100.0)
+    _, memory = synced(ours, peer, limits=limits)
+    now = time.time()
+    for later, expected in ((98, True), (101, False)):
+        monkeypatch.setattr(memory_module.time, "time", lambda later=later: now + later)
+        synced(ours, peer, memory, limits=limits)
+        assert was_over_news(peer) is expected
+
+
+# --- the law, in random worlds -----------------------------------------------------------------------
+#
+# When a session ends in sync, both sides hold everything that either held at its start, over the mutual
+# interest, except for what a side refuses. A mark that hid a difference would break it.
+
+WORLDS_SEED = 20_261_122
+INTERESTS = (
+    EVERYTHING,
+    EVERYTHING,
+    Interest.make(everything=True, lamport_from=-(1 << 63) + 20),
+    Interest.make(everything=True, lamport_to=-(1 << 63) + 60),
+)
+
+
+class World:
+    """Two replicas, what third parties bring them, and a connection that breaks."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.number = 0
+        self.ours = MemoryReplica(refuses=lambda raw: self.refuses(self.ours, raw))
+        self.theirs = MemoryReplica(refuses=lambda raw: self.refuses(self.theirs, raw))
+        self.theirs.secret = b"the secret of the other replica"
+        self.peer = BreakingPeer(self)
+        self.memories = [PeerMemory()]
+        self.rules_of_disputes = 0  # our policy when the last memory was made
+        self.backups: list[tuple[MemoryReplica, MemoryReplica]] = []
+        self.news_count = 0
+
+    def refuses(self, replica: MemoryReplica, raw: bytes) -> bool:
+        """Every fifth element, by rules that change with the policy."""
+        side = b"a" if replica is self.ours else b"b"
+        return bytes([replica.policy % 5]) == bytes([sum(raw + side) % 5])
+
+    def arrive(self, count: int) -> None:
+        """Third parties bring new elements to one side or to both."""
+        for _ in range(count):
+            self.number += 1
+            raw = content(self.rng.randrange(80), f"element {self.number}")
+            sides = self.rng.choice(
+                [[self.ours], [self.theirs], [self.ours, self.theirs], [self.theirs, self.ours]]
+            )
+            for each in sides:
+                each.add(raw)
+            if self.rng.random() < 0.2:  # what one side lacked comes another way
+                held = sorted((self.ours.contents | self.theirs.contents))
+                self.rng.choice([self.ours, self.theirs]).add(self.rng.choice(held))
+
+    def meddle(self) -> None:
+        """Something goes wrong, or changes, between two sessions."""
+        rng, memory = self.rng, self.memories[-1]
+        side = rng.choice([self.ours, self.theirs])
+        asyncio.run(side.catch_up())
+        match rng.randrange(12):
+            case 0:
+                self.backups.append((side, copy.copy(side)))
+                self.backups[-1][1].__dict__.update(_copied(side))
+            case 1 if self.backups:
+                side, backup = rng.choice(self.backups)
+                side.__dict__.update(_copied(backup))
+            case 2:
+                side.policy = rng.randrange(5)
+            case 3 if side.held:
+                side.lose_row(rng.choice(sorted(each for each in side.arrived if each)))
+            case 4:
+                self.memories.append(rng.choice(self.memories))
+                self.rules_of_disputes = -1
+            case 5 if memory.baselines:
+                *others, last = memory.baselines
+                raw = bytearray(last.peer)
+                raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+                forged = replace(last, peer=bytes(raw))
+                self.memories.append(replace(memory, baselines=(*others, forged)))
+            case 6:
+                self.peer.own_interest = rng.choice(INTERESTS)
+            case 7:
+                side.news_max = rng.choice([3, 30, 1_000])
+            case _:
+                pass
+
+    def sync(self, *, is_undisturbed: bool = False) -> SyncReport:
+        """A session; checks the law if it ends in sync."""
+        rng = self.rng
+        interest = EVERYTHING if is_undisturbed else rng.choice(INTERESTS)
+        self.peer.breaks_at = 0 if is_undisturbed else rng.choice([0, 0, rng.randrange(1, 8)])
+        self.peer.arrivals_max = 0 if is_undisturbed else rng.choice([0, 3, 40])
+        remembered = decode(self.memories[-1].interest)
+        if is_undisturbed or remembered != self.peer.own_interest:
+            fresh = replace(self.memories[-1], interest_read_at_s=0.0)
+            self.memories.append(fresh)
+        if self.rules_of_disputes != self.ours.policy:
+            # New rules begin with a new process, which knows no disputes.
+            self.memories.append(replace(self.memories[-1], asides=()))
+        mutual = interest.intersect(self.peer.own_interest)
+        held = self.ours.contents | self.theirs.contents
+        report, memory = synced(self.ours, self.peer, self.memories[-1], interest)
+        self.memories.append(memory)
+        self.rules_of_disputes = self.ours.policy
+        self.news_count += report.proved and was_over_news(self.peer)
+        if report.outcome is SyncOutcome.IN_SYNC:
+            due = {raw for raw in held if mutual.window.holds(element_of(raw).order)}
+            for side in (self.ours, self.theirs):
+                lacking = {raw for raw in due - side.contents if not self.refuses(side, raw)}
+                assert not lacking, f"{len(lacking)} lacking: {sorted(lacking)[:3]}"
+        return report
+
+
+def _copied(replica: MemoryReplica) -> dict[str, object]:
+    kept = {"_refuses": replica._refuses}
+    rest = {key: value for key, value in replica.__dict__.items() if key not in kept}
+    return copy.deepcopy(rest) | kept
+
+
+def decode(raw: bytes) -> Interest | None:
+    """The interest that a memory has; None if it has none."""
+    return decode_interest(raw) if raw else None
+
+
+class BreakingPeer(MemoryPeer):
+    """Elements arrive on both sides before each answer, and the connection breaks once."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.theirs)
+        self.world = world
+        self.breaks_at = 0
+        self.arrivals_max = 0
+
+    async def recon(self, request: bytes) -> bytes:
+        rng, self.breaks_at = self.world.rng, self.breaks_at - 1
+        self.world.arrive(rng.randint(0, self.arrivals_max))
+        error = SyncError(SyncCode.PEER_UNREACHABLE, "the connection broke")
+        if self.breaks_at == 0 and rng.random() < 0.5:
+            raise error
+        raw = await super().recon(request)
+        if self.breaks_at == 0:
+            raise error
+        return raw
+
+
+def run_world(seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> World:
+    """One world to its end, where both sides must hold the same."""
+    world = World(seed)
+    # Small batches, so that there are many moments to break a session at, and a small bound.
+    batch, moved = world.rng.choice([4, 1_024]), world.rng.choice([15, 65_536])
+    for module in (moves_module, session_module):
+        monkeypatch.setattr(module, "MOVE_ELEMENTS_MAX", batch)
+    for module in (news_module, session_module):
+        monkeypatch.setattr(module, "MOVED_MAX", moved)
+    monkeypatch.setattr(session_module, "PASS_PAUSE_S", 0.0)
+    # So that a seed gives the same world again.
+    chance = SimpleNamespace(randbits=world.rng.getrandbits, urandom=world.rng.randbytes)
+    monkeypatch.setattr(session_module, "secrets", chance)
+    monkeypatch.setattr(session_module, "os", chance)
+    try:
+        for _ in range(steps):
+            world.arrive(world.rng.randint(0, 12))
+            world.meddle()
+            world.sync()
+        world.peer.own_interest = EVERYTHING
+        for _ in range(2):
+            report = world.sync(is_undisturbed=True)
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True), report
+    except AssertionError as error:
+        raise AssertionError(f"world {seed}: {error}") from error
+    return world
+
+
+def test_no_world_loses_what_a_mark_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    news = [run_world(WORLDS_SEED + n, 10, monkeypatch).news_count for n in range(40)]
+    assert sum(news) > 80, "most sessions should compare news"
+
+
+@pytest.mark.slow
+def test_no_world_loses_what_a_mark_covers_in_many_worlds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    until, seed = time.monotonic() + 20, WORLDS_SEED + 1_000
+    while time.monotonic() < until:
+        run_world(seed, 25, monkeypatch)
+        seed += 1
