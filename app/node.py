@@ -27,7 +27,7 @@ from app.node_metrics import register_node_metrics
 from app.orders import Orders
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
-from app.recon.endpoint import ReconEndpoint
+from app.recon.endpoint import ReconEndpoint, policy_of
 from app.recon.index import NodeIndex
 from app.recon.negentropy import NegentropyEndpoint
 from app.recon.replica import NodeReplica
@@ -184,8 +184,15 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     index = NodeIndex(store, limits)
     secret = node_secret(settings.data_dir)
-    replica = NodeReplica(store, door, index, limits, nonce_secret(secret, settings.data_dir))
     interest = interest_of(settings)
+    replica = NodeReplica(
+        store,
+        door,
+        index,
+        limits,
+        nonce_secret(secret, settings.data_dir),
+        policy_of(limits, interest),
+    )
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
     instance_id = instance_id_of(secret)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from app.recon.replica import NodeReplica
 from app.settings import Settings
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
+from sdstore.sync.limits import SyncLimits
 from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import Progress, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
@@ -40,6 +41,7 @@ from sdstore.sync.session import sync_with_peer
 BACKOFF_FACTOR = 2.0
 BACKOFF_S_MAX = 600.0  # a recovered peer is found within ten minutes
 JITTER = 0.1  # spreads the syncs of peers that were started together
+WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread over six hours
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
 
 _log = logging.getLogger(__name__)
@@ -378,8 +380,9 @@ class Peers:
                         transport,
                         interest,
                         memory=peer.memory,
-                        limits=self._session_limits,
+                        limits=self._jittered(),
                         nonce_secret=self._replica.nonce_secret,
+                        arrivals=self._replica,
                         dry_run=dry_run,
                         changed=changed,
                     )
@@ -392,6 +395,11 @@ class Peers:
             return report
 
         return run
+
+    def _jittered(self) -> SyncLimits:
+        """The limits of one session: whole sessions with many peers do not fall due together."""
+        limits = self._session_limits
+        return replace(limits, whole_s=limits.whole_s * random.uniform(1 - WHOLE_JITTER, 1))
 
     def _transport(
         self, url: httpx.URL, token: str | None

@@ -22,9 +22,10 @@ from app.recon.index import NodeIndex
 from app.recon.replica import Message, NodeReplica, items_size
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
-from recon.fetch import read_fetch, resolve
+from recon.fetch import Found, Wanted, read_fetch, resolve
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
 from recon.responder import respond
+from recon.marks import MARK_BYTES, NOTHING_CAME, Arrived, view_of
 from recon.session import (
     Interest,
     SessionKey,
@@ -42,6 +43,12 @@ from sdstore.wire import recon_pb2 as wire
 
 FETCH_CHUNK = 1_024
 """Elements turned into items at once."""
+
+MARK_COST = 1_000
+"""The cost of reading a mark, in hashed elements, besides the elements after it: 0.3 ms."""
+
+MARK_FIELD_BYTES = 2 + MARK_BYTES
+"""The mark in the reply to a request with `mark`."""
 
 RESUME_BYTES = 48
 """The two fields of a truncated reply: the place to resume, and the length of the next request."""
@@ -112,8 +119,7 @@ class ReconEndpoint:
                 return await self._compare_roots(
                     request.idle_root, mutual, self._policy_for(caller)
                 )
-            key = _session_key(request.session, name)
-            return await self._answer(request, key, mutual, caller, allowance)
+            return await self._answer(request, name, mutual, caller, allowance)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -153,30 +159,82 @@ class ReconEndpoint:
     async def _answer(
         self,
         request: wire.ReconRequest,
-        key: SessionKey,
+        name: bytes,
         mutual: Interest,
         caller: Caller,
         allowance: Allowance,
     ) -> wire.ReconResponse:
+        key = _session_key(request.session, name)
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
         # The answer includes the pushed items, so the initiator can compare at once.
         outcomes = await self._take(request.push, caller)
         await self._index.catch_up()
-        self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
-        await self._index.prepare_view(key, mutual)
-        view = self._index.view(key, mutual)
+        policy = self._policy_for(caller)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= NONCE_FIELD_BYTES if request.renew else 0
+        room -= MARK_FIELD_BYTES if request.mark else 0
         room = min(request.response_bytes_max or room, room)
-        response = self._compare(view, request, room)
-        await self._fill(response, view, request.fetch, room, allowance)
+        response = wire.ReconResponse(version=PROTOCOL_VERSION)
+        wanted = read_fetch(request.fetch)
+        compares = request.HasField("ranges") or request.total
+        if compares or len(wanted.ranges):  # a push needs no view
+            asked = await self._view_between(request, key, mutual, policy, wanted, caller)
+            if asked is None:
+                return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
+            # From here to the mark nothing waits, so the mark is that of the view.
+            view, later = asked
+            if compares:
+                response = self._compare(view, request, room)
+            if request.mark and name == interest_hash(mutual.encode()):
+                response.mark = self._replica.marks.at_present(mutual, policy)
+            found = _without(resolve(view, wanted), later)
+            is_bounded = bool(request.since or request.up_to)
+            await self._fill(response, found, room, allowance, is_bounded=is_bounded)
         response.push_outcomes.extend(outcomes)
-        response.policy = self._policy_for(caller)
+        response.policy = policy
         if request.renew:
             response.responder_nonce = request.session.responder_nonce
         self._budgets.replies.spend(caller.name, response.ByteSize())
         return response
+
+    async def _view_between(
+        self,
+        request: wire.ReconRequest,
+        key: SessionKey,
+        mutual: Interest,
+        policy: int,
+        wanted: Wanted,
+        caller: Caller,
+    ) -> tuple[View, Arrived] | None:
+        """The elements that a request is about, and those among them that arrived after its `up_to`.
+
+        Only a fetch is left with such elements: removing them from a large view costs more than
+        leaving them out of what it brings. None if a mark fails.
+        """
+        compares = request.HasField("ranges") or request.total
+        # A short id leads to nothing that arrived later, and all of a range to everything in it.
+        needs_up_to = compares or not wanted.counts.all()
+        up_to = request.up_to if needs_up_to else b""
+        if not (request.since or up_to):
+            self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
+            await self._index.prepare_view(key, mutual)
+            return self._index.view(key, mutual), NOTHING_CAME
+        if not request.since:
+            self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
+            await self._index.prepare_view(key, mutual)
+        marks = self._replica.marks
+        between = await marks.between(request.since, up_to, mutual, policy)
+        if between is None:
+            return None
+        cost = MARK_COST + len(between.news) + len(between.later)
+        self._budgets.views.spend(caller.name, cost)
+        if request.since:
+            return view_of(between.news.columns(), key), NOTHING_CAME
+        view, later = self._index.view(key, mutual), between.later
+        if compares and len(later):
+            view = view.apart(NOTHING_CAME.columns(), later.columns())
+        return view, later
 
     async def _take(self, items: Sequence[wire.Item], caller: Caller) -> Sequence[wire.PushOutcome]:
         """Take the items that the caller may publish; one outcome per item, in order."""
@@ -185,8 +243,6 @@ class ReconEndpoint:
         return await take_items(self._replica, items, caller.covers)
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
-        if not (request.HasField("ranges") or request.total):
-            return wire.ReconResponse(version=PROTOCOL_VERSION)
         if request.HasField("fetch"):
             # The largest item always fits beside the answers.
             room -= self._limits.frame_bytes_max + ITEM_HINTS_BYTES_MAX
@@ -196,14 +252,19 @@ class ReconEndpoint:
     async def _fill(
         self,
         response: wire.ReconResponse,
-        view: View,
-        fetch: wire.Fetch,
+        found: Found,
         bytes_max: int,
         allowance: Allowance,
+        *,
+        is_bounded: bool,
     ) -> None:
-        """Append the requested items until the reply is full; then set the place to resume."""
-        found = resolve(view, read_fetch(fetch))
-        sent_count, resume, message = 0, found.resume, Message()
+        """Append the found items until the reply is full; then set the place to resume.
+
+        `is_bounded`: between marks a claim travels inside its entry only if it was requested, too.
+        Others may have arrived later.
+        """
+        foldable = {row.tobytes() for row in found.ids} if is_bounded else None
+        sent_count, resume, message = 0, found.resume, Message(foldable)
         while sent_count < len(found.ids):
             room = bytes_max - response.ByteSize()
             chunk = slice(sent_count, sent_count + FETCH_CHUNK)
@@ -229,6 +290,15 @@ class ReconEndpoint:
             response.resume = bound_bytes(resume)
             if allowance.is_strict:
                 response.request_bytes_min = allowance.request_bytes_min(0)
+
+
+def _without(found: Found, later: Arrived) -> Found:
+    """What a fetch found, without elements that arrived later."""
+    if not len(later) or not len(found.ids):
+        return found
+    excluded = {row.tobytes() for row in later.ids}
+    kept = [row.tobytes() not in excluded for row in found.ids]
+    return Found(found.orders[kept], found.ids[kept], found.resume)
 
 
 async def take_items(

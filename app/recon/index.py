@@ -173,6 +173,16 @@ class NodeIndex:
             return 0
         return VIEW_COST_MIN + self._sums.count(groups)
 
+    @property
+    def read(self) -> Watermark:
+        """The places of the arrival chains up to which the index has all elements."""
+        return self._read
+
+    def channel_numbers(self, interest: Interest) -> list[int] | None:
+        """The channels of an interest that have elements, ascending; None: all."""
+        groups = self._channels.of(interest)
+        return None if groups is None else sorted({channel_of_group(each) for each in groups})
+
     def covers(self, interest: Interest, channel_no: int) -> bool:
         """Whether the entries of a channel belong to an interest, but for its window."""
         groups = self._channels.of(interest)

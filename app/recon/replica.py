@@ -22,8 +22,10 @@ from app.ingest.door import Prepared as FromDoor
 from app.ingest.prepare import Publication, Relayed, acceptable_hints
 from app.limits import Limits
 from app.recon.index import NodeIndex
+from app.recon.marks import Marks
 from app.store.store import Store
 from recon.elements import U8, U64, Mask, order_of_lamport
+from recon.marks import Arrived
 from recon.session import Interest, SessionKey
 from recon.view import View
 from sdstore.sds.codec import MessageError, decode
@@ -41,11 +43,15 @@ _ITEM_OVERHEAD_BYTES = 16  # tags and lengths
 
 
 class Message:
-    """The claims in one message so far: none is sent both alone and inside its entry."""
+    """The claims in one message so far: none is sent both alone and inside its entry.
 
-    def __init__(self) -> None:
+    `foldable`: the only claims that may be sent inside an entry; None: all.
+    """
+
+    def __init__(self, foldable: AbstractSet[bytes] | None = None) -> None:
         self.alone: set[bytes] = set()
         self.folded: set[bytes] = set()
+        self.foldable = foldable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +66,24 @@ class Received(Prepared):
 
 
 class NodeReplica:
-    """See the module. `nonce_secret`: the key by which the node recognises its own nonces."""
+    """See the module. `nonce_secret`: the key by which the node recognises its own nonces.
+
+    `policy` changes when this node might accept what it refused before: then its marks fail.
+    """
 
     def __init__(
-        self, store: Store, door: Door, index: NodeIndex, limits: Limits, nonce_secret: bytes
+        self,
+        store: Store,
+        door: Door,
+        index: NodeIndex,
+        limits: Limits,
+        nonce_secret: bytes,
+        policy: int = 0,
     ) -> None:
         self.limits = limits
         self.nonce_secret = nonce_secret
+        self.marks = Marks(store, index)
+        self._policy = policy
         self._store = store
         self._door = door
         self._index = index
@@ -96,6 +113,14 @@ class NodeReplica:
         """See `Replica`."""
         return self._index.root_of_ids(interest, policy, added, removed)
 
+    def mark(self, interest: Interest) -> bytes:
+        """See `ArrivalOrder`."""
+        return self.marks.at_present(interest, self._policy)
+
+    async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
+        """See `ArrivalOrder`."""
+        return await self.marks.arrived_since(mark, interest, self._policy)
+
     # --- content that goes out -----------------------------------------------------------------
 
     async def load(
@@ -109,7 +134,7 @@ class NodeReplica:
         while loaded.covered < len(wanted):
             size = _chunk_size(len(loaded.items), bytes_max - room, room)
             chunk = wanted[loaded.covered :][:size]
-            found = await self._items_by_element(chunk)
+            found = await self._items_by_element(chunk, message.foldable)
             for item in found.values():
                 _leave_out(item, message.alone)
             open_ = [each for each in chunk if each.element_id not in message.folded]
@@ -135,7 +160,9 @@ class NodeReplica:
                 break
         return loaded
 
-    async def _items_by_element(self, elements: Sequence[Element]) -> dict[bytes, Item]:
+    async def _items_by_element(
+        self, elements: Sequence[Element], foldable: AbstractSet[bytes] | None
+    ) -> dict[bytes, Item]:
         store = self._store
         orders = {each.element_id: each.order for each in elements}
         entries = {entry.digest: entry for entry in await store.entries.by_digest(list(orders))}
@@ -147,7 +174,10 @@ class NodeReplica:
             found[element_id] = Item(claim=claim, order=orders[element_id])
         hints = await self._published_hints(list(entries))
         for digest, entry in entries.items():
-            some = hints.get(digest, [])[: self.limits.hints_per_publish_max]
+            some = hints.get(digest, [])
+            if foldable is not None:
+                some = [each for each in some if claim_id(digest, each) in foldable]
+            some = some[: self.limits.hints_per_publish_max]
             content = Item.Entry(frame=entry.frame, hints=some)
             found[digest] = Item(entry=content, order=orders[digest], id=digest)
         for order, element_id in elements:

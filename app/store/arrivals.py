@@ -25,6 +25,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Integer,
+    Select,
     bindparam,
     func,
     literal_column,
@@ -32,9 +33,18 @@ from sqlalchemy import (
 )
 
 from app.entries import START, Token, Watermark, group_of_claims, group_of_entries
-from app.store.database import Database, ManyQuery, Query, Row, SqlDialect, constant
+from app.store.database import (
+    Database,
+    ManyQuery,
+    Query,
+    Row,
+    SqlDialect,
+    chunks,
+    constant,
+)
 from app.store.schema import messages, published_claims, refused_digests, watermark
 from recon.elements import order_of_lamport
+from recon.marks import Arrived
 
 DIGEST_BYTES = 32
 
@@ -44,6 +54,12 @@ _WORD = np.dtype("<u8")
 _NUMBER_MAX = 2**63 - 1
 _ORDER_OFFSET = np.uint64(order_of_lamport(0))
 _WORD_MASK = 2**64 - 1
+
+ROWS_PER_LOOK_UP = 16
+"""Rows of other channels that are read rather than looking one channel up."""
+
+CHANNELS_PER_READ = 1_000
+"""Channels looked up at once: some milliseconds."""
 
 ROWS_ONE_BY_ONE = 4
 """Fewer rows cost less one by one: numpy takes 20 µs for however few."""
@@ -191,6 +207,46 @@ class Arrivals:
             claims.last.sum if claims.last else None,
         )
 
+    async def entries_between(
+        self, after: int, up_to: int, channel_nos: Sequence[int] | None, limit: int
+    ) -> list[Row]:
+        """Rows (number, channel number, Lamport timestamp, digest) of entries that arrived in between.
+
+        In some channels (None: all of them), in no order; about `limit` rows at most. The cost follows
+        the number of entries in these channels, or in all channels if those are fewer.
+        """
+        return await self._between(_entries_between, after, up_to, channel_nos, limit)
+
+    async def claims_between(
+        self, after: int, up_to: int, channel_nos: Sequence[int] | None, limit: int
+    ) -> list[Row]:
+        """As `entries_between`, for published claims: (number, channel, Lamport timestamp, claim ID)."""
+        return await self._between(_claims_between, after, up_to, channel_nos, limit)
+
+    async def _between(
+        self,
+        queries: Callable[[SqlDialect, int], tuple[Query, ManyQuery]],
+        after: int,
+        up_to: int,
+        channel_nos: Sequence[int] | None,
+        limit: int,
+    ) -> list[Row]:
+        if up_to <= after:
+            return []
+        of_all, of_channels = queries(self._database.sql, limit)
+        # A look-up in the index of a channel costs as much as reading some rows of other channels.
+        if channel_nos is None or up_to - after <= min(ROWS_PER_LOOK_UP * len(channel_nos), limit):
+            rows = await self._database.rows(of_all, after=after, up_to=up_to)
+            wanted = None if channel_nos is None else set(channel_nos)
+            return [row for row in rows if wanted is None or row[1] in wanted]
+        found: list[Row] = []
+        for part in chunks(channel_nos, CHANNELS_PER_READ):
+            asked = [(channel_no, after, up_to) for channel_no in part]
+            found += [row[1:] for row in await self._database.each(of_channels, asked)]
+            if len(found) >= limit:
+                break
+        return found
+
     async def watermark(self) -> tuple[int, int]:
         """The sequence and claim numbers up to which everything is committed."""
         entries, claims = await self.arrived()
@@ -215,6 +271,14 @@ class Arrivals:
         has_more = (there.entries.number, there.claims.number) != numbers
         return goes_on_from(read, there), has_more
 
+    async def places(self, at: tuple[int, int]) -> Watermark | None:
+        """The places of the arrival chains at these numbers; None if they are still to come."""
+        entry, claim = at
+        there = await self._places(Watermark(Token(entry, 0), Token(claim, 0)))
+        if there.entries.number < entry or there.claims.number < claim:
+            return None
+        return Watermark(Token(entry, there.entries.sum), Token(claim, there.claims.sum))
+
     async def _places(self, at: Watermark) -> Watermark:
         """The counters, with the sums of the chains at the numbers of `at`."""
         [row] = await self._database.rows(
@@ -238,6 +302,18 @@ def _columns(
         np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
         group_of(np.array(channel_numbers, dtype=np.uint32)),
         Token(numbers[-1], sums[-1]) if numbers else None,
+    )
+
+
+def arrived_rows(entries: Sequence[Row], claims: Sequence[Row]) -> Arrived:
+    """Rows of `Arrivals.entries_between` and `Arrivals.claims_between` as columns."""
+    rows = [*entries, *claims]
+    numbers, _, lamports, ids = zip(*rows, strict=True) if rows else ((),) * 4
+    return Arrived(
+        np.array(lamports, dtype=np.int64).view(np.uint64) + _ORDER_OFFSET,
+        np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+        np.array(numbers, dtype=np.int64),
+        np.arange(len(rows)) >= len(entries),
     )
 
 
@@ -273,6 +349,48 @@ def _claim_elements(sql: SqlDialect) -> Query:
     after: Any = bindparam("after", type_=BigInteger())
     claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
     return sql.query(claimed.limit(bindparam("limit", type_=Integer())))
+
+
+@cache
+def _entries_between(sql: SqlDialect, limit: int) -> tuple[Query, ManyQuery]:
+    """The rows of `Arrivals.entries_between`: of all channels, and of each of some."""
+    elements = select(
+        messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest
+    )
+    return _between(sql, elements, messages.c.seq, messages.c.channel_no, limit)
+
+
+@cache
+def _claims_between(sql: SqlDialect, limit: int) -> tuple[Query, ManyQuery]:
+    """The rows of `Arrivals.claims_between`: of all channels, and of each of some."""
+    claims = published_claims
+    claimed = select(
+        claims.c.claim_no, claims.c.channel_no, messages.c.lamport, claims.c.element_id
+    ).join_from(claims, messages, claims.c.seq == messages.c.seq)
+    return _between(sql, claimed, claims.c.claim_no, claims.c.channel_no, limit)
+
+
+def _between(
+    sql: SqlDialect,
+    elements: Select[Any],
+    number: Column[int],
+    channel_no: Column[int],
+    limit: int,
+) -> tuple[Query, ManyQuery]:
+    after: Any = bindparam("after", type_=BigInteger())
+    up_to: Any = bindparam("up_to", type_=BigInteger())
+    of_all = elements.where(number > after, number <= up_to).order_by(number)
+    of_channels = sql.each(
+        {"channel_no": Integer(), "after": BigInteger(), "up_to": BigInteger()},
+        lambda key: (
+            elements.where(
+                channel_no == key["channel_no"], number > key["after"], number <= key["up_to"]
+            )
+            .order_by(number)
+            .limit(constant(limit))
+        ),
+    )
+    return sql.query(of_all.limit(constant(limit))), of_channels
 
 
 @cache

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.faults import SchemaTooNewError
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -170,6 +170,7 @@ Index(
 )
 Index("published_claims_by_seq", published_claims.c.seq)
 Index("published_claims_by_element", published_claims.c.element_prefix)
+index_ending_in_key("published_claims_in_arrival_order", published_claims, "channel_no")
 
 history_claims = Table(
     "history_claims",

@@ -76,6 +76,8 @@ class Store:
         now_ms: Callable[[], int] = _wall_clock_ms,
     ) -> None:
         self.database_id = database_id
+        self.mark_secret = keys.secret
+        """Authenticates marks (`recon.marks`): all processes over this database read each other's."""
         self._database = database
         self._limits = limits
         self._keys = keys

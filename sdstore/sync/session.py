@@ -347,6 +347,8 @@ class _Session:
         is_news = await self._compare_news(header)
         if not is_news:
             await self._compare_all(header)
+        if self.proof is not None and self.exchange.mark:
+            self.proof = replace(self.proof, root=None)  # roots have no key: only for older peers
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
         if self.proof is None and self._is_comparable and not self.found_count:
@@ -461,9 +463,7 @@ class _Session:
             if moved.accounts_for(view, theirs):
                 self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
         if self._made is not None:
-            is_equal = not (moved.offered or moved.needed or moved.unnamed)
-            root = compared.root if is_equal else None
-            compared = replace(compared, root=root, elements_count=self._made.elements_count)
+            compared = replace(compared, elements_count=self._made.elements_count)
         return compared
 
     async def _baseline_after(

@@ -58,6 +58,7 @@ async def sync_with_peer(
         peer,
         interest,
         memory=memory.value,
+        arrivals=local,
         limits=local.limits.sync,
         nonce_secret=local.nonce_secret,
         **options,

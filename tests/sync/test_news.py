@@ -347,6 +347,7 @@ class World:
         self.rules_of_disputes = 0  # our policy when the last memory was made
         self.backups: list[tuple[MemoryReplica, MemoryReplica]] = []
         self.news_count = 0
+        self.busy_max = 40  # elements that arrive before one answer
 
     def refuses(self, replica: MemoryReplica, raw: bytes) -> bool:
         """Every fifth element, by rules that change with the policy."""
@@ -404,7 +405,7 @@ class World:
         rng = self.rng
         interest = EVERYTHING if is_undisturbed else rng.choice(INTERESTS)
         self.peer.breaks_at = 0 if is_undisturbed else rng.choice([0, 0, rng.randrange(1, 8)])
-        self.peer.arrivals_max = 0 if is_undisturbed else rng.choice([0, 3, 40])
+        self.peer.arrivals_max = 0 if is_undisturbed else rng.choice([0, 2, self.busy_max])
         remembered = decode(self.memories[-1].interest)
         if is_undisturbed or remembered != self.peer.own_interest:
             fresh = replace(self.memories[-1], interest_read_at_s=0.0)
@@ -463,6 +464,7 @@ def run_world(seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(seed)
     # Small batches, so that there are many moments to break a session at, and a small bound.
     batch, moved = world.rng.choice([4, 1_024]), world.rng.choice([15, 65_536])
+    world.busy_max = min(world.busy_max, batch // 2)
     for module in (moves_module, session_module):
         monkeypatch.setattr(module, "MOVE_ELEMENTS_MAX", batch)
     for module in (news_module, session_module):
@@ -487,8 +489,8 @@ def run_world(seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_no_world_loses_what_a_mark_covers(monkeypatch: pytest.MonkeyPatch) -> None:
-    news = [run_world(WORLDS_SEED + n, 10, monkeypatch).news_count for n in range(40)]
-    assert sum(news) > 80, "most sessions should compare news"
+    news = [run_world(WORLDS_SEED + n, 10, monkeypatch).news_count for n in range(8)]
+    assert sum(news) > 24, "most sessions should compare news"
 
 
 @pytest.mark.slow
