@@ -22,6 +22,7 @@ BENCHMARKS = (
     "postgres",
     "pipeline",
     "stampede",
+    "growth",
 )
 
 

@@ -77,6 +77,7 @@ class Options:
 
     parts: int = 16  # of a split in the first answer; later ones are planned
     list_max: int = 16  # a range of that many elements is listed instead of split
+    uncut_max: int = 0  # a set of that many elements is compared as one range
     ranges_per_request: int = RANGES_MAX
 
 
@@ -109,7 +110,7 @@ class Initiator:
         self._parts = self._options.parts
         room = limits.response_bytes_max // SHORT_ID_BYTES
         self._list_cap = min(LIST_COUNT_MAX, room - FRAME_RESERVE_BYTES) // 2
-        self._waiting = opening_work(view, self._phase(), recent)
+        self._waiting = opening_work(view, self._phase(), recent, self._options.uncut_max)
         self._opening_count = len(self._waiting)
         self._total = view.total()
         self._wants_total = True

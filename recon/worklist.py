@@ -129,10 +129,15 @@ UNTIE_STEPS = 4  # most ties are pairs
 RECENT_SHARE = 4  # recent arrivals that make up more than 1/4 of the set are not recent
 
 
-def opening_work(view: View, phase: int, recent: int) -> Work:
-    """Ranges of the first message; they tile the whole space. The view becomes one run."""
+def opening_work(view: View, phase: int, recent: int, uncut_max: int = 0) -> Work:
+    """Ranges of the first message; they tile the whole space. The view becomes one run.
+
+    A view of at most `uncut_max` elements is one range.
+    """
     run = view.consolidate()
     places = _untied(run, np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
+    if len(run) <= uncut_max:
+        places = places[:0]
     places = np.unique(places[(places > 0) & (places < len(run))])
     orders, heads, possible = bounds_at(view, run, places)
     if possible is not None:

@@ -24,8 +24,8 @@ from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
 from recon.fetch import Found, Wanted, read_fetch, resolve
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
-from recon.responder import respond
 from recon.marks import MARK_BYTES, NOTHING_CAME, Arrived, view_of
+from recon.responder import respond
 from recon.session import (
     Interest,
     SessionKey,
@@ -216,13 +216,11 @@ class ReconEndpoint:
         # A short id leads to nothing that arrived later, and all of a range to everything in it.
         needs_up_to = compares or not wanted.counts.all()
         up_to = request.up_to if needs_up_to else b""
-        if not (request.since or up_to):
-            self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
-            await self._index.prepare_view(key, mutual)
-            return self._index.view(key, mutual), NOTHING_CAME
         if not request.since:
             self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
             await self._index.prepare_view(key, mutual)
+        if not (request.since or up_to):
+            return self._index.view(key, mutual), NOTHING_CAME
         marks = self._replica.marks
         between = await marks.between(request.since, up_to, mutual, policy)
         if between is None:

@@ -82,7 +82,9 @@ class Marks:
                 return None
         window = interest.window
         upper = np.uint64(2**64 - 1 if window.upper is None else window.upper - 1)
-        arrived = arrived.take((arrived.orders >= np.uint64(window.lower)) & (arrived.orders <= upper))
+        arrived = arrived.take(
+            (arrived.orders >= np.uint64(window.lower)) & (arrived.orders <= upper)
+        )
         if not up_to:
             return Between(arrived, NOTHING_CAME)
         is_later = arrived.after(_numbers(places[-1]))
@@ -110,9 +112,7 @@ class Marks:
             read = target
         return arrived
 
-    def _moment(
-        self, interest: Interest, policy: int, place: Watermark, after: Arrived
-    ) -> Moment:
+    def _moment(self, interest: Interest, policy: int, place: Watermark, after: Arrived) -> Moment:
         """What a mark at `place` authenticates, given all that arrived after it."""
         # The root is over all windows: the index has no sums of a window.
         everywhere = replace(interest, lamport_from=None, lamport_to=None)

@@ -354,9 +354,7 @@ def _claim_elements(sql: SqlDialect) -> Query:
 @cache
 def _entries_between(sql: SqlDialect, limit: int) -> tuple[Query, ManyQuery]:
     """The rows of `Arrivals.entries_between`: of all channels, and of each of some."""
-    elements = select(
-        messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest
-    )
+    elements = select(messages.c.seq, messages.c.channel_no, messages.c.lamport, messages.c.digest)
     return _between(sql, elements, messages.c.seq, messages.c.channel_no, limit)
 
 

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 
 from recon.codec import read_total
 from recon.events import Busy, Expired, Unsupported
+from recon.fetch import read_fetch
 from recon.hashing import Total
 from recon.initiator import refusal_of
 from recon.limits import PROTOCOL_VERSION
@@ -15,7 +16,7 @@ from recon.marks import MARK_BYTES_MAX
 from recon.session import SessionHeader, interest_hash
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
+from sdstore.wire.recon_pb2 import Fetch, ReconRequest, ReconResponse, Session
 
 
 class Transport(Protocol):
@@ -57,6 +58,11 @@ def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncE
         case Unsupported():
             detail = f"the peer speaks version {refusal.version}, this node {PROTOCOL_VERSION}"
             return SyncError(SyncCode.PEER_VERSION, detail)
+
+
+def _names_all(fetch: Fetch) -> bool:
+    """Whether a fetch has short ids for each of its ranges: a range without any is brought whole."""
+    return bool(read_fetch(fetch).counts.all())
 
 
 class Exchange:
@@ -111,7 +117,9 @@ class Exchange:
         if not (message.HasField("ranges") or message.HasField("fetch") or message.total):
             return
         message.since = self._since
-        message.up_to = self.mark if self._is_bounded else b""
+        # Between marks, short ids lead to nothing that arrived after the second one.
+        is_named = not (message.HasField("ranges") or message.total) and _names_all(message.fetch)
+        message.up_to = self.mark if self._is_bounded and not (self._since and is_named) else b""
         message.mark = self.awaits_mark and message.total
 
     def _take_mark(self, message: ReconRequest, response: ReconResponse) -> None:

@@ -328,7 +328,7 @@ class SetAside:
     @property
     def name(self) -> bytes:
         """A name of what is set aside: it changes whenever an element joins, leaves or changes sides."""
-        rows = sorted((e.lacked_by.encode() + e.element_id for e in self._elements.values()))
+        rows = sorted(e.lacked_by.encode() + e.element_id for e in self._elements.values())
         return blake3.blake3(b"".join(rows)).digest() if rows else b""
 
     def __len__(self) -> int:

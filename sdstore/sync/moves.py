@@ -15,6 +15,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -235,6 +236,8 @@ class Ledger:
     offered: list[U64] = field(default_factory=list)
     doubted: list[U64] = field(default_factory=list)
     policy_changed: bool = False
+    has_doubts: bool = False
+    """Whether the peer lacked an element that it had acknowledged: only its total at the end settles that."""
 
     def acknowledge(self, elements: Sequence[Element]) -> None:
         """Record elements that the peer claims to have."""
@@ -256,6 +259,7 @@ class Ledger:
         repeated = heads[_known(self.acknowledged, heads)]
         if len(repeated):
             self.doubted.append(repeated)
+            self.has_doubts = True
         is_known = _known(self.offered, heads)
         self.offered.append(heads[~is_known])
         return int((~is_known).sum())
@@ -301,6 +305,8 @@ class Moves:
         self._initiator = initiator
         self._carry_more = carry_more
         self.moved = Moved()
+        self.counted_in: AbstractSet[bytes] = frozenset()
+        """The elements that the last session sent, if this pass is over the news."""
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
@@ -444,6 +450,9 @@ class Moves:
                 refused.append((item, element))
             elif outcome in (recon_pb2.STORED, recon_pb2.DUPLICATE):
                 taken.append(element)
+                if outcome == recon_pb2.STORED and not entry_id:
+                    # It acknowledged this entry in the last session, and lacked it in its news.
+                    self._ledger.has_doubts |= element.element_id in self.counted_in
                 if outcome == recon_pb2.DUPLICATE:
                     self.moved.repeated.add(element.element_id)
                     with_claims += [element] if item.entry.hints else []

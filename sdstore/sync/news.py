@@ -23,7 +23,9 @@ from recon.view import View
 from sdstore.sync.memory import Baseline, LackedBy, SetAside, unpack_elements
 from sdstore.sync.replica import Element, Replica, columns
 
-MOVED_MAX = 65_536  # elements each way that a baseline counts in or out: 5 MB; more need a new session
+MOVED_MAX = (
+    65_536  # elements each way that a baseline counts in or out: 5 MB; more need a new session
+)
 
 
 class Moved:
@@ -97,7 +99,9 @@ def _columns(elements: dict[bytes, int]) -> Columns:
     return Columns(orders, ids, np.zeros(len(ids), np.uint32))
 
 
-def news_of(baseline: Baseline, arrived: Arrived, replica: Replica, aside: SetAside) -> Columns | None:
+def news_of(
+    baseline: Baseline, arrived: Arrived, replica: Replica, aside: SetAside
+) -> Columns | None:
     """The elements to compare with what arrived at the peer after the baseline.
 
     Those that arrived here since, without the ones that the last session brought or set aside, and with

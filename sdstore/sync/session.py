@@ -54,7 +54,7 @@ from recon.events import (
     Stated,
     Unsupported,
 )
-from recon.initiator import Initiator, OutgoingRequest, refusal_of
+from recon.initiator import Initiator, Options, OutgoingRequest, refusal_of
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import NONCE_BYTES
 from recon.marks import view_of
@@ -103,6 +103,7 @@ PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or gr
 PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
 LOST_FETCHED_MAX = 256  # entries with lost content that a pass requests, about: one batch
 LOST_PAGES_MAX = 8  # of lost entries read to find those; later passes read on
+NEWS_UNCUT_MAX = 48  # new elements compared as one range, and listed: 300 bytes and a single trip
 PROGRESS_INTERVAL_S = 0.1
 NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
 
@@ -427,17 +428,19 @@ class _Session:
         Raises MarkUnknownError if one of its marks fails.
         """
         await self.replica.catch_up()
-        news = None
+        arrived = None
         if baseline is not None and self.arrivals is not None:
             arrived = await self.arrivals.arrived_since(baseline.own, self._mutual)
             if arrived is None:
                 raise MarkUnknownError
+        # From here to the view nothing waits, so the mark is that of the view.
+        self.aside.forget_held(self.replica)
+        news = None
+        if baseline is not None and arrived is not None:
             elements = news_of(baseline, arrived, self.replica, self.aside)
             if elements is None:
                 raise MarkUnknownError
             news = view_of(elements, header.key())
-        # From here to the view nothing waits, so the mark is that of the view.
-        self.aside.forget_held(self.replica)
         own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
         view = news  # an empty view is false, too
         if view is None:
@@ -447,11 +450,11 @@ class _Session:
         self.stated, self.found_count = None, 0
         self._proved_before_count = baseline.elements_count if baseline else 0
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
-        recent = self.replica.arrived_count - self._memory.arrived_count
-        if news is not None:
-            recent = 0
+        recent = self.replica.arrived_count - self._memory.arrived_count if news is None else None
         one_pass = _Pass(self, header, view, recent, self._opened)
         self._opened = None
+        if baseline is not None:
+            one_pass.moves.counted_in = unpack_elements(baseline.counted_in).keys()
         await one_pass.run()
         if self.fetches and news is None:
             await self._fetch_lost(one_pass.moves)
@@ -459,7 +462,8 @@ class _Session:
         if self.exchange.policy != self._memory.policy:
             compared = self._proof_of(view)
         moved, theirs = one_pass.moves.moved, self.exchange.total
-        if theirs is not None and not self.unserved_count and view.total() == total:
+        is_settled = not self.unserved_count and not self.ledger.has_doubts
+        if theirs is not None and is_settled and view.total() == total:
             if moved.accounts_for(view, theirs):
                 self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
         if self._made is not None:
@@ -592,15 +596,26 @@ class Opened(NamedTuple):
 
 
 def new_initiator(
-    session: _Session, view: View, header: SessionHeader, recent: int = 0
+    session: _Session, view: View, header: SessionHeader, recent: int | None = 0
 ) -> Initiator:
-    """The engine of one pass, within the session's bounds."""
+    """The engine of one pass, within the session's bounds. `recent` None: all of the view is new."""
     limits = replace(
         RECON_LIMITS,
         response_bytes_max=session.limits.answer_bytes_max,
         in_flight_max=ASKS_IN_FLIGHT_MAX,
     )
-    return Initiator(view, header, limits=limits, seed=secrets.randbits(64), recent=recent)
+    # Most of the news differ, so cuts would only cost bytes before the lists.
+    options = (
+        Options(uncut_max=NEWS_UNCUT_MAX, list_max=NEWS_UNCUT_MAX) if recent is None else Options()
+    )
+    return Initiator(
+        view,
+        header,
+        options=options,
+        limits=limits,
+        seed=secrets.randbits(64),
+        recent=recent or 0,
+    )
 
 
 class _Pass:
@@ -611,7 +626,7 @@ class _Pass:
         session: _Session,
         header: SessionHeader,
         view: View,
-        recent: int,
+        recent: int | None,
         opened: Opened | None,
     ) -> None:
         if opened is None:

@@ -51,17 +51,19 @@ async def sync_with_peer(
     memory: Remembered | None = None,
     **options: Any,
 ) -> SyncReport:
-    """One session, as a node starts it."""
+    """One session, as a node starts it. With `arrivals=None` as an older version did, without marks."""
     memory = memory or Remembered()
     report, memory.value = await session.sync_with_peer(
         local,
         peer,
         interest,
         memory=memory.value,
-        arrivals=local,
-        limits=local.limits.sync,
-        nonce_secret=local.nonce_secret,
-        **options,
+        **{
+            "arrivals": local,
+            "limits": local.limits.sync,
+            "nonce_secret": local.nonce_secret,
+            **options,
+        },
     )
     return report
 
