@@ -427,48 +427,55 @@ class _Session:
         With a baseline, compare what arrived after it; then the proof says nothing without `_made`.
         Raises MarkUnknownError if one of its marks fails.
         """
-        await self.replica.catch_up()
-        arrived = None
-        if baseline is not None and self.arrivals is not None:
-            arrived = await self.arrivals.arrived_since(baseline.own, self._mutual)
-            if arrived is None:
-                raise MarkUnknownError
-        # From here to the view nothing waits, so the mark is that of the view.
-        self.aside.forget_held(self.replica)
-        news = None
-        if baseline is not None and arrived is not None:
-            elements = news_of(baseline, arrived, self.replica, self.aside)
-            if elements is None:
-                raise MarkUnknownError
-            news = view_of(elements, header.key())
-        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
-        view = news  # an empty view is false, too
-        if view is None:
-            view = self.aside.view(self.replica.view(header.key(), self._mutual))
+        view, own_mark = await self._view_since(header, baseline)
         compared = self._proof_of(view)
         total = view.total()
         self.stated, self.found_count = None, 0
         self._proved_before_count = baseline.elements_count if baseline else 0
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
-        recent = self.replica.arrived_count - self._memory.arrived_count if news is None else None
+        is_news = baseline is not None
+        recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
         one_pass = _Pass(self, header, view, recent, self._opened)
         self._opened = None
         if baseline is not None:
             one_pass.moves.counted_in = unpack_elements(baseline.counted_in).keys()
         await one_pass.run()
-        if self.fetches and news is None:
+        if self.fetches and not is_news:
             await self._fetch_lost(one_pass.moves)
         self.unserved_count = one_pass.moves.unserved_count
         if self.exchange.policy != self._memory.policy:
             compared = self._proof_of(view)
         moved, theirs = one_pass.moves.moved, self.exchange.total
         is_settled = not self.unserved_count and not self.ledger.has_doubts
-        if theirs is not None and is_settled and view.total() == total:
-            if moved.accounts_for(view, theirs):
-                self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
+        is_as_of_mark = theirs is not None and view.total() == total
+        if theirs and is_settled and is_as_of_mark and moved.accounts_for(view, theirs):
+            self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
         if self._made is not None:
             compared = replace(compared, elements_count=self._made.elements_count)
         return compared
+
+    async def _view_since(
+        self, header: SessionHeader, baseline: Baseline | None
+    ) -> tuple[View, bytes]:
+        """What a pass compares, as of now, and this side's mark of that moment.
+
+        Raises MarkUnknownError if this side's mark in the baseline fails.
+        """
+        await self.replica.catch_up()
+        arrived = None
+        if baseline is not None and self.arrivals is not None:
+            arrived = await self.arrivals.arrived_since(baseline.own, self._mutual)
+            if arrived is None:
+                raise MarkUnknownError
+        # From here on nothing waits, so the mark is that of the view.
+        self.aside.forget_held(self.replica)
+        own_mark = self.arrivals.mark(self._mutual) if self.arrivals else b""
+        if baseline is None or arrived is None:
+            return self.aside.view(self.replica.view(header.key(), self._mutual)), own_mark
+        elements = news_of(baseline, arrived, self.replica, self.aside)
+        if elements is None:
+            raise MarkUnknownError
+        return view_of(elements, header.key()), own_mark
 
     async def _baseline_after(
         self, moved: Moved, own_mark: bytes, view_count: int, before: Baseline | None

@@ -10,6 +10,8 @@ from typing import Any
 from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _SESSION = ("tests/sync/test_session.py",)
+_NEWS = ("tests/sync/test_news.py",)
+_NODES_NEWS = ("tests/app/federation/test_news.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _SESSION) -> Fault:
@@ -69,7 +71,69 @@ def _swallowed(right: Any) -> Any:
     return wrong
 
 
+def _whatever_is_gone(right: Any) -> Any:
+    """Trust that everything the last session brought is still here."""
+
+    def wrong(baseline: Any, arrived: Any, replica: Any, aside: Any) -> Any:
+        class Everything:
+            def holds(self, orders: Any, ids: Any) -> Any:
+                return orders == orders
+
+        del replica
+        return right(baseline, arrived, Everything(), aside)
+
+    return wrong
+
+
+def _without_up_to(_: Any, exchange: Any, message: Any) -> None:
+    del exchange
+    message.up_to = b""
+
+
 FAULTS = [
+    # News
+    _fault("what was brought is compared again", "news:Moved.counted_out", returns({}), _NEWS),
+    _fault("what was sent is fetched again", "news:Moved.counted_in", returns({}), _NEWS),
+    _fault("any differences explain any totals", "news:Moved.accounts_for", returns(True), _NEWS),
+    _fault("what was brought is never gone", "news:news_of", _whatever_is_gone, _NEWS),
+    _fault("news are compared for ever", "memory:Baseline.is_due", returns(False), _NEWS),
+    _fault(
+        "a baseline outlives what it set aside",
+        "memory:SetAside.name",
+        instead(property(lambda _: b"")),
+        _NEWS,
+    ),
+    _fault(
+        "a session is not as of one moment",
+        "exchange:Exchange._add_marks",
+        after(_without_up_to),
+        _NEWS,
+    ),
+    _fault(
+        "a whole session keeps the old baseline",
+        "memory:PeerMemory.with_baseline",
+        after(lambda result, memory, _, baseline: result if baseline else memory),
+        _NEWS,
+    ),
+    Fault("sync: any mark is a mark", "recon.marks:is_mark_of", returns(True), _NEWS),
+    Fault(
+        "sync: what arrived after a mark is before it",
+        "recon.marks:Arrived.after",
+        after(lambda later, *_: later & False),
+        _NEWS,
+    ),
+    Fault(
+        "sync: a mark does not name what was there",
+        "app.recon.index:NodeIndex.root_of_ids",
+        returns(bytes(32)),
+        _NODES_NEWS,
+    ),
+    Fault(
+        "sync: the news of a node have no claims",
+        "app.store.arrivals:Arrivals.claims_between",
+        _awaited(lambda *_: []),
+        _NODES_NEWS,
+    ),
     # The proof
     _fault(
         "a set is proved equal whatever the peer states",

@@ -19,7 +19,7 @@ from recon.session import decode_interest
 from recon.view import View
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
-from sdstore.wire.recon_pb2 import Interest, Item, ReconRequest, ReconResponse
+from sdstore.wire.recon_pb2 import UNKNOWN_MARK, Interest, Item, ReconRequest, ReconResponse
 from tests.recon import plain, vector_sets
 from tests.recon.plain_columns import Reader, pack_bounds, pack_counts, pack_kinds, pack_varint
 from tests.recon.plain_set import END, START, Element, KeyedSet, idle_root, position, session_key
@@ -211,6 +211,79 @@ def test_a_plain_responder_finds_what_a_fetch_asks_for(row: dict[str, Any]) -> N
     fetch = ReconRequest.FromString(bytes.fromhex(row["request"])).fetch
     found = plain.serve(side(row["responder"]), fetch)
     assert found == [universe("many")[n] for n in row["found"]]
+
+
+def test_a_renewed_session_is_answered_under_the_nonce_that_the_answer_states() -> None:
+    ((request, response),) = [each for each in exchanges_of(VECTORS["content"]) if each[0].renew]
+    session, rows = request.session, VECTORS["content"]["entries"]
+    assert len(session.responder_nonce) == 16 != response.responder_nonce
+    key = session_key(session.initiator_nonce, response.responder_nonce, session.interest_bytes)
+    elements = [
+        (int(row["order"]), bytes.fromhex(raw))
+        for row in rows
+        for raw in (row["digest"], *row["claims"])
+    ]
+    expected = plain.respond(
+        KeyedSet(elements, key), request.ranges, response.answers.answered, FRAME_BYTES
+    )
+    assert expected == response.answers
+
+
+# Marks: the elements that arrived between two moments, by the document alone.
+
+
+def between(request: ReconRequest, response: ReconResponse) -> KeyedSet:
+    """The elements that an answer is about, from the marks of its request and its own."""
+    news = VECTORS["news"]
+    moments = {bytes.fromhex(each["mark"]): each["arrived"] for each in news["marks"]}
+    after = moments[request.since] if request.since else 0
+    up_to = moments[request.up_to or response.mark or bytes.fromhex(news["marks"][-1]["mark"])]
+    everything = universe(news["universe"])
+    return KeyedSet([everything[n] for n in news["arrived"][after:up_to]], KEY)
+
+
+@pytest.mark.parametrize("row", VECTORS["news"]["exchanges"], ids=lambda row: row["name"])
+def test_a_plain_responder_answers_between_the_marks_of_a_request(row: dict[str, Any]) -> None:
+    request = ReconRequest.FromString(bytes.fromhex(row["request"]))
+    response = ReconResponse.FromString(bytes.fromhex(row["response"]))
+    marks = {each["mark"] for each in VECTORS["news"]["marks"]}
+    if {each.hex() for each in (request.since, request.up_to) if each} - marks:
+        assert response == ReconResponse(version=2, status=UNKNOWN_MARK)
+        return
+    theirs = between(request, response)
+    assert request.mark == bool(response.mark)
+    if request.total:
+        assert theirs.total() == (response.total.count, response.total.sum)
+    if request.HasField("fetch"):
+        everything = universe(VECTORS["news"]["universe"])
+        assert plain.serve(theirs, request.fetch) == [everything[n] for n in row["found"]]
+    else:
+        answered = response.answers.answered
+        assert plain.respond(theirs, request.ranges, answered, FRAME_BYTES) == response.answers
+
+
+def test_what_was_found_explains_the_difference_of_the_totals() -> None:
+    news, everything = VECTORS["news"], universe(VECTORS["news"]["universe"])
+    rows = news["arithmetic"]
+    none = KeyedSet([], KEY)
+
+    def lanes(numbers: list[int]) -> list[int]:
+        return [
+            sum(lane) for lane in zip(*(none.lanes(everything[n]) for n in numbers), strict=True)
+        ]
+
+    offered, needed = lanes(rows["offered"]), lanes(rows["needed"])
+    own = bytes.fromhex(rows["own"]["sum"])
+    halves = [int.from_bytes(own[at : at + 8], "little") for at in (0, 8)]
+    found = [(a - b + c) % 2**64 for a, b, c in zip(halves, offered, needed, strict=True)]
+    count = rows["own"]["count"] - len(rows["offered"]) + len(rows["needed"])
+    stated = rows["stated"]
+    assert b"".join(each.to_bytes(8, "little") for each in found).hex() == stated["sum"]
+    assert count == stated["count"]
+    assert KeyedSet([everything[n] for n in news["initiator"]["news"]], KEY).total() == (
+        rows["own"]["count"],
+        own,
+    )
 
 
 def test_the_root_is_that_of_the_document() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recon.codec import pack_counts, pack_ranges
+from recon.codec import Asks, pack_asks, pack_counts, pack_ranges
 from recon.elements import (
     ALL_ORDERS,
     END,
@@ -17,7 +17,7 @@ from recon.elements import (
     bound_bytes,
     order_of_lamport,
 )
-from recon.limits import PROTOCOL_VERSION
+from recon.limits import PHASE_NONE, PROTOCOL_VERSION
 from recon.responder import respond
 from recon.session import Interest, SessionHeader, interest_hash
 from recon.view import View
@@ -229,7 +229,32 @@ def _hand_shake() -> list[Said]:
             wire.ReconRequest(version=PROTOCOL_VERSION, session=unknown),
             unknown_interest,
         ),
+        _renewal(),
     ]
+
+
+def _renewal() -> Said:
+    """Ranges under a nonce that is not valid: the answer is under another one, which it states."""
+    header = SessionHeader(HEADER.initiator_nonce, bytes([9]) * 16, INTEREST.encode())
+    everything = RangeColumns.of(Range(START, END))
+    mine = index_of(HELD[0].elements).view(header.key(), None, ALL_ORDERS)
+    hashes, counts = mine.summaries(mine.locate(everything))
+    asks = Asks(everything, np.array([False]), counts, hashes)
+    request = wire.ReconRequest(
+        version=PROTOCOL_VERSION,
+        session=header.message(in_full=True),
+        ranges=pack_asks(asks, 4, 8, PHASE_NONE),
+        response_bytes_max=4096,
+        renew=True,
+    )
+    response = respond(_view(), request)
+    response.policy = POLICY
+    response.responder_nonce = HEADER.responder_nonce
+    return (
+        "a first comparison without a valid nonce, to be answered under a new one",
+        request,
+        response,
+    )
 
 
 def _fetches() -> list[Said]:

@@ -22,6 +22,7 @@ from recon.codec import (
 from recon.hashing import ElementHasher, short_ids_of, summary_hash
 from recon.session import Interest, interest_hash
 from tests.recon.vector_content import content, refused_items, strangers
+from tests.recon.vector_news import news
 from tests.recon.vector_refusals import refused_interests, refused_requests, refused_responses
 from tests.recon.vector_sets import HEADER, INTEREST, UNIVERSES, elements_of, side
 from tests.recon.vector_talks import fetches, root, talks
@@ -140,6 +141,7 @@ def vectors() -> dict[str, Any]:
         "universes": UNIVERSES,
         "talks": said,
         "fetches": fetches(),
+        "news": news(),
         "idle_root": root(),
         "content": content(),
         "strangers": strangers(),
