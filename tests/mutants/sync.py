@@ -120,7 +120,7 @@ FAULTS = [
         "sync: what arrived after a mark is before it",
         "recon.marks:Arrived.after",
         after(lambda later, *_: later & False),
-        _NEWS,
+        _NODES_NEWS,
     ),
     Fault(
         "sync: a mark does not name what was there",
