@@ -23,6 +23,8 @@ from app.limits import DEFAULT_LIMITS
 from app.store.arrivals import ArrivalChain
 from app.store.store import Store
 from pipeline.bulkload import load_empty_store
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 from tests.app.store.test_schema_fixtures import restored
 from tests.support.publications import content_frame
 from tests.support.stores import BYTES_MAX, Stores, entry_of
@@ -259,3 +261,32 @@ def test_a_token_holds_on_exactly_the_copies_that_share_the_history_up_to_it(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(scenario(Path(folder)))
+
+
+async def test_what_arrived_in_between_is_found_in_some_channels_and_in_all(stores: Stores) -> None:
+    """By the index of each channel, and by reading everything: both give the same."""
+    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
+    store.begin_writing()
+    for number in range(120):
+        message = Message(f"m{number}", f"c{number % 3}", lamport_timestamp=number, content=b"x")
+        store.writer.write([entry_of(encode(message), b"hint %d" % number)])
+    names = {each.channel_id: each.channel_no for each in await store.channels.numbered_after(0, 9)}
+    some = sorted([names["c0"], names["c2"]])
+    arrivals = store.arrivals
+    for read in (arrivals.entries_between, arrivals.claims_between):
+        everything = await read(0, 1_000, None, 1_000)
+        assert [row[0] for row in everything] == list(range(1, 121))
+        for after, up_to in ((0, 120), (7, 9), (60, 120), (119, 120), (50, 50)):
+            expected = [row for row in everything if after < row[0] <= up_to]
+            assert sorted(await read(after, up_to, None, 1_000)) == expected
+            in_some = [row for row in expected if row[1] in some]
+            assert sorted(await read(after, up_to, some, 1_000)) == in_some
+            assert await read(after, up_to, [], 1_000) == []
+    assert len(await arrivals.entries_between(0, 120, None, 5)) == 5
+    assert len(await arrivals.entries_between(0, 120, some, 5)) <= 10
+    place = await arrivals.places((60, 30))
+    assert place is not None
+    assert await arrivals.holds(*place)
+    assert await arrivals.places((121, 0)) is None
+    assert await arrivals.places((0, 121)) is None
+    await store.close()
