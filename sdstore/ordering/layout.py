@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 
 from sdstore.ordering.graph import Key, Node
 
@@ -151,7 +151,7 @@ class Layout:
         for place, node in enumerate(self.fixed):
             node.place = place
         ground.place = len(self.fixed) - 1
-        self._top = ground
+        self.top = ground
         self._loose = Loose()
 
     def __len__(self) -> int:
@@ -190,10 +190,10 @@ class Layout:
         while not top.is_on_chain:
             climb.append(top)
             top = top.anchor
-        if top is self._top and not self._loose and len(fresh) == 1 and climb == [fresh[0]]:
+        if top is self.top and not self._loose and len(fresh) == 1 and climb == [fresh[0]]:
             self._append(fresh[0])
             return len(self.fixed) - 1
-        if top is self._top and not climb:
+        if top is self.top and not climb:
             return min([self._insert(node) for node in fresh])
         return self._rearrange(fresh, top, climb)
 
@@ -209,7 +209,7 @@ class Layout:
         candidate.place = len(self.fixed)
         self.fixed.append(candidate)
         candidate.is_on_chain = True
-        self._top = candidate
+        self.top = candidate
 
     def _insert(self, node: Node) -> int:
         self._loose.insert(node)
@@ -224,14 +224,15 @@ class Layout:
         for node in cut:
             node.place = -1
             node.is_on_chain = False
-        self._top = top
+        self.top = top
         for candidate in reversed(climb):
             for node in in_topological_order(_unfixed(candidate)):
                 node.place = len(fixed)
                 fixed.append(node)
             candidate.is_on_chain = True
-            self._top = candidate
-        taken = [node for node in islice(fixed, start, None) if node.home is not None]
+            self.top = candidate
+        new_end = fixed[start:]
+        taken = [node for node in new_end if node.home is not None]
         if len(loose) > SORT_FACTOR * (len(cut) + len(fresh) + len(taken)):
             return self._move(cut, taken, fresh)
         before = cut + list(loose)
@@ -239,7 +240,7 @@ class Layout:
             node.home = None
         rest = [node for node in chain(before, fresh) if node.place < 0]
         self._loose = Loose(in_topological_order(dict.fromkeys(rest)))
-        return start + _same_count(before, chain(islice(fixed, start, None), self._loose))
+        return start + _same_count(before, chain(new_end, self._loose))
 
     def _move(self, cut: Sequence[Node], taken: Sequence[Node], fresh: Sequence[Node]) -> int:
         """Move nodes between the parts, where few nodes of a long loose part are concerned.

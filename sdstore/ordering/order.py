@@ -13,9 +13,10 @@ The rules, in the terms of `graph`:
    the smallest key (sender ID, message ID, as UTF-8 bytes) is. The order depends on the view of c alone.
 3. Confirmation. c is confirmed in a view that contains witnesses of c by a majority of indexers, which
    is the document's double quorum: a majority that knows of a majority, and of no contender.
-4. The order of a view: the order up to its highest possible candidate, as if a node referred to all
-   its heads; then the rest. If there are several highest possible candidates, it is the order up to the
-   highest candidate below all of them by anchors. What is after the confirmed candidate is tentative.
+4. The order of a view: the order up to the highest candidate that is an anchor of all its highest possible
+   candidates, directly or through anchors, but at least the confirmed prefix; then the rest, in
+   topological order. A tail of more than `TAIL_MAX` messages is in topological order as a whole. What is
+   after the confirmed prefix is tentative: the rule decides how often it changes, not what is confirmed.
 
 Why a confirmed prefix never changes. Two contenders cannot both be confirmed: the votes that their
 witnesses know would have an indexer in common, and the later of its two votes would not be clean. If c
@@ -50,6 +51,9 @@ WAITING_MAX = 100_000
 """Messages that wait for causes: some 60 MB. Beyond it a message is refused with an error."""
 WAITING_CAUSES_MAX = 400_000
 """Causes that they wait for, counted for each message: some 120 MB, if all differ. Beyond it as above."""
+TAIL_MAX = 4_096
+"""A longer tail does not follow candidates (rule 4). Two halves of the indexers that always write at once,
+while others are silent, can turn the whole tail over with each message: this bounds its cost to milliseconds."""
 
 PRECONDITIONS = (
     "senders are authentic",
@@ -158,6 +162,8 @@ class Ordering:
         self._everything.tops = self._graph.ground.tops
         self._layout = Layout(self._graph.ground)
         self._confirmed_count = 0
+        self._confirmed = self._graph.ground
+        """The highest confirmed candidate."""
 
     def with_roles(self, roles: Roles, after: str) -> Ordering:
         """The order of the same messages under other roles from a confirmed message on.
@@ -284,11 +290,9 @@ class Ordering:
         open_ = [(message_id, sender_id, references)]
         while open_:
             first = open_.pop()
-            node, confirmed = self._insert(*first)
+            node = self._insert(*first)
             if not node.is_relayed:
                 changed = min(changed, self._place(node))
-                if confirmed:
-                    self._settle(confirmed)
             for each in self._waits.pop(first[0], ()):
                 waiting = self._waiting[each]
                 waiting.missing_count -= 1
@@ -302,10 +306,8 @@ class Ordering:
             len(self._layout) - ordered_before,
         )
 
-    def _insert(
-        self, message_id: str, sender_id: str, references: tuple[str, ...]
-    ) -> tuple[Node, Node | None]:
-        """Make the node, whose causes are here. Returns also the candidate that it confirms."""
+    def _insert(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> Node:
+        """Make the node, whose causes are here: rule 1."""
         graph = self._graph
         parents = tuple([self._nodes[each] for each in references])
         node = Node(message_id, (sender_id, message_id), parents)
@@ -313,14 +315,13 @@ class Ordering:
         node.is_relayed = sender_id in self.roles.relayed
         node.seen = graph.union(parents)
         number = self._numbers.get(sender_id, -1)
-        if number < 0 or not self._continues_its_chain(node, number):
-            node.tops = graph.highest_possible(parents, node.seen)
-            return node, None
-        graph.append(node, number)
+        votes = number >= 0 and self._continues_its_chain(node, number)
+        if votes:
+            graph.append(node, number)
         node.tops = graph.highest_possible(parents, node.seen)
-        if len(node.tops) == 1:
+        if votes and len(node.tops) == 1:
             graph.make_candidate(node, node.tops[0])
-        return node, None if self.breaches else graph.confirmed_by(node)
+        return node
 
     def _continues_its_chain(self, node: Node, number: int) -> bool:
         """Whether an indexer's node refers to its node before; if not, that is a breach."""
@@ -349,20 +350,38 @@ class Ordering:
     # --- order ---------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> int:
-        """Put a node, and the relayed ones before it that have no place, into the order: rule 4.
+        """Put a node, and the relayed ones before it that have no place, into the order.
 
-        Returns the first place that has another message than before.
+        Returns the first place that can have another message than before.
         """
-        everything = self._everything
-        heads = (node, everything)
-        view = self._graph.union(heads)
-        everything.tops = self._graph.highest_possible(heads, view)
-        everything.seen = view
-        return self._layout.place(self._layout.unplaced(node), meet(everything.tops))
+        layout, everything = self._layout, self._everything
+        if node.indexer >= 0:
+            heads = (node, everything)
+            view = self._graph.union(heads)
+            everything.tops = self._graph.highest_possible(heads, view)
+            everything.seen = view
+            if not self.breaches and (confirmed := self._graph.confirmed_by(node)):
+                self._confirmed = confirmed
+        changed = layout.place(layout.unplaced(node), self._end())
+        if not self._confirmed.is_settled:
+            self._settle()
+        if layout.top is not self._confirmed and self._is_tail_long():
+            changed = min(changed, layout.place((), self._confirmed))
+        return changed
 
-    def _settle(self, confirmed: Node) -> None:
-        """Rule 3: move the end of the confirmed prefix to a confirmed candidate."""
-        for node in self._layout.settle(confirmed, self._confirmed_count):
+    def _end(self) -> Node:
+        """Rule 4: the candidate up to which the order is known."""
+        if self._is_tail_long() and self._confirmed.is_settled:
+            return self._confirmed
+        end = meet([top.anchor for top in self._everything.tops])
+        return end if end.depth > self._confirmed.depth else self._confirmed
+
+    def _is_tail_long(self) -> bool:
+        return len(self._layout) - self._confirmed_count > TAIL_MAX
+
+    def _settle(self) -> None:
+        """Rule 3: move the end of the confirmed prefix to the confirmed candidate."""
+        for node in self._layout.settle(self._confirmed, self._confirmed_count):
             if node.depth:
                 self._graph.forget(node)
-        self._confirmed_count = confirmed.place + 1
+        self._confirmed_count = self._confirmed.place + 1

@@ -10,7 +10,10 @@ from tests.ordering.graphs import Sent
 class Naive:
     """All questions about one graph, whose messages come causes first."""
 
-    def __init__(self, indexers: Sequence[str], sent: Sequence[Sent]) -> None:
+    def __init__(
+        self, indexers: Sequence[str], sent: Sequence[Sent], tail_max: int = 4_096
+    ) -> None:
+        self.tail_max = tail_max
         self.indexers = set(indexers)
         self.majority = len(indexers) // 2 + 1
         self.sender = {each.message_id: each.sender_id for each in sent}
@@ -91,11 +94,13 @@ class Naive:
         """The whole order of a view."""
         possible = self.possible(view)
         tops = [c for c in possible if not any(d != c and self.is_before(c, d) for d in possible)]
-        below_all = set.intersection(*[self.with_anchors(c) for c in tops]) if tops else set()
-        settled = max([self.order_up_to(c) for c in below_all], key=len, default=[])
+        below_all = set.intersection(*[self.below(c) for c in tops]) if tops else set()
+        settled = self.confirmed(view)
+        if len(view) - len(settled) <= self.tail_max:
+            settled = max([settled, *[self.order_up_to(c) for c in below_all]], key=len)
         return settled + self.in_topological_order(view.difference(settled))
 
-    def with_anchors(self, c: str) -> set[str]:
-        """A candidate, its anchor, the anchor of that, and so on."""
+    def below(self, c: str) -> set[str]:
+        """The anchor of a candidate, the anchor of that, and so on."""
         anchor = max(self.anchors(c), key=lambda a: len(self.view[a]), default=None)
-        return {c} | (self.with_anchors(anchor) if anchor else set())
+        return {anchor} | self.below(anchor) if anchor else set()

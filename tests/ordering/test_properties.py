@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from sdstore.ordering import Ordering, Roles, graph, layout
+from sdstore.ordering import Ordering, Roles, graph, layout, order
 from tests.ordering.graphs import Sent, random_graph
 from tests.ordering.naive import Naive
 
@@ -22,6 +22,7 @@ def check(seed: int) -> None:
         patch.object(graph, "STEPS_MAX", rng.choice([0, 1, 8])),
         patch.object(layout, "SORT_FACTOR", rng.choice([0, 1, 16])),
         patch.object(layout, "BLOCK_NODES", rng.choice([1, 2, 4, 256])),
+        patch.object(order, "TAIL_MAX", rng.choice([3, 10, 4_096])),
     ):
         check_graph(rng)
 
@@ -32,7 +33,7 @@ def check_graph(rng: random.Random) -> None:
     writer_count = indexer_count + rng.choice([0, 0, 1, 3, 8])
     sent = random_graph(rng, writer_count, rng.randint(5, 45), rng.choice([0.3, 0.5, 0.7, 0.9]))
     indexers = [chr(ord("a") + i) for i in range(indexer_count)]
-    naive = Naive(indexers, sent)
+    naive = Naive(indexers, sent, order.TAIL_MAX)
     arrivals = [sent, rng.sample(sent, len(sent)), rng.sample(sent, len(sent))]
     results = [arrive(naive, indexers, arrival, rng) for arrival in arrivals]
     assert results[0] == results[1] == results[2], "the order depends on arrival"
