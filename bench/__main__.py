@@ -13,6 +13,7 @@ BENCHMARKS = (
     "requests",
     "negentropy",
     "mvds",
+    "ordering",
     "participant",
     "backfill",
     "participant_file",

@@ -17,7 +17,7 @@ from itertools import chain
 
 from sdstore.ordering.graph import Key, Node
 
-BLOCK_NODES = 256
+BLOCK_NODES = 128
 """A block is split when it has twice as many: about the square root of a tail of 10^5 messages."""
 SORT_FACTOR = 16
 """The loose part is sorted as a whole if it has at most so many times the messages that move."""
@@ -46,6 +46,8 @@ class Loose:
             for start in range(0, len(nodes), BLOCK_NODES)
         ]
         self._count = len(nodes)
+        self._ends: list[int] = []
+        """The numbers of nodes up to the ends of the first blocks, as far as they are computed."""
         self._renumber(0)
 
     def __len__(self) -> int:
@@ -67,8 +69,10 @@ class Loose:
     def rank(self, node: Node) -> int:
         """How many nodes come before this one."""
         block: _Block = node.home
-        before = sum([len(each.nodes) for each in self._blocks[: block.number]])
-        return before + block.nodes.index(node)
+        ends = self._ends
+        while len(ends) < block.number:
+            ends.append((ends[-1] if ends else 0) + len(self._blocks[len(ends)].nodes))
+        return (ends[block.number - 1] if block.number else 0) + block.nodes.index(node)
 
     def insert(self, node: Node) -> None:
         """Insert a node that no node here comes after."""
@@ -119,7 +123,9 @@ class Loose:
     def _put(self, node: Node, block: _Block, at: int) -> None:
         block.nodes.insert(at, node)
         node.home = block
-        block.greatest = max(block.greatest, node.key)
+        del self._ends[block.number :]
+        if node.key > block.greatest:
+            block.greatest = node.key
         if len(block.nodes) >= 2 * BLOCK_NODES:
             upper = _Block(block.nodes[BLOCK_NODES:])
             del block.nodes[BLOCK_NODES:]
@@ -131,6 +137,7 @@ class Loose:
         block: _Block = node.home
         node.home = None
         block.nodes.remove(node)
+        del self._ends[block.number :]
         if not block.nodes:
             del self._blocks[block.number]
             self._renumber(block.number)
@@ -138,6 +145,7 @@ class Loose:
             block.greatest = max([each.key for each in block.nodes])
 
     def _renumber(self, start: int) -> None:
+        del self._ends[start:]
         for number in range(start, len(self._blocks)):
             self._blocks[number].number = number
 

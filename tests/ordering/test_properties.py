@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from collections.abc import Iterable
 from unittest.mock import patch
 
 import pytest
@@ -95,26 +96,122 @@ def test_a_hundred_thousand_random_graphs_agree_with_the_definitions() -> None:
         check(seed)
 
 
-@pytest.mark.parametrize("absent", [0, 1, 2])
-def test_the_prefix_grows_while_a_majority_of_indexers_is_connected(absent: int) -> None:
+@pytest.mark.parametrize("absent_count", [0, 1, 2])
+def test_the_prefix_grows_while_a_majority_of_indexers_is_connected(absent_count: int) -> None:
     # Five indexers, some silent from the start; the others write with a delay of up to three messages.
-    rng = random.Random(absent)
-    indexers = "abcde"
-    active = indexers[: len(indexers) - absent]
+    rng = random.Random(absent_count)
+    active = "abcde"[: 5 - absent_count]
+    names: list[str] = []
+    sent: list[Sent] = []
+    for _ in range(2_000):
+        known = names[: len(names) - rng.choice([0, 0, 0, 1, 3])]
+        append(sent, names, rng.choice(active), known[-2:])
+    ordering, longest_wait = added(sent, "abcde")
+    assert ordering.confirmed_count > 1_950
+    assert longest_wait < 60
+
+
+def append(sent: list[Sent], names: list[str], sender: str, causes: Iterable[str]) -> str:
+    """Append a message that also refers to its sender's message before."""
+    own = [each for each in reversed(sent) if each.sender_id == sender][:1]
+    name = f"{sender}{len(names)}"
+    sent.append(Sent(name, sender, tuple({*causes, *(each.message_id for each in own)})))
+    names.append(name)
+    return name
+
+
+def added(sent: Iterable[Sent], indexers: str) -> tuple[Ordering, int]:
+    """The order, and the longest run of messages that confirm nothing."""
     ordering = Ordering(Roles(indexers=tuple(indexers)))
-    sent: list[str] = []
-    last: dict[str, str] = {}
-    longest_wait, waited = 0, 0
-    for number in range(2_000):
-        sender = rng.choice(active)
-        known = sent[: len(sent) - rng.choice([0, 0, 0, 1, 3])]
-        causes = {*known[-2:], last.get(sender, "")} - {""}
-        message_id = last[sender] = f"{number}"
-        sent.append(message_id)
-        waited = 0 if ordering.add(message_id, sender, causes).confirmed else waited + 1
+    waited = longest_wait = 0
+    for each in sent:
+        waited = 0 if ordering.add(*each).confirmed else waited + 1
         longest_wait = max(longest_wait, waited)
-    assert ordering.confirmed_count > 1_900
-    assert longest_wait < 200
+    return ordering, longest_wait
+
+
+def rounds(indexers: str, count: int) -> list[Sent]:
+    """All write at the same moment, and have read everything that was written before."""
+    sent: list[Sent] = []
+    names: list[str] = []
+    before: list[str] = []
+    for _ in range(count):
+        before = [append(sent, names, each, before) for each in indexers]
+    return sent
+
+
+def test_indexers_that_always_write_at_once_confirm_nothing_until_they_take_turns() -> None:
+    sent = rounds("abc", 30)
+    ordering, _ = added(sent, "abc")
+    assert ordering.confirmed == []
+    # One message that reads all, and a majority that refers to it before it writes at once again.
+    names = [each.message_id for each in sent]
+    for sender in "aba":
+        append(sent, names, sender, names[-3:] if sender == "a" else names[-1:])
+    assert added(sent, "abc")[0].confirmed_count > 80
+
+
+@pytest.mark.parametrize("indexers", ["abc", "abcd", "abcdef"])
+def test_two_halves_that_write_by_turns_confirm_what_a_majority_refers_to(indexers: str) -> None:
+    # Each half chats by itself for a while, then both read everything: before they merge no minority
+    # confirms anything, and after each merge the prefix grows.
+    sent: list[Sent] = []
+    names: list[str] = []
+    halves = [indexers[: len(indexers) // 2], indexers[len(indexers) // 2 :]]
+    for number in range(6):
+        begun = len(sent)
+        ends = [names[-1:], names[-1:]]
+        for turn in range(40):
+            side = turn % 2
+            sender = halves[side][turn // 2 % len(halves[side])]
+            ends[side] = [append(sent, names, sender, ends[side])]
+        during = added(sent, indexers)[0].confirmed_count
+        if len(halves[1]) <= len(indexers) // 2:
+            assert during <= begun, f"a half confirmed something of its own in round {number}"
+        heads = ends[0] + ends[1]
+        for sender in indexers * 3:
+            heads = [append(sent, names, sender, heads)]
+        assert added(sent, indexers)[0].confirmed_count > begun + 40
+    check_arrivals(sent, indexers)
+
+
+def test_an_indexer_that_lags_by_hundreds_of_messages_stops_nobody() -> None:
+    # c refers to what was new 300 messages ago; a and b are a majority, and refer to c as well.
+    sent: list[Sent] = []
+    names: list[str] = []
+    for number in range(900):
+        sender = "abc"[number % 3]
+        append(sent, names, sender, names[-300:][:1] if sender == "c" else names[-2:])
+    ordering, longest_wait = added(sent, "abc")
+    assert longest_wait <= 3
+    assert ordering.confirmed_count >= 895
+
+
+def check_arrivals(sent: list[Sent], indexers: str) -> None:
+    """Every order of arrival gives the same order, and earlier prefixes are prefixes."""
+    whole = added(sent, indexers)[0]
+    for seed in range(3):
+        arrival = random.Random(seed).sample(sent, len(sent))
+        ordering = Ordering(Roles(indexers=tuple(indexers)))
+        for each in arrival:
+            ordering.add(*each)
+            count = ordering.confirmed_count
+            assert ordering.page(max(0, count - 3), count) == whole.page(max(0, count - 3), count)
+        assert (ordering.confirmed, ordering.tail) == (whole.confirmed, whole.tail)
+
+
+@pytest.mark.parametrize("indexers", ["ab", "abcd"])
+def test_a_minority_that_always_writes_at_once_costs_no_more_the_longer_it_writes(
+    indexers: str,
+) -> None:
+    # Two of four turn the tail over with each message, up to its bound.
+    with patch.object(order, "TAIL_MAX", 20):
+        sent = rounds("ab", 60)
+        check_arrivals(sent, indexers)
+        ordering = Ordering(Roles(indexers=tuple(indexers)))
+        rewound = [ordering.add(*each).rewound for each in sent]
+        assert max(rewound[60:]) <= 2
+    assert ordering.confirmed == []
 
 
 def test_nothing_is_confirmed_without_a_majority() -> None:
