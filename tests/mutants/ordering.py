@@ -38,12 +38,12 @@ def _reverse(node: Any, message_id: Any, key: Any, parents: Any) -> Any:
 
 
 def _with_last_key(loose: Any, node: Any) -> Any:
-    node.key = ("\U0010ffff", "")
+    node.key = ("\U0010ffff", node.message_id)
     return loose, node
 
 
-def _after_everything_confirmed(ordering: Any, roles: Any, after: str) -> Any:
-    return ordering, roles, ordering.confirmed[-1] if after in ordering.confirmed else after
+def _after_everything_confirmed(ordering: Any, roles: Any, *after: str) -> Any:
+    return ordering, roles, *[ordering.confirmed[-1] for _ in after]
 
 
 FAULTS = [

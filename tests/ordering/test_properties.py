@@ -214,6 +214,29 @@ def test_a_minority_that_always_writes_at_once_costs_no_more_the_longer_it_write
     assert ordering.confirmed == []
 
 
+def test_two_of_four_that_write_at_once_leave_the_order_to_what_both_have_in_common() -> None:
+    sent = rounds("ab", 6)
+    naive = Naive("abcd", sent)
+    ordering = Ordering(Roles(indexers=tuple("abcd")))
+    for count, each in enumerate(sent, start=1):
+        ordering.add(*each)
+        assert ordering.tail == naive.order({one.message_id for one in sent[:count]})
+
+
+@pytest.mark.parametrize("steps_max", [0, 8])
+def test_a_long_branch_that_a_majority_contends_is_left_at_its_last_common_message(
+    steps_max: int,
+) -> None:
+    # Three of five refer to a5 and to nothing later. X writes beside a3, and has a smaller key.
+    chain = [Sent(f"a{i}", "a", (f"a{i - 1}",) if i else ()) for i in range(20)]
+    sent = [*chain, Sent("X0", "X", ("a2",)), *(Sent(f"{w}0", w, ("a5",)) for w in "bcd")]
+    with patch.object(graph, "STEPS_MAX", steps_max):
+        ordering, _ = added(sent, "abcde")
+    names = [each.message_id for each in chain]
+    assert ordering.tail == [*names[:5], "X0", *names[5:], "b0", "c0", "d0"]
+    assert ordering.tail == Naive("abcde", sent).order({each.message_id for each in sent})
+
+
 def test_nothing_is_confirmed_without_a_majority() -> None:
     ordering = Ordering(Roles(indexers=("a", "b", "c", "d")))
     sent = random_graph(random.Random(1), 2, 200, 0.9)
