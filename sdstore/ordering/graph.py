@@ -9,15 +9,14 @@ Definitions, for a node c of an indexer ("a candidate") and n indexers; a majori
 
 - A *contender* of c is a node of an indexer that is neither before nor after c.
 - A node y is *clean* for c if it is c or comes after c, and its view contains no contender of c.
-- The *votes* for c in a view are the indexers with a node in it that is clean for c.
-- A *witness* of c is a node of an indexer that is c or comes after c, whose view has a majority of votes for
-  c; all its author's nodes before it are before c or clean for c.
+- The *votes* for c in the view of a clean node are the indexers with c or a node after c in it.
+- A *witness* of c is a node that is clean for c and whose view has a majority of votes for c.
 - c is *possible* for a view if a majority of indexers either have a witness of c in the view, or can
   still write one: all their nodes in the view that are not before c are clean.
 
-Cleanliness never comes back along an indexer's chain. So an indexer votes for c with its first node that is
-not before c, or never. And one that cannot write a witness of c is known by one number: the index of its first
-node that is not clean, where neither that node nor one before it is a witness. A candidate keeps these numbers as a version vector (`Node.unable`), and "possible" is one comparison of
+Cleanliness never comes back along an indexer's chain. So an indexer that cannot be a witness of c is
+known by one number: the index of its first node that is not clean, where no witness comes before that node. A
+candidate keeps these numbers as a version vector (`Node.unable`), and "possible" is one comparison of
 the view with it. The numbers are found when a view first asks for them.
 
 A version vector is one integer with a lane of 32 bits for each indexer. The top bit of a lane is free,
@@ -49,7 +48,7 @@ class Node:
     __slots__ = (
         "anchor", "children", "contenders", "depth", "examined", "fine", "home", "index", "indexer",
         "is_on_chain", "is_relayed", "is_settled", "jump", "key", "lane", "message_id", "parents",
-        "past", "place", "seen", "tops", "unable", "voters", "witnesses",
+        "past", "place", "seen", "tops", "unable", "witnesses",
     )  # fmt: skip
 
     def __init__(self, message_id: str, key: Key, parents: Sequence[Node]) -> None:
@@ -94,8 +93,6 @@ class Node:
         """The indexers whose first node that is not before it was examined, as top bits."""
         self.contenders = 0
         """Those of them whose node is a contender, as top bits."""
-        self.voters = 0
-        """Those of them whose node is a vote, as top bits; without its own author."""
         self.fine = 0
         """For each indexer 1 more than the number of its nodes that need no examination any more."""
         self.unable = 0
@@ -138,7 +135,7 @@ class Graph:
 
     def forget(self, candidate: Node) -> None:
         """Forget what was examined; it is found again if a view asks."""
-        candidate.examined = candidate.contenders = candidate.voters = 0
+        candidate.examined = candidate.contenders = 0
         candidate.fine = candidate.past
         candidate.unable = self._tops
 
@@ -168,14 +165,11 @@ class Graph:
         return chain[count] if count < len(chain) else None
 
     def votes(self, view: int, candidate: Node) -> int:
-        """The votes for the candidate in a view that contains it."""
-        later = ((view | self._tops) - candidate.past) & self._tops
-        if later & ~candidate.examined:
-            self._examine(candidate, later)
-        return (later & candidate.voters).bit_count() + 1
+        """The votes for the candidate, in the view of a node that is clean for it.
 
-    def _votes_max(self, view: int, candidate: Node) -> int:
-        """At least the number of votes. It only grows from a candidate to its anchor."""
+        In other views that contain the candidate contenders count too. The number only grows from a candidate
+        to its anchor, and from a view to a larger one.
+        """
         later = ((view | self._tops) - candidate.past) & self._tops
         is_last = not later >> (candidate.lane + LANE_BITS - 1) & 1
         return later.bit_count() + is_last
@@ -217,20 +211,12 @@ class Graph:
         """
         new = later & ~candidate.examined
         candidate.examined |= new
-        after: list[tuple[int, int]] = []
         for indexer in _indexers(new):
             lane = indexer * LANE_BITS
             before = (candidate.seen >> lane) & _LANE
-            view = self.chains[indexer][before].seen
-            if self.sees(view, candidate):
-                after.append((lane, view))
-            else:
+            if not self.sees(self.chains[indexer][before].seen, candidate):
                 candidate.contenders |= _TOP << lane
                 self._exclude(candidate, lane, before)
-        contenders, past, tops = candidate.contenders, candidate.past, self._tops
-        for lane, view in after:
-            if lane != candidate.lane and not ((view | tops) - past) & tops & contenders:
-                candidate.voters |= _TOP << lane
 
     def _can_witness(self, indexer: int, count: int, candidate: Node) -> bool:
         """Whether an indexer, of which a view has `count` nodes, has a witness there or can write one."""
@@ -245,8 +231,14 @@ class Graph:
                 low = middle + 1
             else:
                 high = middle
-        if self.votes(chain[min(low, count - 1)].seen, candidate) >= self.majority:
-            candidate.fine += (_TOP - 1 - fine) << lane  # a witness
+        first = (candidate.seen >> lane) & _LANE
+        last_clean = chain[low - 1] if low > first else candidate
+        has_witness = (
+            last_clean.indexer == indexer
+            and self.votes(last_clean.seen, candidate) >= self.majority
+        )
+        if has_witness:
+            candidate.fine += (_TOP - 1 - fine) << lane
         elif low == count:
             candidate.fine += (count - fine) << lane
         else:
@@ -311,22 +303,25 @@ class Graph:
         )
 
     def confirmed_by(self, node: Node) -> Node | None:
-        """Note of which candidates an indexer's node is a witness; returns the highest that is confirmed."""
-        majority, view = self.majority, node.seen
-        before = self.chains[node.indexer][node.index - 1] if node.index else None
+        """Note of which candidates an indexer's node is a witness; returns the highest that is confirmed.
+
+        The indexer's node before this one has been here. If that one knew a majority of votes for a candidate, it
+        was a witness, or it was not clean and no later node is.
+        """
+        chain, majority, view = self.chains[node.indexer], self.majority, node.seen
+        before = chain[node.index - 1].seen if node.index else 0
         bit = 1 << node.indexer
         for top in node.tops:
             candidate = highest(
-                top, lambda each: each.is_settled or self._votes_max(view, each) >= majority
+                top, lambda each: each.is_settled or self.votes(view, each) >= majority
             )
             while not candidate.is_settled:
-                if not candidate.witnesses & bit and self.votes(view, candidate) >= majority:
-                    first = (candidate.seen >> node.lane) & _LANE
-                    # Its author's nodes before it are before the candidate, or clean.
-                    if node.index <= first or (before and self.is_clean(before.seen, candidate)):
-                        candidate.witnesses |= bit
-                        if candidate.witnesses.bit_count() >= majority:
-                            return candidate  # nothing below it needs witnesses of its own
+                if self.sees(before, candidate) and self.votes(before, candidate) >= majority:
+                    break
+                if self.is_clean(view, candidate):
+                    candidate.witnesses |= bit
+                    if candidate.witnesses.bit_count() >= majority:
+                        return candidate  # nothing below it needs witnesses of its own
                 candidate = candidate.anchor
         return None
 

@@ -18,16 +18,16 @@ The rules, in the terms of `graph`:
    topological order. A tail of more than `TAIL_MAX` messages is in topological order as a whole. What is
    after the confirmed prefix is tentative: the rule decides how often it changes, not what is confirmed.
 
-Why a confirmed prefix never changes. Two contenders cannot both be confirmed: an indexer common to the
-majorities that voted for them would have seen one before it voted for the other. If c is confirmed
-anywhere, it is possible for every candidate c' after it, because a majority has or can have witnesses.
-So c or a candidate after c is the anchor of c', and by induction the order up to c' begins with the order
-up to c. This is the worst-case assumption of the document: each candidate is ordered as if
-everything that may be confirmed elsewhere is.
+Why a confirmed prefix never changes. Two contenders cannot both be confirmed: the votes that their
+witnesses know would have an indexer in common, and the later of its two votes would not be clean. If c
+is confirmed anywhere, it is possible for every candidate c' after it, because a majority has or can
+have witnesses. So c or a candidate after c is the anchor of c', and by induction the order up to c' begins
+with the order up to c. This is the worst-case assumption of the document: each candidate is
+ordered as if everything that may be confirmed elsewhere is.
 
 The document asks for a lead of two degrees over "any other quorum that has been referenced", and gives no
-proof that all views compare the same degrees. Here a vote counts only if its indexer saw no contender
-before it voted, so one of two contenders at most ever has a quorum, and no degrees need to be compared.
+proof that all views compare the same degrees. Rule 3 is stricter: any contender in the view of a witness
+spoils it, also one without a quorum. With it the promise has the proof above.
 
 `PRECONDITIONS` must hold. A breach that is seen is reported, and nothing more is confirmed after it. Majorities
 are not Byzantine quorums: a lying indexer can break the promise without anybody who sees it.

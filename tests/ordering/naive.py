@@ -28,7 +28,7 @@ class Naive:
         return x in self.view[y]
 
     def votes(self, view: Iterable[str], c: str) -> set[str]:
-        return {self.sender[y] for y in view if self.is_clean(y, c)} & self.indexers
+        return {self.sender[y] for y in view if self.is_before(c, y)} & self.indexers
 
     def is_clean(self, y: str, c: str) -> bool:
         return self.is_before(c, y) and all(
@@ -38,12 +38,7 @@ class Naive:
         )
 
     def is_witness(self, y: str, c: str) -> bool:
-        own = [x for x in self.view[y] if x != y and self.sender[x] == self.sender[y]]
-        return (
-            self.is_before(c, y)
-            and all(self.is_before(x, c) or self.is_clean(x, c) for x in own)
-            and len(self.votes(self.view[y], c)) >= self.majority
-        )
+        return self.is_clean(y, c) and len(self.votes(self.view[y], c)) >= self.majority
 
     def is_possible(self, view: set[str], c: str) -> bool:
         able = 0
