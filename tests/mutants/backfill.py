@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, nothing, returns
+from tests.mutants.fault import Fault, Plant, after, nothing, returns
 
 _TESTS = ("tests/client/test_backfill.py",)
 
@@ -69,6 +69,12 @@ FAULTS = [
     ),
     _fault("claims that come alone are not noted", "LogReplica._claims_to_note", returns([])),
     _fault("a store is not remembered", "Memories.learn", nothing),
+    Fault(
+        "backfill: the next request waits for the work on an answer",
+        "sdstore.sync.moves:Moves.__init__",
+        after(lambda _, moves, *__: setattr(moves, "_carry_more", lambda: None)),
+        ("tests/client/test_backfill.py::test_the_next_request_leaves_before_an_answer_is_stored",),
+    ),
     Fault(
         "backfill: the summaries of the old key are kept",
         "recon.initiator:Initiator.rekey",

@@ -35,6 +35,17 @@ def _committed_in_the_middle(right: Any) -> Any:
     return wrong
 
 
+def _keeps_offers(right: Any) -> Any:
+    """A row that a save removed is taken for the row of a message that waited."""
+
+    def wrong(log: Any) -> None:
+        offered = dict(log._offered)
+        right(log)
+        log._offered = offered
+
+    return wrong
+
+
 def _appended(places: Any, place: Any) -> None:
     places.append(place)
 
@@ -60,6 +71,8 @@ FAULTS = [
            after(lambda _, log: log._saved_count), _LOGS),
     _fault("deliveries begin one too early", "log:FileLog.deliveries",
            before(lambda log, number, count: (log, number - 1, count)), _ORDER),
+    _fault("removed rows are offered for ever", "log:FileLog.written", _keeps_offers,
+           f"{_TEST}test_a_staged_message_that_waited_is_logged_with_its_frame"),
     _fault("unsaved rows are not bounded", "log:FileLog._count_unsaved", nothing,
            f"{_TEST}test_too_much_without_a_save_ends_the_use_of_the_file"),
 ]  # fmt: skip
