@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,32 @@ _CHAIN = ("tests/app/store/test_arrivals.py",)
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _CHAIN) -> Fault:
     return Fault(f"store: {name}", f"app.store.{seam}", plant, tests)
+
+
+def _check(name: str, seam: str, plant: Plant) -> Fault:
+    return _fault(name, seam, plant, ("tests/app/cli/test_check.py",))
+
+
+def _nothing(_connection: Any) -> Iterator[Any]:
+    return iter(())
+
+
+async def _no_faults(_check: Any) -> AsyncIterator[str]:
+    for fault in ():
+        yield fault
+
+
+async def _none_of_them(*_: Any) -> list[str]:
+    return []
+
+
+async def _prepare_nothing(*_: Any) -> None:
+    pass
+
+
+def _is_corrupt(error: BaseException | None) -> bool:
+    """Whether SQLite says that a file is damaged or no database."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (11, 26)
 
 
 def _numbers(read: Any, there: Any) -> bool:
@@ -94,5 +120,27 @@ FAULTS = [
             lambda store, index, channel, _, *others: (store, index, channel, 2**63 - 1, *others)
         ),
         ("tests/app/cli/test_check_beside_a_writer.py",),
+    ),
+    # The deep check
+    _check("values of any type are taken", "integrity:_wrong_types", instead(_nothing)),
+    _check("names in histories are not looked up", "gaps:Gaps.unrecorded", instead(_none_of_them)),
+    _check(
+        "missing references are not compared", "integrity:RowCheck._of_missing", instead(_no_faults)
+    ),
+    _check("counters are not compared", "integrity:RowCheck._of_counters", instead(_no_faults)),
+    _check(
+        "rows that name others are not compared",
+        "integrity:RowCheck._of_names",
+        instead(_no_faults),
+    ),
+    _check(
+        "a row that is too long is a fault of the node", "integrity:is_damage", instead(_is_corrupt)
+    ),
+    # The range index
+    Fault(
+        "store: large views are built on the event loop",
+        "app.recon.index:NodeIndex.prepare_view",
+        instead(_prepare_nothing),
+        ("tests/app/test_rangeindex_parts.py",),
     ),
 ]
