@@ -10,7 +10,8 @@ for at once and then with doubling pauses; after `lost_after_ms` it is lost. Los
 asked for now and then.
 
 At the bounds the sender with most waiting messages loses its oldest (`overflow`), so that a flood of
-messages without causes displaces itself.
+messages without causes displaces itself. A displaced message that others wait for is missing again; it is
+asked for after the first pause.
 """
 
 from __future__ import annotations
@@ -304,6 +305,8 @@ class Incoming:
         if message_id in self._dependents:
             hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
             self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)
+            # Not at once: it would displace another one, which would be asked for and displace it.
+            self._to_fetch.pop(message_id, None)
 
     def _forget_missing(self, message_id: str) -> bool:
         """The message is not missing any more; whether one that depends on it was delivered."""
