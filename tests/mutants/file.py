@@ -10,7 +10,7 @@ from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, r
 _TEST = "tests/client/test_participant_file.py::"
 _LOGS = f"{_TEST}TestLogs"
 _ORDER = f"{_TEST}test_order_and_deliveries_span_what_is_saved_and_what_is_not"
-_KILLED = "tests/client/test_participant_file_killed.py::test_a_program_that_is_killed_loses_nothing_and_handles_nothing_twice"
+_CUT = "tests/client/test_participant_file_killed.py::test_a_power_cut_at_any_byte_of_the_log_leaves_a_save_as_a_whole"
 
 
 def _fault(name: str, seam: str, plant: Plant, test: str) -> Fault:
@@ -57,7 +57,7 @@ FAULTS = [
     _fault("frames are not checked", "tables:HASH_BYTES", instead(0),
            f"{_TEST}test_damaged_pages_raise_and_are_never_read_as_content"),
     _fault("state and log are two transactions", "log:FileLog.write", _committed_in_the_middle,
-           _KILLED),
+           _CUT),
     _fault("the application's confirmation is forgotten", "file:ParticipantFile.confirmed",
            returns(0), f"{_TEST}test_what_the_application_confirmed_is_not_delivered_again"),
     _fault("a failed save counts as done", "log:FileLog.forget_references",
