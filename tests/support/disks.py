@@ -21,7 +21,8 @@ def small_disk(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Lazily: after a failure a program may still use it.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def grow(disk: Path, size: str) -> None:
