@@ -78,6 +78,8 @@ class Exchange:
         """The mark of the peer that the current pass is as of, once it gave one."""
         self.total: Total | None = None
         """The total that the peer stated with that mark."""
+        self.gives_marks = False
+        """Whether the peer knows marks, as its answers to this session show."""
         self.awaits_mark = False
         """Whether the next answer with a total will have the mark: no other request goes before it."""
         self._since = b""
@@ -125,6 +127,7 @@ class Exchange:
     def _take_mark(self, message: ReconRequest, response: ReconResponse) -> None:
         """Raises MarkUnknownError if the peer did not answer as of the marks of the request."""
         if response.status == recon_pb2.UNKNOWN_MARK and (message.since or message.up_to):
+            self.gives_marks = True
             raise MarkUnknownError
         if response.status != recon_pb2.OK or not message.mark:
             return
@@ -135,6 +138,7 @@ class Exchange:
             raise MarkUnknownError  # an older version, which ignores marks
         if response.mark:
             self.mark, self.total = response.mark, read_total(response)
+            self.gives_marks = True
 
     async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
         """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError."""

@@ -348,7 +348,7 @@ class _Session:
         is_news = await self._compare_news(header)
         if not is_news:
             await self._compare_all(header)
-        if self.proof is not None and self.exchange.mark:
+        if self.proof is not None and self.exchange.gives_marks:
             self.proof = replace(self.proof, root=None)  # roots have no key: only for older peers
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
