@@ -7,6 +7,7 @@ Exit code 1 when a fault survives, 2 when a seam no longer exists, 3 when the te
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.mutants.fault import ENVIRONMENT, Fault
-from tests.mutants.planted import all_faults
+from tests.mutants.planted import AREAS, all_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERYWHERE = Path(__file__).parent / "everywhere"
@@ -27,10 +28,14 @@ _PYTEST = ("-m", "pytest", "-x", "-q", "-m", "not soak and not slow", "-p", "no:
 
 def main() -> int:
     """Plant, test, report."""
-    words = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="WORD", help=f"areas: {', '.join(AREAS)}")
+    words = parser.parse_args().words
     chosen = [
         each for each in all_faults() if not words or any(word in each.name for word in words)
     ]
+    if not chosen:
+        parser.error(f"no fault has one of {words} in its name")
     started = time.monotonic()
     if failed := _first_failure(
         None, dict.fromkeys(test for each in chosen for test in each.tests)

@@ -8,6 +8,7 @@ import os
 from tests.mutants.fault import ENVIRONMENT, Fault
 
 AREAS = (
+    "access",
     "backfill",
     "driver",
     "file",

@@ -1,0 +1,78 @@
+"""Faults planted in access tokens, and in who is served without one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, instead, nothing, returns
+
+_TOKENS = ("tests/app/test_tokens.py",)
+_SLOW_BODY = (
+    "tests/app/http/test_tokens.py::test_a_request_whose_body_comes_after_the_revocation_is_refused",
+)
+_CALLERS = ("tests/app/test_callers.py",)
+
+
+def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _TOKENS) -> Fault:
+    return Fault(f"access: {name}", seam, plant, tests)
+
+
+def _keep_what_was_read(right: Any) -> Any:
+    def wrong(tokens: Any) -> None:
+        callers = tokens._callers
+        right(tokens)
+        if tokens._problem is not None:
+            tokens._callers, tokens._problem = callers, None
+
+    return wrong
+
+
+def _everything(*_: Any) -> Any:
+    from app.callers import Caller
+
+    return Caller("stranger", is_trusted=False)
+
+
+def _operator(*_: Any) -> Any:
+    from app.callers import Caller
+
+    return Caller("local")
+
+
+@contextmanager
+def _no_lock(_: Any) -> Any:
+    yield
+
+
+FAULTS = [
+    _fault("any secret will do", "app.tokens:compare_digest", returns(True)),
+    _fault("a token never expires", "app.tokens:_is_expired", returns(False)),
+    _fault("a revocation lets what runs go on", "app.tokens:Tokens._end", nothing),
+    _fault(
+        "a request is not checked again after its body",
+        "app.tokens:Tokens.begin",
+        nothing,
+        _SLOW_BODY,
+    ),
+    _fault("a damaged file changes nothing", "app.tokens:Tokens.look", _keep_what_was_read),
+    _fault("the secret is kept", "app.tokens:_hash", instead(lambda secret: secret.encode())),
+    _fault(
+        "changes of two processes overwrite each other",
+        "app.tokens:TokenFile._locked",
+        instead(_no_lock),
+    ),
+    _fault("a limited token covers every channel", "app.tokens:_interest", nothing),
+    _fault(
+        "strangers are operators of an open node",
+        "app.callers:_stranger",
+        instead(_everything),
+        _CALLERS,
+    ),
+    _fault(
+        "callers on this machine are trusted behind a proxy",
+        "app.callers:DistrustingAuthorizer.identify",
+        instead(_operator),
+        _CALLERS,
+    ),
+]
