@@ -575,8 +575,9 @@ class _Session:
         if self.initiator is not None:
             measured = self.initiator.progress
             total = sum(measured.elements.values())
-            # An aborted session did not compare the other elements.
-            before = self._proved_before_count
+            # An aborted session did not compare the other elements, and those that the baseline covers
+            # count once the peer has accepted its own mark of them.
+            before = self._proved_before_count if self.exchange.mark else 0
             self.elements_count = before + total - measured.elements[RangeState.SYNCING]
             part = total / max(before + total, 1) if before else 1.0
             bar = tuple(

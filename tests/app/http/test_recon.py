@@ -292,7 +292,8 @@ def test_fresh_session_keys_or_interests_in_a_loop_are_stopped_by_the_budget(
                 interest = Interest.make(channels=frozenset(channels[: n + 1])).encode()
             nonce = NONCE if fresh_interests else os.urandom(16)
             fresh = SessionHeader(nonce, header.responder_nonce, interest)
-            raw = request_in(fresh).SerializeToString()
+            fetch = pack_fetch([Need(WHOLE, None, 1)])  # without a question no view is built
+            raw = request_in(fresh, fetch=fetch).SerializeToString()
             codes.append(node.http.post("/v1/recon", content=raw, headers=PROTOBUF))
         refused = codes[-1]
         assert [answer.status_code for answer in codes] == [200] * 4 + [429] * 2
