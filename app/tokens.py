@@ -441,6 +441,7 @@ class TokenAuthorizer:
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `app.callers.Authorizer`."""
         authorization = headers.get(b"authorization")
-        if authorization is None:
+        # Other schemes are not the node's: a proxy that checks passwords may pass them on.
+        if authorization is None or authorization[:7].lower() != b"bearer ":
             return self._without_token.identify(client_host, headers)
         return self._tokens.caller(authorization)

@@ -186,14 +186,19 @@ async def test_connections_that_are_cut_cost_no_acknowledged_message_and_heal(
     acknowledged: set[bytes] = set()
     refused: list[Code] = []
     async with open_ingest(url) as ingest:
-        publishing = asyncio.gather(
-            *(
-                publish_and_note(ingest, range(n * 1000, n * 1000 + 100), acknowledged, refused)
-                for n in range(8)
-            )
-        )
-        cuts = 0
-        while not publishing.done():
+        cuts = published = 0
+        publishing = asyncio.gather()
+        # On a slow machine a round sees few cuts.
+        while cuts < 4 or not publishing.done():
+            if publishing.done():
+                await publishing
+                publishing = asyncio.gather(
+                    *(
+                        publish_and_note(ingest, range(first, first + 100), acknowledged, refused)
+                        for first in range(published, published + 800, 100)
+                    )
+                )
+                published += 800
             await asyncio.to_thread(
                 execute,
                 url,
@@ -206,11 +211,10 @@ async def test_connections_that_are_cut_cost_no_acknowledged_message_and_heal(
                 await ingest.store.arrivals.watermark()
             await asyncio.sleep(0.02)
         await publishing
-        await publish_and_note(ingest, range(9000, 9010), acknowledged, [])
-        assert len(acknowledged) + len(refused) == 810
+        await publish_and_note(ingest, range(published, published + 10), acknowledged, [])
+        assert len(acknowledged) + len(refused) == published + 10
         found = await ingest.store.entries.by_digest(list(acknowledged))
         assert {entry.digest for entry in found} == acknowledged
-    assert cuts > 3
     assert set(refused) <= {Code.STORE_UNAVAILABLE}
 
 
