@@ -159,6 +159,7 @@ def idle_root(count: int, sums: U64, policy: int = 0) -> bytes:
     responder's, so that a change of it shows too. The root has no key: it shows only whether two
     sides still hold what they were proved to hold.
     """
-    material = count.to_bytes(8, "little") + sums.astype("<u8").tobytes()
+    # What a memory takes off may have been lost since: such a count is below 0, and matches no other.
+    material = (count % (1 << 64)).to_bytes(8, "little") + sums.astype("<u8").tobytes()
     material += policy.to_bytes(4, "little")
     return blake3.blake3(material, derive_key_context=_ROOT_CONTEXT).digest()

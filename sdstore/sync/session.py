@@ -233,7 +233,11 @@ class _Session:
     @property
     def memory(self) -> PeerMemory:
         """The current memory of the peer."""
-        return self._memory.with_aside(self.aside.value())
+        memory = self._memory.with_aside(self.aside.value())
+        if memory.policy is None:
+            # What the peer refused before an interruption, it refused under this policy.
+            memory = replace(memory, policy=self.exchange.policy)
+        return memory
 
     # --- from the hand-shake to the proof --------------------------------------------------------
 

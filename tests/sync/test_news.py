@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import sdstore.sync.memory as memory_module
 import sdstore.sync.moves as moves_module
 import sdstore.sync.news as news_module
 import sdstore.sync.session as session_module
+from recon.hashing import idle_root
 from recon.session import Interest, decode_interest
 from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
 from sdstore.sync.memory import WHOLE_S_MAX, PeerMemory, unpack_elements
@@ -554,3 +556,17 @@ def test_no_world_loses_what_a_mark_covers_in_many_worlds(
     while time.monotonic() < until:
         run_world(seed, 25, monkeypatch)
         seed += 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    [1_157],  # the peer refused under a policy that an interrupted session did not remember
+)
+def test_worlds_that_failed_once_hold(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    run_world(WORLDS_SEED + number, 25, monkeypatch)
+
+
+def test_a_root_of_fewer_elements_than_a_memory_takes_off_matches_no_other() -> None:
+    sums = np.arange(4, dtype=np.uint64)
+    roots = {idle_root(count, sums) for count in (-6, -1, 0, 1, 6)}
+    assert len(roots) == 5
