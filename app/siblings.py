@@ -3,7 +3,7 @@
 Workers share one listening socket, one database and one data directory. The first worker syncs with
 the peers; the others forward calls about peers and syncs to it. A worker that gets a request for
 metrics collects those of the others. For this each worker also listens on a UNIX socket that only this
-service can reach (`app.http.relay`). The supervisor writes the state of every worker into shared memory.
+service can reach (`app.http.siblings`). The supervisor writes the state of every worker into shared memory.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from app.errors import Code, Problem
 from app.http.call import Reply
 from app.http.forms import Form
 from app.http.openapi import TEXT, Document, reply
-from app.http.relay import SIBLING, all_metrics, own_metrics
 from app.http.replies import json_only
 from app.http.routing import CurrentCall, Routes
+from app.http.siblings import SIBLING, all_metrics, own_metrics
 from app.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION

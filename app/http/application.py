@@ -29,7 +29,7 @@ from app.http import (
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
 from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe
-from app.http.relay import SiblingAuthorizer, handing_on
+from app.http.siblings import SiblingAuthorizer, handing_on
 from app.node import Node
 from app.tokens import TokenAuthorizer
 

@@ -7,7 +7,7 @@ Ctrl-C skips the wait.
 
 A side server ends with the block that needs it. One answers while a worker waits for its database and
 has no node yet, so that load balancers, operators and clients learn the reason. Another one answers
-the other workers of the service (`app.http.relay`).
+the other workers of the service (`app.http.siblings`).
 """
 
 from __future__ import annotations
