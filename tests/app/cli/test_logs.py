@@ -69,3 +69,35 @@ def test_a_change_of_state_is_one_line_with_the_time_and_its_zone(
     assert abs(datetime.now(UTC) - at) < timedelta(seconds=SECONDS_MAX)
     assert level == "warning"
     assert rest.startswith(f"app.federation.peers: peer {DEAD} is unreachable: peer_unreachable:")
+
+
+def test_a_hundred_thousand_refusals_leave_next_to_nothing_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as err,
+        subprocess.Popen(
+            command(*("serve", "--port", 0, "--data-dir", tmp_path / "node", "--json")),
+            stdout=subprocess.PIPE,
+            stderr=err,
+        ) as running,
+    ):
+        try:
+            assert running.stdout is not None
+            url = json.loads(running.stdout.readline())["url"]
+            with httpx.Client(base_url=url, trust_env=False, timeout=SECONDS_MAX) as client:
+                ndjson = {"content-type": "application/x-ndjson"}
+                for _ in range(20):
+                    batch = client.post(
+                        "/v1/messages/batch", content=b"{}\n" * 5_000, headers=ndjson
+                    )
+                    assert batch.text.count("refused") >= 5_000
+                for number in range(300):
+                    long_name = f"{number}-" + "n" * 3_000
+                    assert client.get(f"/v1/messages/{long_name}").status_code >= 400
+                    assert client.post("/v1/messages", content=long_name).status_code >= 400
+                    assert client.post("/v1/recon", content=b"\xff" * 100).status_code >= 400
+                    assert client.get(f"/{long_name}").status_code == 404
+        finally:
+            running.terminate()
+            running.communicate()
+    assert log.stat().st_size < 10_000

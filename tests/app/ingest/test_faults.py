@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import resource
 import signal
@@ -29,20 +30,37 @@ from tests.support.stores import Stores
 pytestmark = pytest.mark.anyio
 
 ROUNDS = 5
+SOAK_ROUNDS = 1_000
 PUBLISH_UNTIL_KILLED = Path(__file__).with_name("publish_until_killed.py")
 WAL_FRAME_BYTES = 4096 + 24
 
 
 async def test_every_acknowledged_message_survives_kill_9(stores: Stores) -> None:
+    assert await survives_kills(stores, ROUNDS, seconds=60) == ROUNDS
+
+
+@pytest.mark.soak
+async def test_every_acknowledged_message_survives_a_thousand_kills(stores: Stores) -> None:
+    seconds = 60 * float(os.environ.get("SOAK_MINUTES", "60"))
+    rounds = await survives_kills(stores, SOAK_ROUNDS, seconds)
+    assert rounds == SOAK_ROUNDS, f"{rounds} in the time; raise SOAK_MINUTES"
+
+
+async def survives_kills(stores: Stores, rounds: int, seconds: float) -> int:
+    """Kill a publisher until `rounds` or the time is reached; the number of kills."""
     url = stores.new_url()
     acknowledged: list[bytes] = []
-    for number in range(ROUNDS):
+    until, number = time.monotonic() + seconds, 0
+    while number < rounds and time.monotonic() < until:
         acknowledged += await asyncio.to_thread(kill_while_publishing, url, number)
+        number += 1
     store = await Store.open(url, DEFAULT_LIMITS)
-    found = await store.entries.by_digest(acknowledged)
-    assert [entry.digest for entry in found] == acknowledged
+    for start in range(0, len(acknowledged), 1_000):
+        part = acknowledged[start : start + 1_000]
+        assert [entry.digest for entry in await store.entries.by_digest(part)] == part
     assert len(acknowledged) > 100
     await store.close()
+    return number
 
 
 def kill_while_publishing(url: str, number: int) -> list[bytes]:
