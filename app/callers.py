@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from app.entries import Entry
 from app.errors import Code, Problem, problem_of_message
+from app.proxies import address_key
 from app.store.channelpages import ChannelInfo
 from app.store.entryrows import ContentState
 from app.store.lookups import Found
@@ -178,14 +179,15 @@ def unauthenticated(detail: str) -> Problem:
     return Problem(Code.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def confined(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
+def confined(caller: Caller, headers: Mapping[bytes, bytes], public_host: bytes = b"") -> Caller:
     """The caller of a request with an Origin: a page of another origin lacks the operator's scope.
 
     Browsers send the Origin of a page, and no page can forge it. It distinguishes a page of this node
-    from any other page that is open on this machine and tries to use the machine's rights.
+    from any other page that is open on this machine and tries to use the machine's rights. A page of this
+    node has the host of the request, or `public_host` where a proxy names another one.
     """
     _, _, origin_host = headers[b"origin"].partition(b"://")
-    if origin_host == headers.get(b"host"):
+    if origin_host and origin_host in (headers.get(b"host"), public_host):
         return caller
     return replace(caller, scopes=caller.scopes & SCOPES_OF_PAGES)
 
@@ -202,14 +204,21 @@ class LoopbackAuthorizer:
     """Without credentials: everything for callers on this machine, open routes for others.
 
     A request for another host name is refused even if it comes from this machine: a web page could
-    reach a local service through DNS that it controls, and a stranger through a proxy.
+    reach a local service through DNS that it controls, and a stranger through a proxy. A request for the
+    name in the public URL is that of a stranger, because whoever calls it may have come through a proxy.
     """
+
+    def __init__(self, public_host: bytes = b"") -> None:
+        self._public_name = _host_name(public_host)
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         if not _is_loopback(client_host):
             return _unknown(client_host)
-        if not _is_loopback(_host_name(headers.get(b"host", b"localhost"))):
+        name = _host_name(headers.get(b"host", b"localhost"))
+        if not _is_loopback(name):
+            if name and name == self._public_name:
+                return _unknown(client_host)
             raise Problem(Code.FORBIDDEN, "the Host header names another machine")
         return _LOCAL
 
@@ -234,11 +243,13 @@ class DistrustingAuthorizer:
         return _stranger(client_host) if self._is_open else _unknown(client_host)
 
 
-def authorizer_without_tokens(*, trust_loopback: bool, insecure: bool) -> Authorizer:
+def authorizer_without_tokens(
+    *, trust_loopback: bool, insecure: bool, public_host: bytes = b""
+) -> Authorizer:
     """Identifies the callers that send no token, as the settings of these names say."""
     if not trust_loopback:
         return DistrustingAuthorizer(is_open=insecure)
-    return OpenAuthorizer() if insecure else LoopbackAuthorizer()
+    return OpenAuthorizer() if insecure else LoopbackAuthorizer(public_host)
 
 
 _LOCAL = Caller("local")
@@ -247,12 +258,13 @@ _LOCAL = Caller("local")
 @lru_cache(maxsize=4096)
 def _stranger(client_host: str) -> Caller:
     scopes = EVERY_SCOPE - {Scope.ADMIN}
-    return Caller(f"address {client_host}", scopes, is_trusted=False)
+    return Caller(f"address {address_key(client_host)}", scopes, is_trusted=False)
 
 
 @lru_cache(maxsize=4096)
 def _unknown(client_host: str) -> Caller:
-    return Caller(f"address {client_host}", frozenset({Scope.OPEN}), is_trusted=False)
+    name = f"address {address_key(client_host)}"
+    return Caller(name, frozenset({Scope.OPEN}), is_trusted=False)
 
 
 @lru_cache(maxsize=256)

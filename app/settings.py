@@ -13,15 +13,19 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.errors import Problem, SettingsError
+from app.proxies import check_proxies
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
 # Variables of the test suite, the benchmarks and the verbs that call a node; never settings of a node.
 FOREIGN_PREFIXES = ("SDSTORE_TEST_", "SDSTORE_BENCH_", "SDSTORE_CLIENT_")
 
+# RFC 3986. A link in angle brackets can contain them all.
+_URL_CHARACTERS = re.compile(r"[A-Za-z0-9._~:/%@!$&'()*+,;=\[\]-]+")
 _PASSWORD = re.compile(r"(?<=[?&]password=)[^&]*|(?<=:)[^:/@?]*(?=@)")
 
 
@@ -48,6 +52,26 @@ def _split_pairs(value: object) -> object:
 
 TokenFiles = Annotated[dict[str, Path], BeforeValidator(_split_pairs)]
 CommaList = Annotated[list[str], BeforeValidator(_split_commas)]
+
+
+def _public_url(text: str) -> str:
+    """The URL without the slash at its end."""
+    url = urlsplit(text)
+    is_plain = not (url.query or url.fragment or "@" in url.netloc or url.path.count("//"))
+    if url.scheme not in ("http", "https") or not url.hostname or not is_plain:
+        raise ValueError("it is http(s)://HOST[:PORT][/PATH]")
+    if not _URL_CHARACTERS.fullmatch(text):
+        raise ValueError("it contains characters that a URL cannot have")
+    _ = url.port  # raises ValueError
+    return text.rstrip("/")
+
+
+def _check_proxies(trusted: list[str]) -> list[str]:
+    check_proxies(trusted)
+    return trusted
+
+
+PublicUrl = Annotated[str, AfterValidator(_public_url)]
 
 
 def _database_below(values: dict[str, Any]) -> str:
@@ -107,9 +131,23 @@ class Settings(BaseModel):
         {},
         description="URL=FILE for each peer that demands an access token; it is read at each sync",
     )
-    trust_loopback: bool = Field(
-        True,
-        description="serve callers on this machine without a token; false: all need one, as behind a proxy",
+    trust_loopback: bool | None = Field(
+        None,
+        description="serve callers on this machine without a token; false: all need one; "
+        "unset: unless there is a public_url or a trusted proxy",
+    )
+    public_url: PublicUrl | None = Field(
+        None,
+        description="URL by which callers reach this node through a proxy; links in replies begin with it",
+    )
+    trusted_proxies: Annotated[CommaList, AfterValidator(_check_proxies)] = Field(
+        [],
+        description="addresses or networks of proxies, which say from where and by which scheme they were "
+        "called",
+    )
+    proxy_header: Literal["x-forwarded-for", "forwarded"] = Field(
+        "x-forwarded-for",
+        description="the header in which trusted proxies say from where they were called",
     )
     insecure: bool = Field(
         False,
@@ -141,6 +179,18 @@ class Settings(BaseModel):
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def trusts_loopback(self) -> bool:
+        """Whether callers on this machine need no token: behind a proxy every caller seems to be one."""
+        if self.trust_loopback is None:
+            return not (self.public_url or self.trusted_proxies)
+        return self.trust_loopback
+
+    @property
+    def public_host(self) -> bytes:
+        """Host and port in the public URL; empty without one."""
+        return urlsplit(self.public_url or "").netloc.encode()
 
     @property
     def allows_private_peers(self) -> bool:
@@ -175,6 +225,10 @@ def load_settings(
     _check_data_dir(settings, provenance["data_dir"])
     if settings.peers:
         _check_peers(settings, provenance["peers"])
+    if settings.trust_loopback and settings.trusted_proxies:
+        raise SettingsError(
+            f"trust_loopback ({provenance['trust_loopback']}): behind a proxy every caller needs a token"
+        )
     if settings.tls_key and not settings.tls_cert:
         raise SettingsError(f"tls_key ({provenance['tls_key']}): it needs tls_cert")
     return settings, provenance

@@ -87,6 +87,22 @@ def serve(
             help="A web origin whose pages may call the node; may be repeated; * is every page.",
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="URL by which callers reach the node through a proxy.",
+        ),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address or network of a proxy that reports its callers; may be repeated.",
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Allow listening beyond this machine without credentials."),
@@ -128,6 +144,8 @@ def serve(
         "tls_key": tls_key,
         "workers": workers,
         "cors_origins": cors_origin or None,
+        "public_url": public_url,
+        "trusted_proxies": trusted_proxy or None,
         "insecure": insecure or None,
         "log_level": log_level,
         "log_format": log_format,

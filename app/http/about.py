@@ -89,9 +89,12 @@ async def _document(node: Node) -> dict[str, Any]:
 
 
 @routes.add("GET /openapi.json", Scope.OPEN)
-async def openapi(call: CurrentCall, request: Request) -> Reply:  # noqa: ARG001
+async def openapi(call: CurrentCall, request: Request) -> Reply:
     """This interface as an OpenAPI document."""
-    return json_only(request.app.openapi())
+    document = request.app.openapi()
+    if public_url := call.node.settings.public_url:
+        document = {**document, "servers": [{"url": public_url}]}
+    return json_only(document)
 
 
 @routes.add("GET /docs", Scope.OPEN, replies={200: reply("A page", others={Form.HTML: TEXT})})
@@ -112,7 +115,7 @@ def _docs_page(document: Document) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f'<h1>{title}</h1><p>For programs: <a href="/openapi.json">openapi.json</a>. '
+        f'<h1>{title}</h1><p>For programs: <a href="openapi.json">openapi.json</a>. '
         f"Errors are problem documents (RFC 9457) with a stable <code>code</code>.</p>{operations}"
     )
 

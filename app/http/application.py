@@ -70,7 +70,9 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
     """The ASGI application of a node that is open."""
     if authorizer is None:
         without_token = authorizer_without_tokens(
-            trust_loopback=node.settings.trust_loopback, insecure=node.settings.insecure
+            trust_loopback=node.settings.trusts_loopback,
+            insecure=node.settings.insecure,
+            public_host=node.settings.public_host,
         )
         authorizer = TokenAuthorizer(node.tokens, without_token)
     metrics = HttpMetrics()

@@ -85,6 +85,10 @@ class Call:
         """Whether the client hung up before it got a reply."""
         return self.exchange is not None and self.exchange.has_left
 
+    def location(self, path: str) -> tuple[bytes, bytes]:
+        """The header `Location` of a path of this node: a URL if the node knows its public one."""
+        return b"location", f"{self.node.settings.public_url or ''}{path}".encode()
+
     @property
     def form(self) -> Form:
         """The form of the reply that the caller accepts; raises `not_acceptable`."""

@@ -22,7 +22,6 @@ import socket
 from collections import Counter, deque
 from collections.abc import MutableMapping
 from http import HTTPStatus
-from ipaddress import ip_network
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,6 +33,7 @@ from app.errors import Code, Problem
 from app.http.call import EXCHANGE_KEY, Headers, Parts, Reply, length_of
 from app.http.replies import internal_error, problem_reply
 from app.limits import Limits
+from app.proxies import Proxies, address_key
 from app.sharing import Holding, Sharing
 
 READ_BYTES = 16_384
@@ -67,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
 
     limits: Limits
     sharing: Sharing
+    proxies: Proxies
     open_count: Counter[str]
     buffer: memoryview
 
@@ -83,6 +84,9 @@ class Connection(asyncio.BufferedProtocol):
         self.address = ""
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
+        # Whether a trusted proxy has opened it: each request has a client of its own.
+        self.is_proxy = False
+        self.scheme = "http"
         self.is_gone = False
         # Whether the answer consists of events shared with other readers.
         self.is_live = False
@@ -129,12 +133,16 @@ class Connection(asyncio.BufferedProtocol):
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
         self.server = (str(own[0]), int(own[1])) if isinstance(own, tuple) else None
-        self.address = _address(self.client[0]) if self.client else ""
+        self.address = address_key(self.client[0]) if self.client else ""
+        self.is_proxy = self.client is not None and self.proxies.trusts(self.client[0])
+        if transport.get_extra_info("sslcontext") is not None:
+            self.scheme = "https"
         connections = self._server_state.connections
         connections.add(self)  # type: ignore[arg-type]
         self.open_count[self.address] += 1
         is_full = len(connections) > self.limits.connections_max and not self._displace_idle()
-        if is_full or self.open_count[self.address] > self.limits.connections_per_address_max:
+        is_greedy = self.open_count[self.address] > self.limits.connections_per_address_max
+        if is_full or (is_greedy and not self.is_proxy):
             self._is_deaf = True
             transport.abort()
             return
@@ -363,13 +371,17 @@ class Connection(asyncio.BufferedProtocol):
         url = httptools.parse_url(self._url)
         raw_path: bytes = url.path or b""
         path = raw_path.decode("ascii")
+        client, scheme = self.client, self.scheme
+        if self.is_proxy and client is not None:
+            seen = self.proxies.client(client[0], self._headers)
+            client, scheme = (seen.host, 0), seen.scheme or scheme
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "server": self.server,
-            "client": self.client,
-            "scheme": "http",
+            "client": client,
+            "scheme": scheme,
             "method": self._parser.get_method().decode("ascii"),
             "root_path": "",
             "path": unquote(path) if "%" in path else path,
@@ -603,6 +615,8 @@ class Exchange:
     @property
     def caller(self) -> str:
         """The client's address, which identifies it in shares and turns."""
+        if self._connection.is_proxy:
+            return address_key(self.scope["client"][0])
         return self._connection.address
 
     @property
@@ -784,21 +798,14 @@ def _head(status: int, headers: Headers, framing: Headers, *, is_last: bool) -> 
     return head + b"\r\n"
 
 
-def _address(host: str) -> str:
-    """The key of a client: its address, or the first 64 bits of IPv6, which one subscriber owns."""
-    if ":" not in host:
-        return host
-    try:
-        return str(ip_network((host.partition("%")[0], 64), strict=False))
-    except ValueError:
-        return host
-
-
-def bounded_protocol(limits: Limits, sharing: Sharing | None = None) -> type[Any]:
+def bounded_protocol(
+    limits: Limits, sharing: Sharing | None = None, proxies: Proxies | None = None
+) -> type[Any]:
     """The protocol class of one server; `sharing`: the node's shares, if it has any."""
     attributes: dict[str, Any] = {
         "limits": limits,
         "sharing": sharing or Sharing(limits),
+        "proxies": proxies or Proxies(()),
         "open_count": Counter(),
         # One buffer for all connections: it is filled and parsed within one callback of the loop.
         "buffer": memoryview(bytearray(BODY_STEP_BYTES)),

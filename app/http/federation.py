@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from app.callers import Scope
 from app.federation.syncs import Sync, SyncEvent
-from app.http.call import Reply, StreamedReply
+from app.http.call import Call, Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_only
 from app.http.routing import CurrentCall, Routes
@@ -66,8 +66,7 @@ async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     known = {peer.peer_id for peer in call.node.peers.all()}
     peer = await call.node.peers.add(body.url, body.token)
     status = 200 if peer.peer_id in known else 201
-    location = f"/v1/peers/{peer.peer_id}".encode()
-    return json_only(peer.document(), status, [(b"location", location)])
+    return json_only(peer.document(), status, [call.location(f"/v1/peers/{peer.peer_id}")])
 
 
 @routes.add("GET /v1/peers/{peer_id}", Scope.ADMIN)
@@ -96,7 +95,7 @@ async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = Non
     sync = await call.node.peers.sync_peer(
         peer_id, channels=tuple(wanted.channels), dry_run=wanted.dry_run
     )
-    return _started(sync)
+    return _started(call, sync)
 
 
 @routes.add("GET /v1/syncs", Scope.ADMIN)
@@ -111,7 +110,7 @@ async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
     sync = await call.node.peers.sync_url(
         body.peer_url, channels=tuple(body.channels), dry_run=body.dry_run
     )
-    return _started(sync)
+    return _started(call, sync)
 
 
 @routes.add("GET /v1/syncs/{sync_id}", Scope.ADMIN)
@@ -132,6 +131,5 @@ async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Seque
         yield [event(each.name, each.document, str(each.number))]
 
 
-def _started(sync: Sync) -> Reply:
-    location = f"/v1/syncs/{sync.sync_id}".encode()
-    return json_only(sync.document(), 202, [(b"location", location)])
+def _started(call: Call, sync: Sync) -> Reply:
+    return json_only(sync.document(), 202, [call.location(f"/v1/syncs/{sync.sync_id}")])

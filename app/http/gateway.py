@@ -38,6 +38,7 @@ from app.http.call import (
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
 from app.node import Node
+from app.proxies import address_key
 from app.sharing import Turns
 
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
@@ -65,6 +66,7 @@ class Gateway:
         self._sharing = node.sharing
         self._bodies = Bodies(node.sharing.bodies, node.limits)
         self._limits = node.limits
+        self._public_host = node.settings.public_host
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -82,7 +84,7 @@ class Gateway:
             route = match.route
             stats = self._stats[route]
             call = self._admit(match, scope)
-            call.address = answer.caller or _host(scope)
+            call.address = answer.caller or address_key(_host(scope))
             call.exchange = exchange
             if bytes_max := route.body_bytes_max(self._limits):
                 call.body, call.sent_bytes, body_place = await self._bodies.read(
@@ -125,7 +127,7 @@ class Gateway:
             headers = _joined(raw_headers)
         caller = self._authorizer.identify(_host(scope), headers)
         if b"origin" in headers:
-            caller = confined(caller, headers)
+            caller = confined(caller, headers, self._public_host)
         channel_id = match.params.get("channel_id")
         if channel_id is None:
             channel_id = match.query.get("channel_id")

@@ -290,8 +290,9 @@ def next_link(
 ) -> Headers:
     """`Link: rel="next"`: this request again, behind its last item, as an absolute URL.
 
-    It keeps the form of the request (a proxy might rewrite IDs in paths, hence the query form) and the
-    authority by which the caller reaches this node. `lists`: the repeatable parameters with their values.
+    It keeps the form of the request (a proxy might rewrite IDs in paths, hence the query form). It begins
+    with the public URL, or else with the authority by which the caller reaches this node. `lists`: the
+    repeatable parameters with their values.
     """
     if next_token is None:
         return []
@@ -299,7 +300,8 @@ def next_link(
     query |= {"after": next_token}
     pairs = urlencode({**query, **lists}, doseq=bool(lists), quote_via=quote, safe="")
     path = quote(raw_path(call.asgi), safe=_PATH_CHARACTERS)
-    url = f"{call.asgi['scheme']}://{_authority(call)}{path}?{pairs}"
+    base = call.node.settings.public_url or f"{call.asgi['scheme']}://{_authority(call)}"
+    url = f"{base}{path}?{pairs}"
     return [(b"link", f'<{url}>; rel="next"'.encode())]
 
 

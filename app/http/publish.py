@@ -67,9 +67,8 @@ async def publish_one(
         raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
     outcome = await call.node.door.publish(_one_publication(call, retrieval_hint))
     status = _STATUS[outcome.kind]
-    headers = (
-        [(b"location", b"/v1/entries/" + outcome.digest.hex().encode())] if outcome.digest else []
-    )
+    digest = outcome.digest
+    headers = [call.location(f"/v1/entries/{digest.hex()}")] if digest else []
     if form is Form.PROTOBUF:
         return protobuf_reply(_outcome_protobuf(outcome), status, headers)
     return json_reply(_outcome_json(outcome), status, headers)

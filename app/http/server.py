@@ -29,6 +29,7 @@ from app.http.connection import bounded_protocol
 from app.http.replies import problem_reply
 from app.limits import Limits
 from app.node import Node
+from app.proxies import Proxies
 from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
@@ -47,6 +48,10 @@ def tls_options(settings: Settings) -> dict[str, Any]:
     return {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
 
 
+def _proxies(settings: Settings) -> Proxies:
+    return Proxies(settings.trusted_proxies, settings.proxy_header)
+
+
 class NodeServer(uvicorn.Server):
     """Serves an application of a node."""
 
@@ -57,7 +62,7 @@ class NodeServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(node.limits, node.sharing),
+                http=bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -150,7 +155,8 @@ def waiting_server(reason: str, limits: Limits, settings: Settings) -> SideServe
         await send(start)
         await send({"type": "http.response.body", "body": reply.body})
 
-    return SideServer(answer, bounded_protocol(limits), **tls_options(settings))
+    http = bounded_protocol(limits, proxies=_proxies(settings))
+    return SideServer(answer, http, **tls_options(settings))
 
 
 def _waiting_reply(path: str, reason: str) -> Reply:

@@ -57,6 +57,13 @@ def test_variables_of_the_test_suite_are_no_settings() -> None:
         ("log_format", "xml"),
         ("peers", ["http://good.example", "ftp://store.example"]),
         ("peers", ["http://xn--a"]),
+        ("public_url", "store.example"),
+        ("public_url", "https://user@store.example"),
+        ("public_url", "https://store.example/?a"),
+        ("public_url", "https://store.example/>; rel=x"),
+        ("trusted_proxies", ["10.0.0.1/8"]),
+        ("trusted_proxies", ["proxy.example"]),
+        ("trusted_proxies", ["::ffff:10.0.0.1"]),
     ],
 )
 def test_a_wrong_value_is_told_with_its_name_and_layer(name: str, value: object) -> None:
@@ -105,3 +112,11 @@ def test_private_peers_are_allowed_while_only_this_machine_can_ask(
     assert Settings(host=host).allows_private_peers is is_loopback
     assert Settings(host=host, private_peers=True).allows_private_peers
     assert not Settings(host=host, private_peers=False).allows_private_peers
+
+
+def test_loopback_is_no_credential_where_a_proxy_or_a_public_url_is_declared() -> None:
+    assert load_settings(None, {}, {})[0].trusts_loopback
+    for name, value in (("public_url", "https://store.example/"), ("trusted_proxies", "::1")):
+        assert not load_settings(None, {}, {f"SDSTORE_{name.upper()}": value})[0].trusts_loopback
+    with pytest.raises(SettingsError, match="trust_loopback"):
+        load_settings(None, {"trust_loopback": True, "trusted_proxies": ["10.0.0.1"]}, {})

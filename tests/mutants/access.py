@@ -11,6 +11,7 @@ _TOKENS = ("tests/app/test_tokens.py",)
 _SLOW_BODY = (
     "tests/app/http/test_tokens.py::test_a_request_whose_body_comes_after_the_revocation_is_refused",
 )
+_PROXIES = ("tests/app/test_proxies.py", "tests/app/http/test_proxies.py")
 _CALLERS = ("tests/app/test_callers.py",)
 
 
@@ -32,6 +33,25 @@ def _everything(*_: Any) -> Any:
     from app.callers import Caller
 
     return Caller("stranger", is_trusted=False)
+
+
+def _as_written(text: str) -> Any:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(text.strip())
+    except ValueError:
+        return None
+
+
+def _left_most(*_: Any) -> Any:
+    def wrong(proxies: Any, proxy_host: str, headers: Any) -> Any:
+        from app.proxies import Seen
+
+        values = [value for name, value in headers if name == proxies._header]
+        return Seen(values[0].partition(b",")[0].decode("latin-1") if values else proxy_host, None)
+
+    return wrong
 
 
 def _operator(*_: Any) -> Any:
@@ -74,5 +94,27 @@ FAULTS = [
         "app.callers:DistrustingAuthorizer.identify",
         instead(_operator),
         _CALLERS,
+    ),
+    _fault(
+        "a header counts whoever sent it", "app.proxies:Proxies.trusts", returns(True), _PROXIES
+    ),
+    _fault("the client is what it says", "app.proxies:Proxies.client", _left_most, _PROXIES),
+    _fault(
+        "an address in IPv6 is not the one in IPv4",
+        "app.proxies:_node",
+        instead(_as_written),
+        _PROXIES,
+    ),
+    _fault(
+        "every address of a subscriber is a client",
+        "app.proxies:address_key",
+        instead(str),
+        _PROXIES,
+    ),
+    _fault(
+        "callers are local behind a proxy",
+        "app.settings:Settings.trusts_loopback",
+        instead(True),
+        _PROXIES,
     ),
 ]
