@@ -380,7 +380,15 @@ class Limits:
         "seconds",
         "idle peers compare unkeyed roots for this time, then run a session",
     )
-    peers_max: int = _bound(256, "peers", "each has a task and a record")
+    peers_max: int = _bound(256, "peers", "each has a record, and its memory of what is set aside")
+    peer_sessions_max: int = _bound(
+        32, "sessions", "started by the schedule and in work; a further peer that is due waits"
+    )
+    peer_sessions_slow_max: int = _bound(
+        8,
+        "sessions",
+        "of them with new, failing or slow peers, which can hold 30 MiB and last for an hour",
+    )
     syncs_remembered_max: int = _bound(256, "sessions", "in the operator's list")
     sync_seconds_max: int = _bound(
         SYNC.seconds_max,
