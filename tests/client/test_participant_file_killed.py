@@ -14,10 +14,11 @@ import pytest
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
 
 from sdstore.client import ParticipantFile, ParticipantFileError
+from sdstore.client.participantlog import FileLog
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver
-from sdstore.sds.log import Staged
+from sdstore.sds.log import LogEntry, Staged
 from sdstore.sds.participant import Participant
 
 CHANNEL = "general"
@@ -102,6 +103,14 @@ def killed(path: Path, frames: list[bytes], seed: int, after_s: float) -> tuple[
         return reports.read().split(), status
 
 
+def all_deliveries(log: FileLog) -> list[LogEntry]:
+    """All of them: one read is bounded in bytes."""
+    found: list[LogEntry] = []
+    while part := log.deliveries(len(found), 10_000):
+        found += part
+    return found
+
+
 def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> int:
     """The number of deliveries in the file."""
     ids = [decode(frame)[0].message_id for frame in frames]
@@ -115,7 +124,7 @@ def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> i
                 found = file.participant(CHANNEL, "ada")._incoming.frame(ids[n])
                 assert f"waiting/{ids[n]}" in state
             assert found == frames[n]
-        delivered = log.deliveries(0, 10_000)
+        delivered = all_deliveries(log)
         assert [each.number for each in delivered] == list(range(1, len(delivered) + 1))
         contents = [each.message.content for each in delivered]
         assert contents == [b"message %d" % n for n in range(len(delivered))]  # causal order

@@ -80,6 +80,12 @@ async def next_cost(one: Node, peer: InProcessPeer, memory: Remembered) -> tuple
     return report.requests, peer.bytes_up - up, peer.bytes_down - down
 
 
+def check_alike(cost: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+    """As many requests, and as many bytes but for a few: the random shift of cuts has no or some."""
+    assert cost[0] == other[0]
+    assert all(abs(own - others) <= 4 for own, others in zip(cost[1:], other[1:], strict=True))
+
+
 async def check_a_whole_session(one: Node, peer: InProcessPeer, memory: Remembered) -> None:
     """Once the proof is too old, the ranges are compared: they are equal, in one request."""
     memory.value = replace(memory.value, proof=None)
@@ -118,7 +124,7 @@ def test_entries_that_we_refuse_are_named_and_the_next_session_costs_no_more_tha
         assert (first.set_aside_count, named(first)) == (len(ODD), ODD_IDS)
         assert codes(first) == {("here", "frame_too_large")}
         assert len(await holdings(one)) == COUNT - len(ODD)
-        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+        check_alike(await next_cost(one, peer, memory), await idle_cost(tmp_path))
         await check_a_whole_session(one, peer, memory)
 
     pair(tmp_path, scenario, one=SMALL)
@@ -136,7 +142,7 @@ def test_entries_that_the_peer_refuses_are_named_and_the_next_session_costs_no_m
         assert (first.proved, named(first)) == (True, ODD_IDS)
         assert codes(first) == {("there", "refused")}
         assert len(await holdings(two)) == COUNT - len(ODD)
-        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+        check_alike(await next_cost(one, peer, memory), await idle_cost(tmp_path))
         await check_a_whole_session(one, peer, memory)
 
     pair(tmp_path, scenario, two=SMALL)
@@ -159,7 +165,7 @@ def test_frames_that_cannot_be_decoded_cost_nothing_beside_them(tmp_path: Path) 
         assert (first.proved, named(first)) == (True, ODD_IDS)
         assert codes(first) == {("here", "malformed_frame")}
         assert len(await holdings(one)) == COUNT - len(ODD)
-        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+        check_alike(await next_cost(one, peer, memory), await idle_cost(tmp_path))
         await check_a_whole_session(one, peer, memory)
 
     pair(tmp_path, scenario)
@@ -218,7 +224,7 @@ def test_content_that_the_peer_has_lost_is_named_and_others_are_asked(tmp_path: 
         assert (first.outcome, first.detail) == (SyncOutcome.IN_SYNC, "")
         assert (first.proved, named(first)) == (True, ODD_IDS)
         assert codes(first) == {("here", "lost")}
-        assert await next_cost(one, peer, memory) == await idle_cost(tmp_path)
+        check_alike(await next_cost(one, peer, memory), await idle_cost(tmp_path))
         await check_a_whole_session(one, peer, memory)
         async with open_nodes(tmp_path / "c", {}) as (third,):
             await publish(third, MESSAGES)
