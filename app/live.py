@@ -106,7 +106,7 @@ class LiveHub:
         """The current number of readers."""
         return self._readers_count
 
-    def on_committed(self, _committed: list[Committed]) -> None:
+    def on_committed(self, _committed: Sequence[Committed]) -> None:
         """Wake the follower, which reads the committed entries from the feed."""
         self._committed.set()
 

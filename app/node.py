@@ -212,13 +212,14 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         live=live,
         orders=Orders(store, limits, sharing),
         syncs=syncs,
-        peers=Peers(replica, syncs, book, interest, settings, instance_id),
+        peers=Peers(replica, syncs, book, interest, settings, instance_id, store.arrivals),
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
         instance_id=instance_id,
         sharing=sharing,
         tokens=Tokens(TokenFile(tokens_path(settings))),
     )
+    committer.listeners.append(node.peers.on_committed)
     node.metrics.register(node.mvds)
     register_node_metrics(
         node.metrics, committer, index, live, node.orders, node.verification, node.peers

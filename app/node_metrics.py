@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.federation.peers import Peers, PeerState, PeerTotals
+from app.federation.peer import PeerState, PeerTotals
+from app.federation.peers import Peers
 from app.federation.transport import url_text
 from app.ingest.committer import GroupCommitter
 from app.live import LiveHub

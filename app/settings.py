@@ -96,7 +96,10 @@ class Settings(BaseModel):
         description="URLs of the stores to sync with; a name can be unresolvable at start",
     )
     sync_interval_s: float = Field(
-        30.0, gt=0, le=86_400, description="seconds from one sync with a peer to the next"
+        30.0,
+        gt=0,
+        le=86_400,
+        description="longest pause between two syncs with a healthy peer, in seconds",
     )
     channels: CommaList = Field(
         [], description="channels to sync; if there are no prefixes either: every channel"

@@ -48,7 +48,9 @@ def serve(
     ] = None,
     sync_interval: Annotated[
         float | None,
-        typer.Option("--sync-interval", metavar="S", help="Seconds between syncs with a peer."),
+        typer.Option(
+            "--sync-interval", metavar="S", help="Longest pause between syncs with a peer."
+        ),
     ] = None,
     peer_token_file: Annotated[
         list[str] | None,

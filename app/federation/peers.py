@@ -1,7 +1,8 @@
-"""The peers of this node, and one loop for each: sync, wait, sync again.
+"""The peers of this node, and the sessions with them.
 
-Each peer has its own loop, so a slow or dead peer delays no other. Peers of the settings are added at
-each start; those that an operator added stay in the database until they are removed.
+`app.federation.schedule` decides when to sync with which peer; one task here starts those sessions.
+Peers of the settings are added at each start; those that an operator added stay in the database until
+they are removed.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx
 from blake3 import blake3
 
 from app.errors import Code, Problem
+from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
+from app.federation.schedule import Schedule, Verdict
 from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import (
     open_http_transport,
@@ -29,26 +31,23 @@ from app.federation.transport import (
     resolve,
     url_text,
 )
+from app.ingest.committer import Committed
 from app.recon.replica import NodeReplica
 from app.settings import Settings
+from app.store.arrivals import Arrivals
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.limits import SyncLimits
-from sdstore.sync.memory import PeerMemory
-from sdstore.sync.report import Progress, SyncError, SyncOutcome, SyncReport
+from sdstore.sync.report import Progress, SyncError, SyncReport
 from sdstore.sync.session import sync_with_peer
 
-BACKOFF_FACTOR = 2.0
-BACKOFF_S_MAX = 600.0  # a recovered peer is found within ten minutes
-JITTER = 0.1  # spreads the syncs of peers that were started together
 WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread over six hours
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
+FOLLOW_S = 0.4  # between two looks for commits of other processes over the same PostgreSQL
+CHANNELS_COMPARED_MAX = 64  # of one commit, with the interest of each peer; one of more is for all
 
 _log = logging.getLogger(__name__)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+T = TypeVar("T")
 
 
 class PeerBook(Protocol):
@@ -61,137 +60,29 @@ class PeerBook(Protocol):
         """Replace the peers. Raises Problem if the database cannot be written."""
 
 
-class PeerState(StrEnum):
-    """How the last sync with a peer ended."""
+class _Metered(Awaitable[T]):
+    """Awaits a coroutine and adds up the CPU time of its steps, without the tasks that it starts."""
 
-    NEW = "new"
-    HEALTHY = "healthy"
-    FAILING = "failing"
-    UNREACHABLE = "unreachable"
-    REFUSED = "refused"
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.cpu_s = 0.0
+        self._coroutine = coroutine
 
-
-_LOG_LEVELS = {
-    PeerState.HEALTHY: logging.INFO,
-    PeerState.FAILING: logging.WARNING,
-    PeerState.UNREACHABLE: logging.WARNING,
-    PeerState.REFUSED: logging.ERROR,
-}
-
-
-class PeerOrigin(StrEnum):
-    """The origin of a peer."""
-
-    SETTINGS = "settings"
-    ADDED = "added"
-
-
-@dataclass(slots=True)
-class PeerTotals:
-    """Sums over all syncs with a peer since this process started.
-
-    `lost_count` and `set_aside_count` are from the last sync.
-    """
-
-    outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
-    amounts: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    proved_at_s: float | None = None
-    lost_count: int = 0
-    set_aside_count: int = 0
-
-    def add(self, report: SyncReport) -> None:
-        """Count one sync."""
-        self.outcomes[report.outcome] += 1
-        self.seconds += report.seconds
-        for name in COUNTED:
-            self.amounts[name] += getattr(report, name)
-        self.lost_count, self.set_aside_count = report.lost_here, report.set_aside_count
-        if report.proved:
-            self.proved_at_s = time.time()
-
-
-COUNTED = (
-    "rounds",
-    "bytes_up",
-    "bytes_down",
-    "entries_received",
-    "entries_sent",
-    "entries_refused",
-    "claims_received",
-    "claims_sent",
-    "claims_refused",
-    "mended",
-)
-"""Figures of a report that are summed per peer."""
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
-    since the last good one; `code` and `reason` say why the last one failed."""
-
-    peer_id: str
-    url: httpx.URL
-    origin: PeerOrigin = PeerOrigin.ADDED
-    token: str | None = field(default=None, repr=False)
-    memory: PeerMemory = field(default_factory=PeerMemory)
-    totals: PeerTotals = field(default_factory=PeerTotals)
-    state: PeerState = PeerState.NEW
-    since_ms: int = field(default_factory=_now_ms)
-    code: str = ""
-    reason: str = ""
-    failures: int = 0
-    last_sync: Sync | None = None
-    next_sync_at_ms: int | None = None
-    loop: asyncio.Task[None] | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The peer as JSON."""
-        return {
-            "id": self.peer_id,
-            "url": url_text(self.url),
-            "origin": self.origin,
-            "state": self.state,
-            "since_ms": self.since_ms,
-            "code": self.code,
-            "reason": self.reason,
-            "failures": self.failures,
-            "last_sync_id": self.last_sync.sync_id if self.last_sync else None,
-            "next_sync_at_ms": self.next_sync_at_ms,
-        }
-
-    def status(self) -> dict[str, Any]:
-        """The peer with the report of its last sync."""
-        report = self.last_sync.report if self.last_sync else None
-        return self.document() | {"last_report": asdict(report) if report else None}
-
-    def learn(self, report: SyncReport) -> None:
-        """Record the result of a sync; log a change of the state.
-
-        A fault of this node, such as an outage of its database, does not change the peer's state.
-        """
-        self.totals.add(report)
-        self.code, self.reason = report.code, report.detail
-        if report.outcome is SyncOutcome.LOCAL_FAULT:
-            self.reason = f"the fault is this node's, not the peer's: {report.detail}"
-            return
-        state = _state_of(report)
-        if state is self.state:
-            return
-        self.state, self.since_ms = state, _now_ms()
-        detail = f": {report.code}: {report.detail}" if report.code else ""
-        _log.log(_LOG_LEVELS[state], "peer %s is %s%s", url_text(self.url), state, detail)
-
-
-def _state_of(report: SyncReport) -> PeerState:
-    if report.in_sync:
-        return PeerState.HEALTHY
-    if report.outcome is SyncOutcome.REFUSED:
-        return PeerState.REFUSED
-    if report.code == Code.PEER_UNREACHABLE:
-        return PeerState.UNREACHABLE
-    return PeerState.FAILING
+    def __await__(self) -> Generator[Any, Any, T]:
+        step: Callable[[], Any] = partial(self._coroutine.send, None)
+        while True:
+            started_s = time.thread_time()
+            try:
+                waits_for = step()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self.cpu_s += time.thread_time() - started_s
+            try:
+                yield waits_for
+                step = partial(self._coroutine.send, None)
+            except BaseException as error:  # noqa: BLE001 - the coroutine's to handle
+                step = partial(self._coroutine.throw, error)
 
 
 class Peers:
@@ -209,6 +100,7 @@ class Peers:
         interest: Interest,
         settings: Settings,
         instance_id: str,
+        arrivals: Arrivals,
     ) -> None:
         self.strangers = PeerTotals()
         self._replica = replica
@@ -219,12 +111,22 @@ class Peers:
         self._limits = replica.limits
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
+        self._arrivals = arrivals
         self._peers: dict[str, Peer] = {}
         # Stores that were synced with by URL, and their results; bounded like the sessions.
         self._strangers: dict[str, Peer] = {}
+        self._schedule = Schedule(
+            settings.sync_interval_s,
+            random.Random(),
+            sessions_max=self._limits.peer_sessions_max,
+            slow_sessions_max=self._limits.peer_sessions_slow_max,
+        )
+        self._is_due_earlier = asyncio.Event()
+        self._last_seq = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Add the peers of the settings and those of the database.
+        """Add the peers of the settings and those of the database, and begin to sync with them.
 
         The state of a peer shows whether it is down or not allowed.
         """
@@ -233,13 +135,15 @@ class Peers:
         for text, token in (await self._book.read()).items():
             with suppress(Problem):  # an older version accepted URLs that are refused now
                 self._add(parse_peer_url(text), PeerOrigin.ADDED, token)
+        self._tasks.append(asyncio.create_task(self._keep_starting(), name="peers"))
+        if self._settings.database_url.startswith("postgresql:"):
+            self._tasks.append(asyncio.create_task(self._follow_others(), name="commits"))
 
     async def close(self) -> None:
-        """End all loops."""
-        loops = [peer.loop for peer in self._peers.values() if peer.loop]
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        """Start no more sessions; running ones continue."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def add(self, url_text: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing one with this URL; it is kept across restarts.
@@ -258,7 +162,7 @@ class Peers:
         try:
             await self._keep()
         except Problem:
-            await self._forget(peer)
+            self._forget(peer)
             raise
         return peer
 
@@ -294,27 +198,28 @@ class Peers:
                 raise Problem(
                     Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
                 )
-            peer = self._peers[peer_id] = Peer(peer_id, url, origin, token)
-            peer.loop = asyncio.create_task(self._keep_equal(peer), name=f"peer {url_text(url)}")
+            self._peers[peer_id] = Peer(peer_id, url, origin, token)
+            self._schedule.add(peer_id, _now_s())
+            self._is_due_earlier.set()
         return self._peers[peer_id]
 
     async def remove(self, peer_id: str) -> None:
-        """Remove a peer and end its loop; a running sync continues. A peer of the settings returns at
-        the next start. Raises Problem: NOT_FOUND, and the errors of a write to the database."""
+        """Remove a peer; a running sync continues. A peer of the settings returns at the next start.
+
+        Raises Problem: NOT_FOUND, and the errors of a write to the database."""
         peer = self.get(peer_id)
-        del self._peers[peer_id]
+        self._forget(peer)
         try:
             await self._keep()
         except Problem:
             self._peers[peer_id] = peer
+            self._schedule.add(peer_id, _now_s(), peer.failures)
+            self._is_due_earlier.set()
             raise
-        await self._forget(peer)
 
-    async def _forget(self, peer: Peer) -> None:
+    def _forget(self, peer: Peer) -> None:
         self._peers.pop(peer.peer_id, None)
-        if peer.loop:
-            peer.loop.cancel()
-            await asyncio.gather(peer.loop, return_exceptions=True)
+        self._schedule.remove(peer.peer_id)
 
     def get(self, peer_id: str) -> Peer:
         """The peer with this ID. Raises Problem(NOT_FOUND)."""
@@ -358,43 +263,61 @@ class Peers:
         return sync
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
+        """Start a session. Raises Problem: SYNC_BUSY, OVERLOADED."""
         interest = self._interest
         if channels:
             interest = interest.intersect(Interest.make(channels=frozenset(channels)))
+        is_whole = not (dry_run or channels)
         sync = self._syncs.start(
-            self._run(peer, interest, dry_run),
+            self._run(peer, interest, is_whole=is_whole, dry_run=dry_run),
             peer_url=url_text(peer.url),
             peer_id=peer.peer_id,
             channels=channels,
             dry_run=dry_run,
         )
         peer.last_sync = sync
+        if self._peers.get(peer.peer_id) is peer:
+            self._schedule.begin(peer.peer_id, _now_s(), is_whole=is_whole)
         return sync
 
-    def _run(self, peer: Peer, interest: Interest, dry_run: bool) -> RunSync:
+    def _run(self, peer: Peer, interest: Interest, *, is_whole: bool, dry_run: bool) -> RunSync:
+        """A session with a peer. `is_whole`: it moves everything that both want."""
+        replica = self._replica.for_peer(peer.peer_id)
+
         async def run(changed: Callable[[Progress], None]) -> SyncReport:
-            try:
-                async with self._transport(peer.url, peer.token) as transport:
-                    report, peer.memory = await sync_with_peer(
-                        self._replica,
-                        transport,
-                        interest,
-                        memory=peer.memory,
-                        limits=self._jittered(),
-                        nonce_secret=self._replica.nonce_secret,
-                        arrivals=self._replica,
-                        dry_run=dry_run,
-                        changed=changed,
-                    )
-            except Problem as problem:
-                report = SyncReport.of_error(problem)
-            if self._peers.get(peer.peer_id) is not peer:
-                self.strangers.add(report)
-            elif not dry_run:
-                peer.learn(report)
+            async with self._transport(peer.url, peer.token) as transport:
+                report, peer.memory = await sync_with_peer(
+                    replica,
+                    transport,
+                    interest,
+                    memory=peer.memory,
+                    limits=self._jittered(),
+                    nonce_secret=replica.nonce_secret,
+                    arrivals=replica,
+                    dry_run=dry_run,
+                    changed=changed,
+                )
             return report
 
-        return run
+        async def run_and_learn(changed: Callable[[Progress], None]) -> SyncReport:
+            metered = _Metered(run(changed))
+            verdict = Verdict.NOTHING
+            try:
+                try:
+                    report = await metered
+                except Problem as problem:
+                    report = SyncReport.of_error(problem)
+                verdict = verdict_of(report)
+                if self._peers.get(peer.peer_id) is not peer:
+                    self.strangers.add(report)
+                elif not dry_run:
+                    peer.learn(report)
+                return report
+            finally:
+                if self._peers.get(peer.peer_id) is peer:
+                    self._ended(peer, verdict if is_whole else None, metered.cpu_s)
+
+        return run_and_learn
 
     def _jittered(self) -> SyncLimits:
         """The limits of one session: whole sessions with many peers do not fall due together."""
@@ -415,28 +338,85 @@ class Peers:
             ca_file=self._settings.peer_ca,
         )
 
-    async def _keep_equal(self, peer: Peer) -> None:
+    # --- the schedule --------------------------------------------------------------------------
+
+    def nudge(self, peer_id: str) -> None:
+        """A peer says that it has news: sync with it soon. Unknown peers are ignored."""
+        if self._schedule.nudge(peer_id, _now_s()):
+            self._is_due_earlier.set()
+
+    def nudge_all(self, without: Collection[str] = ()) -> None:
+        """This node has news: sync soon with all peers but those in `without`."""
+        if self._schedule.nudge_all(_now_s(), without):
+            self._is_due_earlier.set()
+
+    def on_committed(self, committed: Sequence[Committed]) -> None:
+        """Nudge the peers that want something of a commit (a listener of ingest).
+
+        What a session brought is no news for its peer.
+        """
+        if committed:
+            self._last_seq = max(self._last_seq, committed[-1].result.seq)
+        if not self._schedule.hears_news:
+            return  # as for most commits of a busy node: this is on the way of each publication
+        channels = {each.entry.message.channel_id for each in committed}
+        without = {each.source for each in committed}
+        if len(without) > 1:
+            without = set()  # each source lacks what the other brought
+        if 0 < len(channels) <= CHANNELS_COMPARED_MAX:
+            wanted = list(filter(self._interest.matches, channels))
+            peers = self._peers.values()
+            without |= {
+                each.peer_id for each in peers if not (wanted and each.wants_one_of(wanted))
+            }
+        self.nudge_all(without)
+
+    async def _follow_others(self) -> None:
+        """Nudge all peers when another process over the same database has committed."""
+        seen: int | None = None
         while True:
-            is_good = await self._sync_once(peer)
-            if is_good is not None:
-                peer.failures = 0 if is_good else peer.failures + 1
-            pause_s = self._pause_s(peer.failures)
-            peer.next_sync_at_ms = int((time.time() + pause_s) * 1_000)
-            await asyncio.sleep(pause_s)
+            with suppress(Exception):  # the database is away; readiness reports it
+                last = (await self._arrivals.watermark())[0]
+                if seen is not None and last > max(seen, self._last_seq):
+                    self.nudge_all()
+                seen = last
+            await asyncio.sleep(FOLLOW_S)
 
-    async def _sync_once(self, peer: Peer) -> bool | None:
-        """Whether the sync succeeded; None if its result does not depend on the peer."""
+    async def _keep_starting(self) -> None:
+        while True:
+            self._is_due_earlier.clear()
+            now_s = _now_s()
+            for peer_id in self._schedule.start_due(now_s):
+                self._start_scheduled(self._peers[peer_id])
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._schedule.next_look_s(now_s)):
+                    await self._is_due_earlier.wait()
+
+    def _start_scheduled(self, peer: Peer) -> None:
         try:
-            report = await self._start(peer, (), False).finished()
+            self._start(peer, (), False)
         except Problem:  # a sync with this peer, or too many in all, are running: try next time
-            return None
-        return None if report.outcome is SyncOutcome.LOCAL_FAULT else report.in_sync
+            self._ended(peer, Verdict.NOTHING)
+        except Exception:  # noqa: BLE001 - the other peers must not wait for ever
+            _log.exception("the sync with %s did not start", url_text(peer.url))
+            self._ended(peer, Verdict.NOTHING)
 
-    def _pause_s(self, failures: int) -> float:
-        interval_s = self._settings.sync_interval_s
-        slowest_s = max(BACKOFF_S_MAX, interval_s)
-        pause_s = min(interval_s * BACKOFF_FACTOR ** min(failures, 32), slowest_s)
-        return pause_s * random.uniform(1 - JITTER, 1 + JITTER)
+    def _ended(self, peer: Peer, verdict: Verdict | None, cost_s: float = 0.0) -> None:
+        """A session has ended, or did not start. None: it was one of some channels, or moved nothing."""
+        now_s = _now_s()
+        if verdict is None:
+            self._schedule.release(peer.peer_id)
+        else:
+            self._schedule.end(peer.peer_id, now_s, verdict, cost_s)
+        peer.failures = self._schedule.failures(peer.peer_id)
+        pause_s = self._schedule.start_s(peer.peer_id) - now_s
+        peer.next_sync_at_ms = int((time.time() + max(pause_s, 0.0)) * 1_000)
+        self._is_due_earlier.set()
+
+
+def _now_s() -> float:
+    """The clock of the event loop, for the schedule."""
+    return asyncio.get_running_loop().time()
 
 
 def _token_in(file: Path) -> str:

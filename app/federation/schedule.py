@@ -75,6 +75,11 @@ class _Peer:
             return self.due_s
         return min(self.due_s, max(self.nudged_s, self.ready_s))
 
+    @property
+    def hears_news(self) -> bool:
+        """Whether news of this node can make its next session due earlier."""
+        return self.nudged_s is None and self.failures <= 1
+
     def is_slow(self, now_s: float) -> bool:
         """Whether it shares the places of new, failing and slow peers."""
         runs_long = self.started_s is not None and now_s - self.started_s > QUICK_S
@@ -111,6 +116,11 @@ class Schedule:
 
     # --- news ----------------------------------------------------------------------------------
 
+    @property
+    def hears_news(self) -> bool:
+        """Whether `nudge_all` could change anything."""
+        return any(peer.hears_news for peer in self._peers.values())
+
     def nudge(self, peer_id: str, now_s: float) -> bool:
         """A peer says that it has news. Returns whether its next session is now due earlier."""
         peer = self._peers.get(peer_id)
@@ -123,7 +133,7 @@ class Schedule:
         """
         is_earlier = False
         for peer_id, peer in self._peers.items():
-            if peer.nudged_s is None and peer.failures <= 1 and peer_id not in without:
+            if peer.hears_news and peer_id not in without:
                 is_earlier |= self._nudge(peer, now_s)
         return is_earlier
 
@@ -165,11 +175,12 @@ class Schedule:
         starts = (peer.start_s for peer in self._peers.values() if peer.started_s is None)
         return min((start_s for start_s in starts if start_s > now_s), default=None)
 
-    def begin(self, peer_id: str, now_s: float) -> None:
-        """A session with a peer begins, with all news up to now. Later nudges need another one."""
+    def begin(self, peer_id: str, now_s: float, *, is_whole: bool = True) -> None:
+        """A session with a peer begins. A whole one has all news up to now: later news needs another."""
         peer = self._peers[peer_id]
         peer.started_s = now_s
-        peer.nudged_s = None
+        if is_whole:
+            peer.nudged_s = None
 
     def end(self, peer_id: str, now_s: float, verdict: Verdict, cost_s: float = 0.0) -> None:
         """The session with a peer has ended; it took `cost_s` of this node's CPU time."""
@@ -205,6 +216,6 @@ class Schedule:
         return max(PAUSE_S_MIN, min(pause_s, self._interval_s))
 
     def release(self, peer_id: str) -> None:
-        """A session with a peer has ended that says nothing about it, such as one of some channels."""
+        """A session that was not whole has ended: nothing is known of the next one."""
         if peer := self._peers.get(peer_id):
             peer.started_s = None

@@ -29,13 +29,19 @@ from app.store.store import Store
 
 
 class Committed(NamedTuple):
-    """An entry that is new or has new claims, after its commit."""
+    """An entry that is new or has new claims, after its commit.
+
+    `source`: the peer whose session brought it, if this node started that session; else empty.
+    """
 
     entry: NewEntry
     result: WriteResult
+    source: str = ""
 
 
-Listener = Callable[[list[Committed]], None]
+Listener = Callable[[Sequence[Committed]], None]
+"""Called with the entries of a commit; with none if it added only claims on known entries."""
+
 Written = WriteResult | Problem
 T = TypeVar("T")
 Answer = list[Written] | Problem
@@ -76,6 +82,7 @@ class _Job:
     call: Callable[[], Any] | None
     future: asyncio.Future[Any]
     bytes: int
+    source: str = ""
 
     @property
     def items(self) -> int:
@@ -127,15 +134,16 @@ class GroupCommitter:
         entries: Sequence[NewEntry],
         met: Sequence[MetId] = (),
         refused: Sequence[bytes] = (),
+        source: str = "",
     ) -> list[Written]:
-        """One result for each entry, in order, once it is on disk.
+        """One result for each entry, in order, once it is on disk. `source`: see `Committed`.
 
         Raises `Problem`: OVERLOADED if the queue has no room for all entries, DISK_FULL and
         STORE_UNAVAILABLE if the whole group could not be written.
         """
         size = sum(len(entry.frame) for entry in entries)
         written: list[Written] = await self._done(
-            _Job(entries, met, refused, None, self._new_future(), size)
+            _Job(entries, met, refused, None, self._new_future(), size, source)
         )
         return written
 
@@ -304,14 +312,14 @@ class GroupCommitter:
 
     def _finish(self, group: list[_Job], answers: list[Answer]) -> None:
         committed = [
-            Committed(entry, result)
+            Committed(entry, result, job.source)
             for job, answer in zip(group, answers, strict=True)
             if job.call is None and isinstance(answer, list)
             for entry, result in zip(job.entries, answer, strict=True)
             if isinstance(result, WriteResult) and (result.is_new or result.new_claims)
         ]
         if committed:
-            self._tell(committed)
+            self.tell(committed)
         for job, answer in zip(group, answers, strict=True):
             if job.future.done():
                 continue
@@ -320,7 +328,8 @@ class GroupCommitter:
             else:
                 job.future.set_result(answer)
 
-    def _tell(self, committed: list[Committed]) -> None:
+    def tell(self, committed: Sequence[Committed]) -> None:
+        """Tell the listeners of a commit."""
         for listener in self.listeners:
             try:
                 listener(committed)

@@ -76,14 +76,21 @@ class Door:
                 await asyncio.sleep(0)
         return prepared
 
-    async def publish_prepared(self, prepared: Sequence[Prepared]) -> list[Outcome | Problem]:
-        """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order."""
+    async def publish_prepared(
+        self, prepared: Sequence[Prepared], source: str = ""
+    ) -> list[Outcome | Problem]:
+        """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order.
+
+        `source`: the peer that they came from, for listeners (`Committed`).
+        """
         entries = [each for each in prepared if isinstance(each, NewEntry)]
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
         ]
         try:
-            written = await self._committer.submit(entries, met) if entries or met else []
+            written = (
+                await self._committer.submit(entries, met, source=source) if entries or met else []
+            )
         except Problem as problem:
             return [each if isinstance(each, Problem) else problem for each in prepared]
         results = iter(written)
@@ -111,7 +118,9 @@ class Door:
                 faults.append(problem.detached())
         try:
             if wanted:
-                await self._committer.call(lambda: self.store.writer.write_claims(wanted))
+                written = self._committer.call(lambda: self.store.writer.write_claims(wanted))
+                if await written:
+                    self._committer.tell([])
         except Problem as problem:
             return [fault or problem for fault in faults]
         return faults

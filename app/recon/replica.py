@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -84,9 +85,16 @@ class NodeReplica:
         self.nonce_secret = nonce_secret
         self.marks = Marks(store, index)
         self._policy = policy
+        self._source = ""
         self._store = store
         self._door = door
         self._index = index
+
+    def for_peer(self, peer_id: str) -> NodeReplica:
+        """This replica for a session with one peer, which commits name as their source."""
+        replica = copy(self)
+        replica._source = peer_id  # noqa: SLF001 - of a copy of this class
+        return replica
 
     # --- elements ------------------------------------------------------------------------------
 
@@ -253,7 +261,9 @@ class NodeReplica:
         entries = [at for at, each in enumerate(prepared) if not each.entry_id]
         for start in range(0, len(entries), COMMITTED_AT_ONCE):
             part = entries[start : start + COMMITTED_AT_ONCE]
-            outcomes = await self._door.publish_prepared([prepared[at].content for at in part])
+            outcomes = await self._door.publish_prepared(
+                [prepared[at].content for at in part], self._source
+            )
             for at, outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, Problem):
                     stored[at] = _refusal(outcome)

@@ -408,16 +408,15 @@ def test_of_peers_without_a_place_the_one_that_waits_for_longest_is_first() -> N
     assert max(counts) - min(counts) <= 1
 
 
-def test_a_session_that_an_operator_started_holds_the_peer_and_leaves_its_news() -> None:
+def test_a_session_of_some_channels_holds_the_peer_and_leaves_its_news() -> None:
     world = World()
     world.add("peer")
     world.run(1.0)
-    world.schedule.begin("peer", 1.0)
-    world.nudge_at(2.0, "peer")
-    world.at(100.0, lambda: world.schedule.release("peer"))
-    world.run(101.0)
-    starts = world.starts("peer", 1.0)
-    assert starts[0] >= 100.0
+    world.schedule.nudge("peer", 1.0)
+    world.schedule.begin("peer", 1.01, is_whole=False)
+    world.at(20.0, lambda: world.schedule.release("peer"))
+    world.run(20.5)
+    assert [start_s >= 20.0 for start_s in world.starts("peer", 1.0)] == [True]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.federation.peers import Peer
+from app.federation.peer import PeerOrigin
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon import endpoint as recon_endpoint
@@ -366,16 +366,15 @@ def test_a_nonce_that_expires_costs_no_push_and_counts_nothing_twice(
 def test_a_sync_that_did_not_happen_says_nothing_about_its_peer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
-            peer = Peer("id", httpx.URL("http://127.0.0.1:1/"), failures=3)
 
             def is_busy(*_: object) -> None:
                 raise Problem(Code.SYNC_BUSY, "a sync is under way")
 
             one.peers._start = is_busy  # type: ignore[method-assign]
-            turn = asyncio.create_task(one.peers._keep_equal(peer))
-            while peer.next_sync_at_ms is None:  # noqa: ASYNC110 - set once a turn
+            peer = one.peers._add(httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
+            one.peers._schedule.add(peer.peer_id, 0.0, failures=3)
+            while peer.next_sync_at_ms is None:  # noqa: ASYNC110 - set by each attempt
                 await asyncio.sleep(0.01)
-            turn.cancel()
             assert peer.failures == 3
 
     run(scenario())
@@ -465,9 +464,9 @@ def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
             sizes: list[tuple[str, int]] = []
             real_entries, real_claims = node.door.publish_prepared, node.door.publish_claims
 
-            def spied_entries(given: Any) -> Any:
+            def spied_entries(given: Any, source: str) -> Any:
                 sizes.append(("entries", len(given)))
-                return real_entries(given)
+                return real_entries(given, source)
 
             def spied_claims(given: Any) -> Any:
                 sizes.append(("claims", len(given)))
@@ -499,14 +498,13 @@ def test_a_sync_that_is_refused_as_busy_leaves_what_is_remembered_of_its_peer(
 ) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
-            peer = Peer("id", httpx.URL("http://127.0.0.1:1/"))
+            peer = one.peers._add(httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
             known = peer.memory = PeerMemory(lost_asked=(Asked(bytes(32), 1, 0.0),))
-            one.peers._peers["id"] = peer
-            first = await one.peers.sync_peer("id")
+            first = await one.peers.sync_peer(peer.peer_id)
             due = peer.memory
             peer.memory = known
             with pytest.raises(Problem) as caught:
-                await one.peers.sync_peer("id")
+                await one.peers.sync_peer(peer.peer_id)
             assert caught.value.code is Code.SYNC_BUSY
             assert peer.memory is known
             assert due is not known

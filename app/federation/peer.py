@@ -1,0 +1,183 @@
+"""One peer: its record, and what the sessions with it have shown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import httpx
+
+from app.errors import Code
+from app.federation.schedule import Verdict
+from app.federation.syncs import Sync
+from app.federation.transport import url_text
+from recon.errors import RemoteProtocolError
+from recon.session import Interest, decode_interest
+from sdstore.sync.memory import PeerMemory
+from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.sync.session import NOTHING_SHARED
+
+_log = logging.getLogger("app.federation.peers")  # as in the log filters of operators
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class PeerState(StrEnum):
+    """How the last sync with a peer ended."""
+
+    NEW = "new"
+    HEALTHY = "healthy"
+    FAILING = "failing"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+
+
+_LOG_LEVELS = {
+    PeerState.HEALTHY: logging.INFO,
+    PeerState.FAILING: logging.WARNING,
+    PeerState.UNREACHABLE: logging.WARNING,
+    PeerState.REFUSED: logging.ERROR,
+}
+
+
+class PeerOrigin(StrEnum):
+    """The origin of a peer."""
+
+    SETTINGS = "settings"
+    ADDED = "added"
+
+
+@dataclass(slots=True)
+class PeerTotals:
+    """Sums over all syncs with a peer since this process started.
+
+    `lost_count` and `set_aside_count` are from the last sync.
+    """
+
+    outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
+    amounts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    proved_at_s: float | None = None
+    lost_count: int = 0
+    set_aside_count: int = 0
+
+    def add(self, report: SyncReport) -> None:
+        """Count one sync."""
+        self.outcomes[report.outcome] += 1
+        self.seconds += report.seconds
+        for name in COUNTED:
+            self.amounts[name] += getattr(report, name)
+        self.lost_count, self.set_aside_count = report.lost_here, report.set_aside_count
+        if report.proved:
+            self.proved_at_s = time.time()
+
+
+COUNTED = (
+    "rounds",
+    "bytes_up",
+    "bytes_down",
+    "entries_received",
+    "entries_sent",
+    "entries_refused",
+    "claims_received",
+    "claims_sent",
+    "claims_refused",
+    "mended",
+)
+"""Figures of a report that are summed per peer."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
+    since the last good one; `code` and `reason` say why the last one failed."""
+
+    peer_id: str
+    url: httpx.URL
+    origin: PeerOrigin = PeerOrigin.ADDED
+    token: str | None = field(default=None, repr=False)
+    memory: PeerMemory = field(default_factory=PeerMemory)
+    totals: PeerTotals = field(default_factory=PeerTotals)
+    state: PeerState = PeerState.NEW
+    since_ms: int = field(default_factory=_now_ms)
+    code: str = ""
+    reason: str = ""
+    failures: int = 0
+    last_sync: Sync | None = None
+    next_sync_at_ms: int | None = None
+    _interest_read: bytes = field(default=b"", repr=False)
+    _interest: Interest | None = field(default=None, repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The peer as JSON."""
+        return {
+            "id": self.peer_id,
+            "url": url_text(self.url),
+            "origin": self.origin,
+            "state": self.state,
+            "since_ms": self.since_ms,
+            "code": self.code,
+            "reason": self.reason,
+            "failures": self.failures,
+            "last_sync_id": self.last_sync.sync_id if self.last_sync else None,
+            "next_sync_at_ms": self.next_sync_at_ms,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """The peer with the report of its last sync."""
+        report = self.last_sync.report if self.last_sync else None
+        return self.document() | {"last_report": asdict(report) if report else None}
+
+    def learn(self, report: SyncReport) -> None:
+        """Record the result of a sync; log a change of the state.
+
+        A fault of this node, such as an outage of its database, does not change the peer's state.
+        """
+        self.totals.add(report)
+        self.code, self.reason = report.code, report.detail
+        if report.outcome is SyncOutcome.LOCAL_FAULT:
+            self.reason = f"the fault is this node's, not the peer's: {report.detail}"
+            return
+        state = _state_of(report)
+        if state is self.state:
+            return
+        self.state, self.since_ms = state, _now_ms()
+        detail = f": {report.code}: {report.detail}" if report.code else ""
+        _log.log(_LOG_LEVELS[state], "peer %s is %s%s", url_text(self.url), state, detail)
+
+    def wants_one_of(self, channels: Collection[str]) -> bool:
+        """Whether the peer's interest, as last read, has one of the channels. True if it is not known."""
+        raw = self.memory.interest
+        if raw != self._interest_read:
+            self._interest_read = raw
+            try:
+                self._interest = decode_interest(raw)
+            except RemoteProtocolError:
+                self._interest = None
+        return not raw or self._interest is None or any(map(self._interest.matches, channels))
+
+
+def _state_of(report: SyncReport) -> PeerState:
+    if report.in_sync:
+        return PeerState.HEALTHY
+    if report.outcome is SyncOutcome.REFUSED:
+        return PeerState.REFUSED
+    if report.code == Code.PEER_UNREACHABLE:
+        return PeerState.UNREACHABLE
+    return PeerState.FAILING
+
+
+def verdict_of(report: SyncReport) -> Verdict:
+    """What a session says about its peer, for the schedule."""
+    if report.outcome is SyncOutcome.LOCAL_FAULT:
+        return Verdict.NOTHING
+    if not report.in_sync:
+        return Verdict.FAILED
+    return Verdict.APART if report.detail == NOTHING_SHARED else Verdict.GOOD

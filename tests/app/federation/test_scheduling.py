@@ -1,0 +1,234 @@
+"""When nodes sync, over real sockets: news goes at once, and nobody waits for another peer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.federation.peers import _Metered
+from app.federation.schedule import PAUSE_S_MIN
+from tests.support.cli import http_server
+from tests.support.federation import message
+from tests.support.server import RunningNode, running_node
+
+INTERVAL_S = 30.0
+DEAD = "http://127.0.0.1:9"
+
+
+def seconds_until_readable(node: RunningNode, number: int) -> float:
+    """How long a message takes to a node; fails long before a cycle would bring it."""
+    started_s = time.monotonic()
+    while not node.http.get(f"/v1/messages/m{number}").is_success:
+        assert time.monotonic() - started_s < INTERVAL_S / 3
+        time.sleep(0.01)
+    return time.monotonic() - started_s
+
+
+def sessions(node: RunningNode) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = node.http.get("/v1/syncs").json()["syncs"]
+    return found
+
+
+def wait_for_peers(node: RunningNode, state: str = "healthy", count: int = 1) -> None:
+    """Wait until so many peers are in a state."""
+    until_s = time.monotonic() + 20
+    while sum(peer["state"] == state for peer in peers_of(node)) < count:
+        assert time.monotonic() < until_s, peers_of(node)
+        time.sleep(0.01)
+
+
+def peers_of(node: RunningNode) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = node.http.get("/v1/peers").json()["peers"]
+    return found
+
+
+def quiet_sessions(*nodes: RunningNode) -> list[int]:
+    """The numbers of sessions of each node, once they have not changed for longer than a nudge takes."""
+    counts: list[int] = []
+    unchanged_s = time.monotonic()
+    until_s = unchanged_s + 20
+    while time.monotonic() - unchanged_s < 0.6:
+        now = [len(sessions(node)) for node in nodes]
+        if now != counts:
+            counts, unchanged_s = now, time.monotonic()
+        assert unchanged_s < until_s, "the nodes never stop"
+        time.sleep(0.05)
+    return counts
+
+
+def test_a_message_is_readable_on_a_peer_within_a_second(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "b") as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a)
+        took_s = []
+        for number in range(5):
+            a.publish(message(number))
+            took_s.append(seconds_until_readable(b, number))
+        assert statistics.median(took_s) < 1.0
+        [peer] = peers_of(a)
+        assert peer["state"] == "healthy"
+        pause_s = peer["next_sync_at_ms"] / 1_000 - time.time()
+        assert 0 < pause_s <= INTERVAL_S
+
+
+def test_news_goes_on_from_store_to_store(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "c") as c,
+        running_node(tmp_path / "b", peers=[c.url], sync_interval_s=INTERVAL_S) as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a)
+        wait_for_peers(b)
+        a.publish(message(1))
+        assert seconds_until_readable(c, 1) < 5.0
+
+
+def test_a_hanging_a_dead_and_a_lying_peer_delay_no_other_pair(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as hanging,
+        http_server(200, b"no store") as liar,
+        running_node(tmp_path / "b") as b,
+    ):
+        others = [f"http://127.0.0.1:{hanging.getsockname()[1]}", DEAD, liar]
+        with running_node(tmp_path / "a", peers=[*others, b.url], sync_interval_s=INTERVAL_S) as a:
+            wait_for_peers(a)
+            took_s = []
+            for number in range(5):
+                a.publish(message(number))
+                took_s.append(seconds_until_readable(b, number))
+            assert statistics.median(took_s) < 1.0
+            wait_for_peers(a, "unreachable")
+            wait_for_peers(a, "failing")
+            states = {peer["url"]: peer["state"] for peer in peers_of(a)}
+            assert states == dict(
+                zip([*others, b.url], ["new", "unreachable", "failing", "healthy"], strict=True)
+            )
+            text = a.http.get("/metrics").text
+            assert f'sdstore_peer_state{{peer="{DEAD}",state="unreachable"}} 1.0' in text
+
+
+def test_two_nodes_that_are_peers_of_each_other_are_quiet_after_one_needless_session(
+    tmp_path: Path,
+) -> None:
+    with (
+        running_node(tmp_path / "b", sync_interval_s=INTERVAL_S) as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        b.http.post("/v1/peers", json={"url": a.url}).raise_for_status()
+        wait_for_peers(a)
+        wait_for_peers(b)
+        before = quiet_sessions(a, b)
+        a.publish(message(1))
+        seconds_until_readable(b, 1)
+        after = quiet_sessions(a, b)
+        assert after[0] - before[0] == 1
+        assert after[1] - before[1] <= 1
+
+
+def test_what_a_peer_sent_is_news_for_all_peers_but_that_one(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "b") as b,
+        running_node(tmp_path / "c") as c,
+        running_node(tmp_path / "a", peers=[b.url, c.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a, count=2)
+        quiet_sessions(a)
+        b.publish(message(1))
+        ids = {peer["url"]: peer["id"] for peer in peers_of(a)}
+        before = len(sessions(a))
+        a.http.post(f"/v1/peers/{ids[b.url]}/sync").raise_for_status()
+        seconds_until_readable(c, 1)
+        quiet_sessions(a)
+        new = sessions(a)[: len(sessions(a)) - before]
+        assert [each["peer_url"] for each in new] == [c.url, b.url]
+
+
+def test_a_stream_of_messages_takes_few_sessions(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "b") as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a)
+        before = len(sessions(a))
+        started_s = time.monotonic()
+        for number in range(100):
+            a.publish(message(number))
+        seconds_until_readable(b, 99)
+        took_s = time.monotonic() - started_s
+        assert 1 <= len(sessions(a)) - before <= 1 + took_s / PAUSE_S_MIN
+
+
+def test_writes_that_a_peer_does_not_want_start_no_session_with_it(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "b", channels=["wanted"]) as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a)
+        [before] = quiet_sessions(a)
+        a.publish(message(1, "other"))
+        assert quiet_sessions(a) == [before]
+        a.publish(message(2, "wanted"))
+        seconds_until_readable(b, 2)
+
+
+def test_a_peer_that_is_removed_and_added_again_is_synced_at_once(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "b") as b,
+        running_node(tmp_path / "a", sync_interval_s=INTERVAL_S) as a,
+    ):
+        added = a.http.post("/v1/peers", json={"url": b.url}).json()
+        wait_for_peers(a)
+        a.http.delete(f"/v1/peers/{added['id']}").raise_for_status()
+        a.publish(message(1))
+        assert quiet_sessions(a) == [1]
+        a.http.post("/v1/peers", json={"url": b.url}).raise_for_status()
+        assert seconds_until_readable(b, 1) < INTERVAL_S / 3
+
+
+def test_the_meter_counts_the_steps_of_a_coroutine_and_not_its_waits() -> None:
+    async def works_and_waits() -> str:
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            pass
+        await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+        return "done"
+
+    async def scenario() -> float:
+        metered = _Metered(works_and_waits())
+        assert await metered == "done"
+        return metered.cpu_s
+
+    assert 0.02 <= asyncio.run(scenario()) < 0.05
+
+
+def test_the_meter_passes_errors_and_cancellations_through() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise LookupError
+
+    async def waits(ended: list[str]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def scenario() -> None:
+        with pytest.raises(LookupError):
+            await _Metered(fails())
+        ended: list[str] = []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await _Metered(waits(ended))
+        assert ended == ["cancelled"]
+
+    asyncio.run(scenario())
