@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol, TypeVar
@@ -41,6 +41,16 @@ SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
 """The scopes of a web page of another origin: never the operator's."""
 
 
+class Rate(Enum):
+    """The kind of a caller's rate limit; `app.rates` has the limits."""
+
+    FREE = "free"
+    """Callers on this machine: the operator bounds what runs there."""
+    CALLER = "caller"
+    """Callers with a token, and everybody on a node that is open to all (`--insecure`)."""
+    STRANGER = "stranger"
+
+
 class InChannel(Protocol):
     """Anything that belongs to a channel."""
 
@@ -59,7 +69,7 @@ class Caller:
 
     `name` identifies the caller in budgets and logs; `channels` None means every channel; `is_trusted`
     means that the caller sent credentials or calls from this machine; `token_id` names the token that
-    it sent.
+    it sent. `publishable` are the channels of the scope publish where they are others than `channels`.
     """
 
     name: str
@@ -67,6 +77,8 @@ class Caller:
     channels: Interest | None = None
     is_trusted: bool = True
     token_id: str | None = None
+    rate: Rate = Rate.FREE
+    publishable: Interest | None = None
 
     def covers(self, channel_id: str) -> bool:
         """Whether the grants reach a channel."""
@@ -82,13 +94,22 @@ class Caller:
         An operator's actions reach every channel, so they need grants for all of them.
         """
         if scope not in self.scopes and scope is not Scope.OPEN:
-            if not self.scopes - {Scope.OPEN} and not self.is_trusted:
+            if self.rate is Rate.STRANGER:
                 raise unauthenticated("this needs an access token (Authorization: Bearer TOKEN)")
             raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
         if scope is Scope.ADMIN and self.channels is not None:
             raise Problem(Code.FORBIDDEN, "this needs credentials for every channel")
-        if channel_id is not None and not self.covers(channel_id):
+        if channel_id is None:
+            return
+        channels = self._channels_of(scope)
+        if channels is not None and not channels.matches(channel_id):
+            if self.rate is Rate.STRANGER:
+                raise unauthenticated("this channel needs an access token")
             raise Problem(Code.FORBIDDEN, "the credentials do not cover this channel")
+
+    def _channels_of(self, scope: Scope) -> Interest | None:
+        is_apart = scope is Scope.PUBLISH and self.publishable is not None
+        return self.publishable if is_apart else self.channels
 
     def require_channel_of_body(self, channel_id: str | None) -> None:
         """Raise `forbidden` unless the grants cover the channel of a body, or all if it names none."""
@@ -101,7 +122,7 @@ class Caller:
 
         If they are limited, raises the decoder's code for a frame that is not a message.
         """
-        if self.channels is None:
+        if self._channels_of(Scope.PUBLISH) is None:
             return
         try:
             message, _ = decode(frame)
@@ -214,11 +235,11 @@ class LoopbackAuthorizer:
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         if not _is_loopback(client_host):
-            return _unknown(client_host)
+            return stranger(client_host)
         name = _host_name(headers.get(b"host", b"localhost"))
         if not _is_loopback(name):
             if name and name == self._public_name:
-                return _unknown(client_host)
+                return stranger(client_host)
             raise Problem(Code.FORBIDDEN, "the Host header names another machine")
         return _LOCAL
 
@@ -229,7 +250,7 @@ class OpenAuthorizer:
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
-        return _LOCAL if _is_loopback(client_host) else _stranger(client_host)
+        return _LOCAL if _is_loopback(client_host) else _anybody(client_host)
 
 
 class DistrustingAuthorizer:
@@ -240,31 +261,78 @@ class DistrustingAuthorizer:
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
-        return _stranger(client_host) if self._is_open else _unknown(client_host)
+        return _anybody(client_host) if self._is_open else stranger(client_host)
+
+
+class AnonymousAuthorizer:
+    """Lets strangers read or publish in some channels; everybody else as another authorizer says.
+
+    `reads` and `publishes` are prefixes of channels, or "*" for all; empty for none.
+    """
+
+    def __init__(
+        self, known: Authorizer, *, reads: Sequence[str] = (), publishes: Sequence[str] = ()
+    ) -> None:
+        self._known = known
+        self._reads = _covered(reads)
+        # Not None, which would mean the channels that strangers read.
+        self._publishes = _covered(publishes) or Interest.make(everything=True)
+        scopes = {Scope.OPEN: True, Scope.READ: bool(reads), Scope.PUBLISH: bool(publishes)}
+        self._scopes = frozenset(scope for scope, is_open in scopes.items() if is_open)
+
+    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
+        """See `Authorizer`."""
+        caller = self._known.identify(client_host, headers)
+        if caller.rate is not Rate.STRANGER:
+            return caller
+        return Caller(
+            caller.name,
+            self._scopes,
+            self._reads,
+            is_trusted=False,
+            rate=Rate.STRANGER,
+            publishable=self._publishes,
+        )
 
 
 def authorizer_without_tokens(
-    *, trust_loopback: bool, insecure: bool, public_host: bytes = b""
+    *,
+    trust_loopback: bool,
+    insecure: bool,
+    public_host: bytes = b"",
+    anonymous_read: Sequence[str] = (),
+    anonymous_publish: Sequence[str] = (),
 ) -> Authorizer:
     """Identifies the callers that send no token, as the settings of these names say."""
+    known: Authorizer
     if not trust_loopback:
-        return DistrustingAuthorizer(is_open=insecure)
-    return OpenAuthorizer() if insecure else LoopbackAuthorizer(public_host)
+        known = DistrustingAuthorizer(is_open=insecure)
+    else:
+        known = OpenAuthorizer() if insecure else LoopbackAuthorizer(public_host)
+    if not (anonymous_read or anonymous_publish):
+        return known
+    return AnonymousAuthorizer(known, reads=anonymous_read, publishes=anonymous_publish)
+
+
+def _covered(prefixes: Sequence[str]) -> Interest | None:
+    """The channels with one of these prefixes; None for every channel."""
+    return None if "*" in prefixes else Interest.make(prefixes=frozenset(prefixes))
 
 
 _LOCAL = Caller("local")
 
 
 @lru_cache(maxsize=4096)
-def _stranger(client_host: str) -> Caller:
+def _anybody(client_host: str) -> Caller:
     scopes = EVERY_SCOPE - {Scope.ADMIN}
-    return Caller(f"address {address_key(client_host)}", scopes, is_trusted=False)
+    return Caller(f"address {address_key(client_host)}", scopes, is_trusted=False, rate=Rate.CALLER)
 
 
 @lru_cache(maxsize=4096)
-def _unknown(client_host: str) -> Caller:
+def stranger(client_host: str) -> Caller:
+    """A caller without credentials, who may use open routes only."""
     name = f"address {address_key(client_host)}"
-    return Caller(name, frozenset({Scope.OPEN}), is_trusted=False)
+    return Caller(name, frozenset({Scope.OPEN}), is_trusted=False, rate=Rate.STRANGER)
 
 
 @lru_cache(maxsize=256)

@@ -55,6 +55,7 @@ class Code(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     TOKENS_UNAVAILABLE = "tokens_unavailable"
+    RATE_LIMITED = "rate_limited"
     # the order of a channel
     ORDER_TOO_LARGE = "order_too_large"
     ORDER_BUDGET_SPENT = "order_budget_spent"
@@ -113,6 +114,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.UNAUTHENTICATED: (401, "Credentials are required"),
     Code.FORBIDDEN: (403, "The credentials do not cover the request"),
     Code.TOKENS_UNAVAILABLE: (503, "The access tokens cannot be read or written"),
+    Code.RATE_LIMITED: (429, "The rate limit of this caller is reached"),
     Code.ORDER_TOO_LARGE: (422, "The channel is too large to be ordered here"),
     Code.ORDER_BUDGET_SPENT: (429, "The ordering budget of this caller is spent"),
     Code.INVALID_RECON_REQUEST: (400, "The body is not a reconciliation request"),

@@ -173,6 +173,32 @@ class Limits:
         "while others wait, a client that moves less than 64 KiB in this time is disconnected",
     )
 
+    # --- rates of one caller -------------------------------------------------------------------
+    caller_requests_per_minute: int = _bound(
+        600_000,
+        "requests",
+        "of one token: 10,000 a second, more than a process serves; the node's machine has no limit",
+    )
+    caller_bytes_per_minute: int = _bound(
+        16_384 * MIB, "bytes", "of bodies and replies of one token: 273 MiB/s"
+    )
+    stranger_requests_per_minute: int = _bound(
+        1_200,
+        "requests",
+        "of one address without credentials: 20 a second, enough for a page that shows a channel",
+    )
+    stranger_bytes_per_minute: int = _bound(
+        64 * MIB, "bytes", "of bodies and replies of one address without credentials: 1 MiB/s"
+    )
+    stranger_live_readers_max: int = _bound(
+        8,
+        "connections",
+        "of one address without credentials; half of all live readers are for others",
+    )
+    stranger_order_ms_per_minute: int = _bound(
+        1_000, "milliseconds of CPU per minute", "of ordering for one address without credentials"
+    )
+
     # --- ancestors, orders and gaps ------------------------------------------------------------------
     ancestors_max: int = _bound(1_000, "messages", "one page of a causal closure")
     ancestors_heads_max: int = _bound(

@@ -20,11 +20,13 @@ from app.federation.peers import Peers
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
+from app.ingest.watermark import Watermark
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics
 from app.orders import Orders
+from app.rates import Rates
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
 from app.recon.endpoint import ReconEndpoint, policy_of
@@ -70,6 +72,7 @@ class Node:
     metrics: CollectorRegistry
     instance_id: str
     sharing: Sharing
+    rates: Rates
     tokens: Tokens
     siblings: Siblings | None = None
 
@@ -175,12 +178,14 @@ class _Book:
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
     sharing = Sharing(limits)
     live = LiveHub(store, limits, sharing)
+    watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
     door = Door(
         store,
         committer,
         limits,
         listeners=[live.on_committed],
         relay_listeners=[live.on_relayed],
+        watermark=watermark,
     )
     index = NodeIndex(store, limits)
     secret = node_secret(settings.data_dir)
@@ -217,10 +222,12 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         metrics=CollectorRegistry(),
         instance_id=instance_id,
         sharing=sharing,
+        rates=Rates(limits),
         tokens=Tokens(TokenFile(tokens_path(settings))),
     )
     committer.listeners.append(node.peers.on_committed)
     node.metrics.register(node.mvds)
+    node.metrics.register(watermark)
     register_node_metrics(
         node.metrics, committer, index, live, node.orders, node.verification, node.peers
     )

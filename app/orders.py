@@ -108,11 +108,12 @@ class Taken(NamedTuple):
 
 
 class OrderCaller(NamedTuple):
-    """A caller: its names in budgets and in turns, and whether it has hung up."""
+    """A caller: its names in budgets and in turns, whether it has hung up, and whether it is known."""
 
     name: str
     address: str
     has_left: Callable[[], bool]
+    is_stranger: bool = False
 
 
 class Order:
@@ -279,8 +280,9 @@ class Orders:
         self._sharing = sharing
         self._orders: OrderedDict[Wanted, Order] = OrderedDict()
         self._thread = asyncio.Lock()
-        self._budget = Budget(
-            limits.order_ms_per_minute, "ms of computing orders", Code.ORDER_BUDGET_SPENT
+        self._budget, self._stranger_budget = (
+            Budget(ms_max, "ms of computing orders", Code.ORDER_BUDGET_SPENT)
+            for ms_max in (limits.order_ms_per_minute, limits.stranger_order_ms_per_minute)
         )
 
     @property
@@ -392,9 +394,10 @@ class Orders:
     ) -> None:
         """Add messages, until the caller has left or the order is too large."""
         while items and not order.is_too_large and not caller.has_left():
-            self._budget.check(caller.name)
+            budget = self._stranger_budget if caller.is_stranger else self._budget
+            budget.check(caller.name)
             taken = await self.in_thread(partial(order.take, items))
-            self._budget.spend(caller.name, taken.ms)
+            budget.spend(caller.name, taken.ms)
             order.read = items[taken.messages_count - 1].place
             items = items[taken.messages_count :]
             if order.bytes_count > self._limits.order_bytes_max or order.is_too_large:

@@ -156,6 +156,19 @@ class Settings(BaseModel):
         False,
         description="listen beyond loopback, and serve callers without a token all but the operator's routes",
     )
+    anonymous_read: CommaList = Field(
+        [],
+        description="prefixes of channels that callers without a token can read; * is every channel",
+    )
+    anonymous_publish: CommaList = Field(
+        [],
+        description="prefixes of channels that callers without a token can publish in; * is every channel",
+    )
+    disk_free_min_bytes: int = Field(
+        256 * 2**20,
+        ge=0,
+        description="bytes free on the disk below which the node takes no messages; 0 switches this off",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest severity that is logged"
     )
@@ -189,6 +202,13 @@ class Settings(BaseModel):
         if self.trust_loopback is None:
             return not (self.public_url or self.trusted_proxies)
         return self.trust_loopback
+
+    @property
+    def disk_folder(self) -> Path:
+        """The folder on the disk that messages fill, if it is this machine's."""
+        if self.database_url.startswith("sqlite:///"):
+            return Path(self.database_url.removeprefix("sqlite:///")).parent
+        return self.data_dir
 
     @property
     def public_host(self) -> bytes:

@@ -26,7 +26,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.callers import Authorizer, Caller, Scope, unauthenticated
+from app.callers import Authorizer, Caller, Rate, Scope, unauthenticated
 from app.errors import Code, Problem
 from app.settings import Settings
 from recon.session import Interest
@@ -421,7 +421,13 @@ class Tokens:
 
 
 def _caller_of(token: Token) -> Caller:
-    return Caller(f"token {token.token_id}", token.scopes, token.channels, token_id=token.token_id)
+    return Caller(
+        f"token {token.token_id}",
+        token.scopes,
+        token.channels,
+        token_id=token.token_id,
+        rate=Rate.CALLER,
+    )
 
 
 def _is_expired(token: Token) -> bool:

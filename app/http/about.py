@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from app.callers import Scope
+from app.callers import Rate, Scope
 from app.errors import Code, Problem
 from app.http.call import Reply
 from app.http.forms import Form
@@ -42,22 +42,27 @@ async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
 
 @health.add("GET /readyz", Scope.OPEN)
 async def readyz(call: CurrentCall) -> Reply:
-    """The node takes and serves messages; `not_ready` with the reason otherwise."""
+    """The node serves messages; `not_ready` with the reason otherwise.
+
+    `refuses_messages` is the reason while the disk is nearly full.
+    """
     reason = await call.node.readiness.check()
     if reason is not None:
         raise Problem(Code.NOT_READY, reason)
-    if call.node.siblings is None:
-        return json_only({"status": "ready"})
-    states = enumerate(call.node.siblings.board.states())
-    workers = {str(number): state.name.lower() for number, state in states}
-    return json_only({"status": "ready", "workers": workers})
+    document: dict[str, Any] = {"status": "ready"}
+    if (watermark := call.node.door.watermark) is not None and watermark.is_low:
+        document["refuses_messages"] = watermark.reason
+    if call.node.siblings is not None:
+        states = enumerate(call.node.siblings.board.states())
+        document["workers"] = {str(number): state.name.lower() for number, state in states}
+    return json_only(document)
 
 
 @health.add("GET /metrics", Scope.READ, replies={200: reply("Prometheus text format")})
 async def metrics(call: CurrentCall) -> Reply:
     """Prometheus metrics, prefix `sdstore_`, of all workers. They need grants for every channel."""
     node = call.node
-    if call.caller.channels is not None:
+    if call.caller.channels is not None or call.caller.rate is Rate.STRANGER:
         raise Problem(Code.FORBIDDEN, "the metrics are of every channel")
     if node.siblings is None or call.caller is SIBLING:
         text = await own_metrics(node)

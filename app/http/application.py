@@ -73,6 +73,8 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
             trust_loopback=node.settings.trusts_loopback,
             insecure=node.settings.insecure,
             public_host=node.settings.public_host,
+            anonymous_read=node.settings.anonymous_read,
+            anonymous_publish=node.settings.anonymous_publish,
         )
         authorizer = TokenAuthorizer(node.tokens, without_token)
     metrics = HttpMetrics()

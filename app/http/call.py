@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from app.callers import Caller, Readable
 from app.http.forms import Form, answer_form
+from app.rates import Bucket
 from app.sharing import Holding
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Call:
     whole unpacked body (empty if the route reads none), `sent_bytes` its length as sent. `address`
     identifies the client in shares and turns. `turn` is what a request of a route with turns holds:
     a handler that only waits from some point on releases it there. `exchange` is that of our server;
-    `reply` is the reply of a handler that FastAPI called.
+    `reply` is the reply of a handler that FastAPI called; `bucket` is the rate limit of a caller that
+    has one.
     """
 
     node: Node
@@ -74,6 +76,7 @@ class Call:
     turn: Holding | None = None
     exchange: Exchange | None = None
     reply: Reply | StreamedReply | None = None
+    bucket: Bucket | None = None
 
     @property
     def readable(self) -> Readable:

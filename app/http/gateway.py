@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
-from app.callers import Authorizer, confined
+from app.callers import Authorizer, Caller, Rate, confined, stranger
 from app.errors import Code, Problem
 from app.http.body import Bodies, ClientGoneError
 from app.http.call import (
@@ -28,6 +28,7 @@ from app.http.call import (
     Call,
     Exchange,
     Headers,
+    Parts,
     Receive,
     Reply,
     Send,
@@ -39,6 +40,7 @@ from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
 from app.node import Node
 from app.proxies import address_key
+from app.rates import Bucket
 from app.sharing import Turns
 
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
@@ -86,6 +88,7 @@ class Gateway:
             call = self._admit(match, scope)
             call.address = answer.caller or address_key(_host(scope))
             call.exchange = exchange
+            answer.bucket = call.bucket
             if bytes_max := route.body_bytes_max(self._limits):
                 call.body, call.sent_bytes, body_place = await self._bodies.read(
                     receive, call.headers, bytes_max, call.address
@@ -125,7 +128,9 @@ class Gateway:
         headers = dict(raw_headers)
         if len(headers) != len(raw_headers):
             headers = _joined(raw_headers)
-        caller = self._authorizer.identify(_host(scope), headers)
+        caller = self._identify(scope, headers)
+        # Callers on this machine have no rate limit, and pay nothing for that of others.
+        bucket = None if caller.rate is Rate.FREE else self._node.rates.admit(caller)
         if b"origin" in headers:
             caller = confined(caller, headers, self._public_host)
         channel_id = match.params.get("channel_id")
@@ -133,10 +138,22 @@ class Gateway:
             channel_id = match.query.get("channel_id")
         caller.require(match.route.scope, channel_id)
         match.check_query()
-        return Call(self._node, caller, match.params, match.query, headers, scope)
+        call = Call(self._node, caller, match.params, match.query, headers, scope)
+        call.bucket = bucket
+        return call
+
+    def _identify(self, scope: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
+        try:
+            return self._authorizer.identify(_host(scope), headers)
+        except Problem as problem:
+            if problem.code is Code.UNAUTHENTICATED:
+                self._node.rates.admit(stranger(_host(scope)))
+            raise
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
         tokens, token_id = self._node.tokens, call.caller.token_id
+        if call.bucket is not None:
+            call.bucket.spend(call.sent_bytes)
         if token_id is not None:
             # The caller was identified before its body came and before it waited for its turn.
             tokens.begin(call.caller)
@@ -150,7 +167,7 @@ class Gateway:
             reply, call.reply = call.reply, None
             if isinstance(reply, StreamedReply):
                 if call.asgi["method"] != "HEAD":
-                    await answer.stream(reply)
+                    await self._stream(call, reply, answer)
                     return
                 await reply.parts.aclose()
                 reply = Reply(reply.status, reply.headers)
@@ -160,11 +177,40 @@ class Gateway:
             if token_id is not None:
                 tokens.end(token_id)
 
+    async def _stream(self, call: Call, reply: StreamedReply, answer: Answer) -> None:
+        bucket = call.bucket
+        if bucket is None:
+            await answer.stream(reply)
+            return
+        is_counted = reply.is_live and call.caller.rate is Rate.STRANGER
+        if is_counted:
+            try:
+                self._node.rates.begin_live(bucket)
+            except Problem:
+                await reply.parts.aclose()
+                raise
+        try:
+            await answer.stream(reply._replace(parts=_paid(reply.parts, bucket)))
+        finally:
+            if is_counted:
+                self._node.rates.end_live(bucket)
+
 
 class Answer:
-    """The sending side of one request. `status` is 0 until a reply has begun."""
+    """The sending side of one request. `status` is 0 until a reply has begun.
 
-    __slots__ = ("_exchange", "_free_bytes", "_replies", "_send", "has_room", "status")
+    `bucket` pays for a whole reply; parts are paid where they are made.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_free_bytes",
+        "_replies",
+        "_send",
+        "bucket",
+        "has_room",
+        "status",
+    )
 
     def __init__(self, send: Send, exchange: Exchange | None, node: Node) -> None:
         self._send = send
@@ -173,6 +219,7 @@ class Answer:
         self._replies = node.sharing.replies
         self.has_room = False
         self.status = 0
+        self.bucket: Bucket | None = None
 
     @property
     def caller(self) -> str:
@@ -193,6 +240,8 @@ class Answer:
             # Do not keep the finished reply for a client that might never read it.
             reply = problem_reply(self._replies.refuse())
         self.status = reply.status
+        if self.bucket is not None:
+            self.bucket.spend(len(reply.body))
         if self._exchange is not None:
             await self._exchange.give(reply)
             return
@@ -281,6 +330,14 @@ def _cumulative(bucket_counts: list[int]) -> list[tuple[str, float]]:
         total += count
         buckets.append((str(bound), float(total)))
     return buckets
+
+
+async def _paid(parts: Parts, bucket: Bucket) -> AsyncGenerator[Sequence[bytes], None]:
+    """Parts of a reply, each taken from the bytes of its caller."""
+    async with aclosing(parts):
+        async for part in parts:
+            bucket.spend(sum(map(len, part)))
+            yield part
 
 
 def _as_problem(error: Problem | RequestValidationError | HTTPException) -> Problem:

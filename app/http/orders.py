@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import Query
 
-from app.callers import Scope
+from app.callers import Rate, Scope
 from app.entries import Entry
 from app.errors import Code, Problem
 from app.http.body import ClientGoneError
@@ -144,7 +144,8 @@ def wanted_order(
 
 def order_caller(call: Call) -> OrderCaller:
     """The caller of a request, as orders know it."""
-    return OrderCaller(call.caller.name, call.address, lambda: call.has_left)
+    is_stranger = call.caller.rate is Rate.STRANGER
+    return OrderCaller(call.caller.name, call.address, lambda: call.has_left, is_stranger)
 
 
 def write_place(cursors: Cursors, wanted: Wanted, place: Place) -> str:

@@ -17,6 +17,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -27,13 +28,16 @@ from app.errors import Code, Problem
 from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
 from app.http.connection import bounded_protocol
 from app.http.replies import problem_reply
-from app.limits import Limits
+from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.proxies import Proxies
 from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
 """After it slow bodies and slow readers are cut."""
+
+TLS_HANDSHAKE_S = float(DEFAULT_LIMITS.headers_timeout_s)
+"""For a TLS handshake, which takes two round trips: as long as for headers."""
 
 SIDE_SHUTDOWN_TIMEOUT_S = 2
 RETRY_AFTER_S = 1
@@ -52,7 +56,34 @@ def _proxies(settings: Settings) -> Proxies:
     return Proxies(settings.trusted_proxies, settings.proxy_header)
 
 
-class NodeServer(uvicorn.Server):
+class _TimelyServer(uvicorn.Server):
+    """Bounds the TLS handshake. uvicorn leaves it the 60 s of its event loop.
+
+    Until the handshake is done there is no connection that `app.http.connection` could count or cut.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        tls = self.config.ssl
+        if tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        protocol_class: Any = self.config.http_protocol_class
+        connect = partial(protocol_class, self.config, self.server_state, self.lifespan.state)
+        for each in sockets:
+            server = await loop.create_server(
+                connect,
+                sock=each,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S,
+            )
+            self.servers.append(server)
+
+
+class NodeServer(_TimelyServer):
     """Serves an application of a node."""
 
     def __init__(self, app: App, node: Node) -> None:
@@ -107,7 +138,7 @@ class NodeServer(uvicorn.Server):
             left_s = ends_s - loop.time()
 
 
-class SideServer(uvicorn.Server):
+class SideServer(_TimelyServer):
     """Serves an application until `should_exit`. Leaves signals to the node's own server."""
 
     def __init__(self, app: App, http: Any = "httptools", **tls: Any) -> None:

@@ -9,6 +9,7 @@ from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
 from app.ingest.prepare import Publication, Relayed, prepare, published_claim
+from app.ingest.watermark import Watermark
 from app.limits import Limits
 from app.store.store import Store
 from sdstore.sds.model import Kind
@@ -30,8 +31,10 @@ class Door:
         limits: Limits,
         listeners: Sequence[Listener] = (),
         relay_listeners: Sequence[RelayListener] = (),
+        watermark: Watermark | None = None,
     ) -> None:
         self.store = store
+        self.watermark = watermark
         self._committer = committer
         self._limits = limits
         self._relay_listeners = list(relay_listeners)
@@ -41,6 +44,7 @@ class Door:
         """The outcome of one message, once it is on disk. Raises `Problem`."""
         prepared = prepare(item, self._limits)
         if isinstance(prepared, NewEntry):
+            self._check_disk([prepared])
             (written,) = await self._committer.submit([prepared])
             outcome = _stored(prepared, written)
         else:
@@ -88,6 +92,8 @@ class Door:
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)
         ]
         try:
+            if entries:
+                self._check_disk(entries)
             written = (
                 await self._committer.submit(entries, met, source=source) if entries or met else []
             )
@@ -118,6 +124,7 @@ class Door:
                 faults.append(problem.detached())
         try:
             if wanted:
+                self._check_disk()
                 written = self._committer.call(lambda: self.store.writer.write_claims(wanted))
                 if await written:
                     self._committer.tell([])
@@ -128,6 +135,16 @@ class Door:
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
         """Remember digests that local policy refused, so that no sync fetches them again."""
         await self._committer.submit([], refused=digests)
+
+    @property
+    def is_disk_low(self) -> bool:
+        """Whether messages are refused to keep some of the disk free."""
+        return self.watermark is not None and self.watermark.is_low
+
+    def _check_disk(self, entries: Sequence[NewEntry] = ()) -> None:
+        """Raise `disk_full` below the watermark."""
+        if self.watermark is not None:
+            self.watermark.check(sum(len(each.frame) for each in entries))
 
     def _relay(self, relayed: Relayed) -> Outcome:
         for listener in self._relay_listeners:

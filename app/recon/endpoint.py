@@ -98,6 +98,9 @@ class ReconEndpoint:
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
         self._budgets.check(caller.name)
+        if self._replica.is_disk_low:
+            # A policy of its own: the peer offers again what it kept when the disk has room.
+            caller = replace(caller, scopes=caller.scopes - {Scope.PUBLISH})
         try:
             request = wire.ReconRequest.FromString(body)
             # A byte of an interest or of ranges costs about as much as hashing an element. Roots and

@@ -96,6 +96,11 @@ class NodeReplica:
         replica._source = peer_id  # noqa: SLF001 - of a copy of this class
         return replica
 
+    @property
+    def is_disk_low(self) -> bool:
+        """Whether this node takes no messages now, to keep some of its disk free."""
+        return self._door.is_disk_low
+
     # --- elements ------------------------------------------------------------------------------
 
     @property

@@ -12,6 +12,9 @@ _SLOW_BODY = (
     "tests/app/http/test_tokens.py::test_a_request_whose_body_comes_after_the_revocation_is_refused",
 )
 _PROXIES = ("tests/app/test_proxies.py", "tests/app/http/test_proxies.py")
+_ANONYMOUS = ("tests/app/http/test_anonymous.py",)
+_RATES = ("tests/app/test_rates.py", "tests/app/http/test_anonymous.py")
+_WATERMARK = ("tests/app/test_watermark.py",)
 _CALLERS = ("tests/app/test_callers.py",)
 
 
@@ -42,6 +45,12 @@ def _as_written(text: str) -> Any:
         return ip_address(text.strip())
     except ValueError:
         return None
+
+
+async def _startup_of_uvicorn(server: Any, sockets: Any = None) -> None:
+    import uvicorn
+
+    await uvicorn.Server.startup(server, sockets)
 
 
 def _left_most(*_: Any) -> Any:
@@ -85,7 +94,7 @@ FAULTS = [
     _fault("a limited token covers every channel", "app.tokens:_interest", nothing),
     _fault(
         "strangers are operators of an open node",
-        "app.callers:_stranger",
+        "app.callers:_anybody",
         instead(_everything),
         _CALLERS,
     ),
@@ -116,5 +125,37 @@ FAULTS = [
         "app.settings:Settings.trusts_loopback",
         instead(True),
         _PROXIES,
+    ),
+    _fault("strangers reach every channel", "app.callers:_covered", nothing, _ANONYMOUS),
+    _fault(
+        "strangers publish where they read",
+        "app.callers:Caller._channels_of",
+        instead(lambda caller, _: caller.channels),
+        _ANONYMOUS,
+    ),
+    _fault(
+        "live streams of strangers are not counted", "app.rates:Rates.begin_live", nothing, _RATES
+    ),
+    _fault("bytes cost nothing", "app.rates:Bucket.spend", nothing, _RATES),
+    _fault(
+        "the disk is never low", "app.ingest.watermark:Watermark.is_low", instead(False), _WATERMARK
+    ),
+    _fault(
+        "a low disk is looked at by the clock alone",
+        "app.ingest.watermark:GROWTH",
+        instead(0),
+        _WATERMARK,
+    ),
+    _fault(
+        "a push into a low disk is a fault",
+        "app.recon.replica:NodeReplica.is_disk_low",
+        instead(False),
+        _WATERMARK,
+    ),
+    _fault(
+        "a handshake may take a minute",
+        "app.http.server:_TimelyServer.startup",
+        instead(_startup_of_uvicorn),
+        ("tests/app/http/test_tls_handshake.py",),
     ),
 ]

@@ -30,6 +30,7 @@ LINES = {
 # Codes that no single request produces: they depend on the address, other requests, or the node's state.
 NOT_BY_ONE_REQUEST = {
     Code.TOKENS_UNAVAILABLE,
+    Code.RATE_LIMITED,
     Code.CURSOR_ROLLED_BACK,
     Code.CURSOR_REWOUND,
     Code.ORDER_TOO_LARGE,

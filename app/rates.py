@@ -1,0 +1,114 @@
+"""Rate limits: token buckets of requests and bytes for each caller, in bounded tables.
+
+A caller with a token has its own bucket; any other caller shares the one of its address, or /64 network.
+Callers of this machine have none. Refused credentials cost a request of the address. A process counts by
+itself, so a service with several workers lets through up to as many times the rate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from app.callers import Caller, Rate
+from app.errors import Code, Problem
+from app.limits import Limits
+
+CALLERS_MAX = 16_384
+"""Buckets of one kind: 4 MiB. The least recently seen caller is forgotten and gets a full bucket again."""
+
+REFILL_S = 60
+"""In which an empty bucket becomes full. A caller can spend a full one at once."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What one caller has left: requests, and bytes of bodies and replies."""
+
+    requests: float
+    bytes: float
+    filled_at_s: float
+    live_count: int = 0
+
+    def spend(self, bytes_count: int) -> None:
+        """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
+        self.bytes -= bytes_count
+
+
+class _Table:
+    """The buckets of one kind of callers."""
+
+    def __init__(self, requests_max: int, bytes_max: int) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def admit(self, name: str) -> Bucket:
+        now_s = time.monotonic()
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = Bucket(self._requests_max, self._bytes_max, now_s)
+            if len(self._buckets) > CALLERS_MAX:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(name)
+            part = (now_s - bucket.filled_at_s) / REFILL_S
+            bucket.filled_at_s = now_s
+            bucket.requests = min(self._requests_max, bucket.requests + part * self._requests_max)
+            bucket.bytes = min(self._bytes_max, bucket.bytes + part * self._bytes_max)
+        if bucket.requests < 1:
+            raise _refusal(
+                f"{self._requests_max:,} requests a minute",
+                (1 - bucket.requests) * REFILL_S / self._requests_max,
+            )
+        if bucket.bytes < 0:
+            raise _refusal(
+                f"{self._bytes_max:,} bytes a minute", -bucket.bytes * REFILL_S / self._bytes_max
+            )
+        bucket.requests -= 1
+        return bucket
+
+
+class Rates:
+    """The rate limits of one process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._tables = {
+            Rate.CALLER: _Table(limits.caller_requests_per_minute, limits.caller_bytes_per_minute),
+            Rate.STRANGER: _Table(
+                limits.stranger_requests_per_minute, limits.stranger_bytes_per_minute
+            ),
+        }
+        self._limits = limits
+        self._strangers_live_count = 0
+
+    def admit(self, caller: Caller) -> Bucket:
+        """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
+        return self._tables[caller.rate].admit(caller.name)
+
+    def begin_live(self, bucket: Bucket) -> None:
+        """Count a live stream of a stranger; `rate_limited` if it or all strangers have too many."""
+        limits = self._limits
+        if (
+            bucket.live_count >= limits.stranger_live_readers_max
+            or self._strangers_live_count >= limits.live_readers_max // 2
+        ):
+            detail = f"{limits.stranger_live_readers_max} live streams at a time"
+            raise _refusal(detail, limits.live_heartbeat_s)
+        bucket.live_count += 1
+        self._strangers_live_count += 1
+
+    def end_live(self, bucket: Bucket) -> None:
+        """A live stream of `begin_live` has ended."""
+        bucket.live_count -= 1
+        self._strangers_live_count -= 1
+
+
+def _refusal(what: str, wait_s: float) -> Problem:
+    return Problem(
+        Code.RATE_LIMITED,
+        f"more than {what}",
+        headers={"Retry-After": str(max(1, math.ceil(wait_s)))},
+    )
