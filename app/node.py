@@ -111,6 +111,7 @@ class Node:
             await node.verification.start(reads_all=is_first)
             closing.push_async_callback(node.verification.close)
             closing.push_async_callback(node.live.close)
+            closing.push_async_callback(node.peers.connections.close)
             closing.push_async_callback(node.syncs.close)
             # Registered before the start, so that a failed start leaves no loops running.
             closing.push_async_callback(node.peers.close)

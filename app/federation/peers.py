@@ -22,6 +22,7 @@ import httpx
 from blake3 import blake3
 
 from app.errors import Code, Problem
+from app.federation.connections import Connections
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.schedule import Schedule, Verdict
 from app.federation.syncs import RunSync, Sync, Syncs
@@ -111,6 +112,7 @@ class Peers:
         self._limits = replica.limits
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
+        self.connections = Connections()
         self._arrivals = arrivals
         self._peers: dict[str, Peer] = {}
         # Stores that were synced with by URL, and their results; bounded like the sessions.
@@ -336,6 +338,7 @@ class Peers:
             own_instance=self._instance_id,
             token=token if file is None else _token_in(file),
             ca_file=self._settings.peer_ca,
+            connections=self.connections,
         )
 
     # --- the schedule --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 
 from app.errors import Code, Problem
+from app.federation.connections import Connections, Place
 from app.limits import Limits
 from sdstore.client.exchange import CONNECT_TIMEOUT_S
 from sdstore.client.transport import REQUEST_TIMEOUT_S, HttpTransport
@@ -89,6 +90,8 @@ async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
 
 
 async def _addresses_of(url: httpx.URL) -> list[IpAddress]:
+    with suppress(ValueError):
+        return [ip_address(url.host)]
     port = url.port or _DEFAULT_PORTS[url.scheme]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -168,8 +171,9 @@ async def open_http_transport(
     own_instance: str | None = None,
     token: str | None = None,
     ca_file: Path | None = None,
+    connections: Connections,
 ) -> AsyncIterator[HttpTransport]:
-    """A transport to the peer at `url`; it connects only to the checked address.
+    """A transport to the peer at `url`; it connects only to the checked address, over `connections`.
 
     `token` is an access token of the peer. `ca_file` has the CAs of its certificate, if they are not
     well known; Problem(PEER_UNREACHABLE) if it cannot be read. If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
@@ -180,15 +184,19 @@ async def open_http_transport(
         request.headers["host"] = pinned.host_header
         request.extensions["sni_hostname"] = pinned.tls_name
 
-    async with httpx.AsyncClient(
-        base_url=pinned.base_url,
-        verify=_tls_context(ca_file),
-        headers={} if token is None else {"authorization": f"Bearer {token}"},
-        timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        follow_redirects=False,
-        trust_env=False,
-        event_hooks={"request": [send_to_pinned]},
-    ) as client:
+    place = Place(pinned.base_url, pinned.tls_name, _tls_context(ca_file))
+    async with (
+        connections.to(place) as transport,
+        httpx.AsyncClient(
+            base_url=pinned.base_url,
+            transport=transport,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            follow_redirects=False,
+            trust_env=False,
+            event_hooks={"request": [send_to_pinned]},
+        ) as client,
+    ):
         yield HttpTransport(
             client, reply_bytes_max=limits.recon_reply_bytes_max, own_instance=own_instance
         )
