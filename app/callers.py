@@ -70,6 +70,7 @@ class Caller:
     `name` identifies the caller in budgets and logs; `channels` None means every channel; `is_trusted`
     means that the caller sent credentials or calls from this machine; `token_id` names the token that
     it sent. `publishable` are the channels of the scope publish where they are others than `channels`.
+    `instance_id` is what a store says of itself in the calls between stores; nothing is granted for it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Caller:
     token_id: str | None = None
     rate: Rate = Rate.FREE
     publishable: Interest | None = None
+    instance_id: str = ""
 
     def covers(self, channel_id: str) -> bool:
         """Whether the grants reach a channel."""

@@ -68,6 +68,7 @@ class Code(StrEnum):
     PEER_MISBEHAVED = "peer_misbehaved"
     PEER_VERSION = "peer_version"
     SYNC_BUSY = "sync_busy"
+    NOT_RELAYED = "not_relayed"
     # this node
     OVERLOADED = "overloaded"
     NOT_READY = "not_ready"
@@ -125,6 +126,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.PEER_MISBEHAVED: (502, "The peer broke the protocol"),
     Code.PEER_VERSION: (502, "The peer speaks another version of the protocol"),
     Code.SYNC_BUSY: (409, "A sync with this peer is already running"),
+    Code.NOT_RELAYED: (422, "Stores do not relay this message"),
     Code.OVERLOADED: (503, "The node is overloaded"),
     Code.NOT_READY: (503, "The node is not ready"),
     Code.DISK_FULL: (507, "The disk is full"),

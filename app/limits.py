@@ -307,6 +307,38 @@ class Limits:
         15, "seconds", "proxies close connections that are silent for 30 to 60"
     )
 
+    # --- relayed messages --------------------------------------------------------------------
+    relay_queue_items_max: int = _bound(
+        4_096, "messages", "that wait for peers and other workers; the oldest are dropped first"
+    )
+    relay_queue_bytes_max: int = _bound(
+        16 * MIB, "bytes of frames", "of that queue, which all peers share: 800 js-waku frames"
+    )
+    relay_age_s: int = _bound(
+        10, "seconds", "in that queue; an older message is of no use to who waits for it now"
+    )
+    relay_seen_max: int = _bound(
+        131_072, "frame hashes", "20 MB; a minute of messages at relay_messages_per_s"
+    )
+    relay_seen_s: int = _bound(
+        300, "seconds", "a hash is remembered: thirty stores, each with a full queue"
+    )
+    relay_batch_items_max: int = _bound(
+        256, "messages", "of one request; the next one follows at once"
+    )
+    relay_messages_per_s: int = _bound(
+        2_000, "messages per second", "taken from the stream of one peer: a tenth of a core"
+    )
+    relay_bytes_per_s: int = _bound(
+        8 * MIB, "bytes of frames per second", "taken from the stream of one peer"
+    )
+    relay_nudges_per_s: int = _bound(
+        4, "nudges per second", "to one peer; further commits within that time share the next one"
+    )
+    relay_retry_s_max: int = _bound(
+        60, "seconds", "between two attempts to reach a peer; the first follows after one"
+    )
+
     # --- reconciliation and peers --------------------------------------------------------------
     recon_body_bytes_max: int = _bound(
         16 * MIB, "bytes", "one request with pushed entries; ranges alone stay below 1 MiB"

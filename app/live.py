@@ -124,13 +124,18 @@ class LiveHub:
 
     async def admit(self) -> Place:
         """A place for `events`; `overloaded` if all are taken. Raises what a read of the store raises."""
-        if len(self._places) >= self._limits.live_readers_max:
-            raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
         # Count before the first await, so that concurrent requests see each other.
-        place = Place()
-        self._places.add(place)
+        place = self.take_place()
         # Check now: once the stream has begun, an error could only end it.
         await self._store.arrivals.watermark()
+        return place
+
+    def take_place(self) -> Place:
+        """A place of any stream that lasts. Raises `overloaded` if all are taken."""
+        if len(self._places) >= self._limits.live_readers_max:
+            raise Problem(Code.OVERLOADED, "too many live readers", headers={"Retry-After": "10"})
+        place = Place()
+        self._places.add(place)
         return place
 
     async def events(

@@ -16,6 +16,7 @@ from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
 from app.errors import Problem
+from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
@@ -24,7 +25,7 @@ from app.ingest.watermark import Watermark
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.mvds import MvdsEndpoint
-from app.node_metrics import register_node_metrics
+from app.node_metrics import register_node_metrics, register_relay_metrics
 from app.orders import Orders
 from app.rates import Rates
 from app.readiness import Readiness
@@ -33,6 +34,7 @@ from app.recon.endpoint import ReconEndpoint, policy_of
 from app.recon.index import NodeIndex
 from app.recon.negentropy import NegentropyEndpoint
 from app.recon.replica import NodeReplica
+from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
@@ -65,11 +67,13 @@ class Node:
     negentropy: NegentropyEndpoint
     mvds: MvdsEndpoint
     live: LiveHub
+    relay: Relay
     orders: Orders
     syncs: Syncs
     peers: Peers
     verification: Verification
     metrics: CollectorRegistry
+    links: Links
     instance_id: str
     sharing: Sharing
     rates: Rates
@@ -112,12 +116,30 @@ class Node:
             closing.push_async_callback(node.verification.close)
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.peers.connections.close)
+            closing.push_async_callback(node.relay.close)
+            await closing.enter_async_context(_connected_to_others(node))
             closing.push_async_callback(node.syncs.close)
             # Registered before the start, so that a failed start leaves no loops running.
             closing.push_async_callback(node.peers.close)
+            closing.push_async_callback(node.links.close)
             if is_first:
                 await node.peers.start()
+                node.links.start()
             yield node
+
+
+@asynccontextmanager
+async def _connected_to_others(node: Node) -> AsyncIterator[None]:
+    """Exchange relayed messages and notices of commits with the other processes of the database."""
+    if not node.settings.database_url.startswith("postgresql:"):
+        yield
+        return
+    from app.store.notifybus import NotifyBus  # noqa: PLC0415 - an extra
+
+    bus = NotifyBus(node.settings.database_url, node.limits, node.relay)
+    async with bus.running():
+        node.relay.bus = bus
+        yield
 
 
 @asynccontextmanager
@@ -185,7 +207,6 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         committer,
         limits,
         listeners=[live.on_committed],
-        relay_listeners=[live.on_relayed],
         watermark=watermark,
     )
     index = NodeIndex(store, limits)
@@ -202,7 +223,11 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
     instance_id = instance_id_of(secret)
+    relay = Relay(door, live, limits, lambda: interest)
+    committer.listeners.append(relay.on_committed)
     book = _Book(store, committer)
+    peers = Peers(replica, syncs, book, interest, settings, instance_id, store.arrivals)
+    relay.commit_listeners.append(peers.nudge_all)
     node = Node(
         settings=settings,
         limits=limits,
@@ -216,11 +241,13 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         negentropy=NegentropyEndpoint(index, limits, budgets),
         mvds=MvdsEndpoint(store, door, committer, limits),
         live=live,
+        relay=relay,
         orders=Orders(store, limits, sharing),
         syncs=syncs,
-        peers=Peers(replica, syncs, book, interest, settings, instance_id, store.arrivals),
+        peers=peers,
         verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
         metrics=CollectorRegistry(),
+        links=Links(relay, peers, limits, instance_id, peers.nudge),
         instance_id=instance_id,
         sharing=sharing,
         rates=Rates(limits),
@@ -232,6 +259,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     register_node_metrics(
         node.metrics, committer, index, live, node.orders, node.verification, node.peers
     )
+    register_relay_metrics(node.metrics, relay, node.links)
     return node
 
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from app.federation.links import Links
 from app.federation.peer import PeerState, PeerTotals
 from app.federation.peers import Peers
 from app.federation.transport import url_text
@@ -15,6 +16,7 @@ from app.ingest.committer import GroupCommitter
 from app.live import LiveHub
 from app.orders import Orders
 from app.recon.index import NodeIndex
+from app.relay import Relay
 from app.verification import Verification
 from sdstore.sync.report import SyncOutcome
 
@@ -37,6 +39,11 @@ def register_node_metrics(
     registry.register(_NodeCollector(committer, index, live, orders, verification))
     registry.register(_PeerCollector(peers))
     ProcessCollector(namespace="sdstore", registry=registry)
+
+
+def register_relay_metrics(registry: CollectorRegistry, relay: Relay, links: Links) -> None:
+    """Add the families of relayed messages and nudges to a registry."""
+    registry.register(_RelayCollector(relay, links))
 
 
 class _NodeCollector(Collector):
@@ -79,6 +86,32 @@ class _NodeCollector(Collector):
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
         yield _gauge("orders_cached", "Orders of channels in memory", self._orders.count)
         yield _gauge("orders_bytes", "Their memory, estimated", self._orders.bytes_count)
+
+
+class _RelayCollector(Collector):
+    def __init__(self, relay: Relay, links: Links) -> None:
+        self._relay = relay
+        self._links = links
+
+    def collect(self) -> Iterator[Family]:
+        counters = self._relay.counters
+        yield _gauge("relay_links", "Links with peers that are up", self._links.count)
+        relayed = CounterMetricFamily(
+            "sdstore_relayed",
+            "Sync and ephemeral messages by what became of them",
+            labels=("outcome",),
+        )
+        relayed.add_metric(["passed"], counters.passed)
+        relayed.add_metric(["duplicate"], counters.duplicate)
+        relayed.add_metric(["refused"], counters.refused)
+        relayed.add_metric(["dropped"], counters.dropped + self._relay.bus.dropped_count)
+        yield relayed
+        nudges = CounterMetricFamily(
+            "sdstore_nudges", "Nudges from and to peers", labels=("direction",)
+        )
+        nudges.add_metric(["received"], counters.nudges_received)
+        nudges.add_metric(["sent"], counters.nudges_sent)
+        yield nudges
 
 
 class _PeerCollector(Collector):

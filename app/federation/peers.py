@@ -27,6 +27,7 @@ from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.schedule import Schedule, Verdict
 from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import (
+    open_http_client,
     open_http_transport,
     parse_peer_url,
     resolve,
@@ -329,17 +330,29 @@ class Peers:
     def _transport(
         self, url: httpx.URL, token: str | None
     ) -> AbstractAsyncContextManager[HttpTransport]:
-        """A transport with the token of the settings' file for this URL, or else with `token`."""
-        file = self._settings.peer_token_files.get(url_text(url))
         return open_http_transport(
             url,
             self._limits,
             private_allowed=self._settings.allows_private_peers,
             own_instance=self._instance_id,
-            token=token if file is None else _token_in(file),
+            token=self._token(url, token),
             ca_file=self._settings.peer_ca,
             connections=self.connections,
         )
+
+    def client(self, peer: Peer) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        """An HTTP client of a peer, with its access token. Raises Problem(TOKENS_UNAVAILABLE)."""
+        return open_http_client(
+            peer.url,
+            private_allowed=self._settings.allows_private_peers,
+            token=self._token(peer.url, peer.token),
+            ca_file=self._settings.peer_ca,
+        )
+
+    def _token(self, url: httpx.URL, token: str | None) -> str | None:
+        """The token of the settings' file for this URL, or else `token`."""
+        file = self._settings.peer_token_files.get(url_text(url))
+        return token if file is None else _token_in(file)
 
     # --- the schedule --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -173,10 +173,36 @@ async def open_http_transport(
     ca_file: Path | None = None,
     connections: Connections,
 ) -> AsyncIterator[HttpTransport]:
-    """A transport to the peer at `url`; it connects only to the checked address, over `connections`.
+    """A transport to the peer at `url`, over the client of `open_http_client`.
+
+    If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
+    """
+    async with open_http_client(
+        url,
+        private_allowed=private_allowed,
+        token=token,
+        ca_file=ca_file,
+        connections=connections,
+    ) as client:
+        yield HttpTransport(
+            client, reply_bytes_max=limits.recon_reply_bytes_max, own_instance=own_instance
+        )
+
+
+@asynccontextmanager
+async def open_http_client(
+    url: httpx.URL,
+    *,
+    private_allowed: bool,
+    token: str | None = None,
+    ca_file: Path | None = None,
+    connections: Connections | None = None,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the peer at `url`; it connects only to the checked address.
 
     `token` is an access token of the peer. `ca_file` has the CAs of its certificate, if they are not
-    well known; Problem(PEER_UNREACHABLE) if it cannot be read. If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
+    well known; Problem(PEER_UNREACHABLE) if it cannot be read. Without `connections` the client has
+    connections of its own.
     """
     pinned = await resolve(url, private_allowed=private_allowed)
 
@@ -184,12 +210,14 @@ async def open_http_transport(
         request.headers["host"] = pinned.host_header
         request.extensions["sni_hostname"] = pinned.tls_name
 
-    place = Place(pinned.base_url, pinned.tls_name, _tls_context(ca_file))
+    context = _tls_context(ca_file)
+    place = Place(pinned.base_url, pinned.tls_name, context)
     async with (
-        connections.to(place) as transport,
+        nullcontext() if connections is None else connections.to(place) as transport,
         httpx.AsyncClient(
             base_url=pinned.base_url,
             transport=transport,
+            verify=context,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             follow_redirects=False,
@@ -197,9 +225,7 @@ async def open_http_transport(
             event_hooks={"request": [send_to_pinned]},
         ) as client,
     ):
-        yield HttpTransport(
-            client, reply_bytes_max=limits.recon_reply_bytes_max, own_instance=own_instance
-        )
+        yield client
 
 
 @cache

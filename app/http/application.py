@@ -24,6 +24,7 @@ from app.http import (
     orders,
     publish,
     recon,
+    relay,
     tokens,
 )
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
@@ -45,6 +46,7 @@ ROUTES = tuple(
         recon.routes,
         mvds.routes,
         federation.routes,
+        relay.routes,
         tokens.routes,
         about.health,
         about.routes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from app.callers import Caller, Readable
 from app.http.forms import Form, answer_form
 from app.rates import Bucket
 from app.sharing import Holding
+from sdstore.client.transport import INSTANCE_HEADER
 
 if TYPE_CHECKING:
     from app.node import Node
@@ -20,6 +22,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+_INSTANCE_ID = re.compile(rb"[0-9a-f]{32}")
+
 EXCHANGE_KEY = "sdstore.exchange"
 """Where our server leaves its `Exchange` in the ASGI scope. Other servers leave nothing."""
 
@@ -91,6 +95,12 @@ class Call:
     def location(self, path: str) -> tuple[bytes, bytes]:
         """The header `Location` of a path of this node: a URL if the node knows its public one."""
         return b"location", f"{self.node.settings.public_url or ''}{path}".encode()
+
+    @property
+    def instance_id(self) -> str:
+        """The instance ID that another store gives as its own; empty if the caller gives none."""
+        given = self.headers.get(INSTANCE_HEADER.encode(), b"")
+        return given.decode() if _INSTANCE_ID.fullmatch(given) else ""
 
     @property
     def form(self) -> Form:

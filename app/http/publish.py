@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from time import perf_counter
@@ -104,7 +104,11 @@ async def publish_batch(call: CurrentCall) -> Reply:
     else:
         items = await _protobuf_items(call)
     call.body = b""
-    outcomes = await _through_the_door(call, items)
+    return await outcomes_reply(form, await _through_the_door(call, items))
+
+
+async def outcomes_reply(form: Form, outcomes: Sequence[Outcome | Problem]) -> Reply:
+    """The outcomes of a batch."""
     if form is Form.PROTOBUF:
         return protobuf_reply(
             wire.PublishOutcomes(outcomes=await _in_steps(_outcome_protobuf, outcomes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import zstandard
@@ -46,7 +47,10 @@ async def reconcile(call: CurrentCall) -> Reply:
         raise Problem(Code.EMPTY_BODY, "the body is a ReconRequest")
     # Before anything else, the nonce included: parsing is the expensive part.
     await check_fields(recon_wire.ReconRequest, call.body, call.node.limits.recon_fields_max)
-    response = await call.node.recon.answer(call.body, call.caller, _allowance(call))
+    caller = call.caller
+    if instance_id := call.instance_id:
+        caller = replace(caller, instance_id=instance_id)
+    response = await call.node.recon.answer(call.body, caller, _allowance(call))
     return _packed(call, response.SerializeToString())
 
 

@@ -118,6 +118,7 @@ class NodeServer(_TimelyServer):
         """See `uvicorn.Server`."""
         self._node.readiness.is_stopping = self._node.sharing.is_draining = True
         await self._node.live.close()
+        await self._node.relay.close()
         await self._drain()
         await super().shutdown(sockets)
 

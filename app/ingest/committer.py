@@ -31,7 +31,8 @@ from app.store.store import Store
 class Committed(NamedTuple):
     """An entry that is new or has new claims, after its commit.
 
-    `source`: the peer whose session brought it, if this node started that session; else empty.
+    `source`: the peer whose session brought it, if this node started that session; the instance ID of
+    the store that did, if it gave one; else empty.
     """
 
     entry: NewEntry

@@ -30,14 +30,13 @@ class Door:
         committer: GroupCommitter,
         limits: Limits,
         listeners: Sequence[Listener] = (),
-        relay_listeners: Sequence[RelayListener] = (),
         watermark: Watermark | None = None,
     ) -> None:
         self.store = store
         self.watermark = watermark
         self._committer = committer
         self._limits = limits
-        self._relay_listeners = list(relay_listeners)
+        self.relay_listeners: list[RelayListener] = []
         committer.listeners.extend(listeners)
 
     async def publish(self, item: Publication) -> Outcome:
@@ -132,6 +131,12 @@ class Door:
             return [fault or problem for fault in faults]
         return faults
 
+    async def remember_met(self, relayed: Sequence[Relayed]) -> None:
+        """Remember the IDs of sync messages that another store relays. Raises `Problem`."""
+        met = [met_id for each in relayed for met_id in _met(each)]
+        if met:
+            await self._committer.submit([], met)
+
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
         """Remember digests that local policy refused, so that no sync fetches them again."""
         await self._committer.submit([], refused=digests)
@@ -147,7 +152,7 @@ class Door:
             self.watermark.check(sum(len(each.frame) for each in entries))
 
     def _relay(self, relayed: Relayed) -> Outcome:
-        for listener in self._relay_listeners:
+        for listener in self.relay_listeners:
             listener(relayed)
         message = relayed.message
         return Outcome(OutcomeKind.RELAYED, message.message_id, message.channel_id)

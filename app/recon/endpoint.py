@@ -241,7 +241,7 @@ class ReconEndpoint:
         """Take the items that the caller may publish; one outcome per item, in order."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        return await take_items(self._replica, items, caller.covers)
+        return await take_items(self._replica.for_peer(caller.instance_id), items, caller.covers)
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
         if request.HasField("fetch"):

@@ -91,7 +91,10 @@ class NodeReplica:
         self._index = index
 
     def for_peer(self, peer_id: str) -> NodeReplica:
-        """This replica for a session with one peer, which commits name as their source."""
+        """This replica for a session with one peer, which commits name as their source.
+
+        `peer_id`: of a peer, or the instance ID of a store that calls.
+        """
         replica = copy(self)
         replica._source = peer_id  # noqa: SLF001 - of a copy of this class
         return replica

@@ -26,7 +26,8 @@ UNPACK_FACTOR = 200
 UNPACKED_FREE_BYTES = 2 << 20
 
 INSTANCE_HEADER = "sds-instance"
-"""The header with the ID of the node's data directory in the reply of `GET /v1/recon/interests`."""
+"""The header with the ID of a node's data directory: in its requests to other stores, and in its replies
+to `GET /v1/recon/interests` and `GET /v1/relay`."""
 
 OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
@@ -98,6 +99,8 @@ class HttpTransport:
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"accept": PROTOBUF, "accept-encoding": "zstd"}
+        if self._own_instance is not None:
+            headers[INSTANCE_HEADER] = self._own_instance
         if body is not None:
             headers["content-type"] = PROTOBUF
             if self._reads_zstd and len(body) >= COMPRESS_BYTES_MIN:

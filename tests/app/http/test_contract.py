@@ -24,6 +24,8 @@ FIXED = {
     "POST /v1/negentropy",
     "POST /v1/recon",
     "GET /v1/recon/interests",
+    "GET /v1/relay",
+    "POST /v1/relay",
     "GET /v1/peers",
     "POST /v1/peers",
     "GET /v1/peers/{peer_id}",

@@ -27,7 +27,8 @@ LINES = {
     for code, section in SECTIONS.items()
     if (line := LINE.search(section["text"])) is not None
 }
-# Codes that no single request produces: they depend on the address, other requests, or the node's state.
+# Codes that no single request answers with: they depend on the address, other requests, or the node's
+# state, or are the outcome of an item alone.
 NOT_BY_ONE_REQUEST = {
     Code.TOKENS_UNAVAILABLE,
     Code.RATE_LIMITED,
@@ -39,6 +40,7 @@ NOT_BY_ONE_REQUEST = {
     Code.PEER_MISBEHAVED,
     Code.PEER_VERSION,
     Code.SYNC_BUSY,
+    Code.NOT_RELAYED,
     Code.OVERLOADED,
     Code.NOT_READY,
     Code.DISK_FULL,

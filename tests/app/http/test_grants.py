@@ -27,6 +27,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import recon_pb2 as wire
+from sdstore.wire.store_pb2 import PublishBatch, PublishItem
 from tests.app.http.test_recon import columns, hand_shake, request_in
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
@@ -111,6 +112,11 @@ ADMIN_ONLY = {
 def mvds_into_theirs() -> bytes:
     frame = encode(Message("n", THEIRS, lamport_timestamp=9, content=b"x"))
     return mvds.encode(mvds.Payload(messages=(mvds.Message(MINE.encode(), 9, frame),)))
+
+
+def relayed_into_theirs() -> bytes:
+    frame = encode(Message("n", THEIRS, content=b"x"))
+    return PublishBatch(items=[PublishItem(frame=frame)]).SerializeToString()
 
 
 ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
@@ -201,6 +207,10 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
         Attempt("/v1/feed?limit=1", shows=b'"messages":[]'),
     ],
     "GET /v1/live": [],  # a stream: a test of its own below
+    "GET /v1/relay": [],  # a stream: in tests/app/federation/test_relay.py
+    "POST /v1/relay": [
+        Attempt("/v1/relay", body=relayed_into_theirs(), headers=PROTOBUF, shows=b'"forbidden"'),
+    ],
     "POST /v1/recon": [
         Attempt("/v1/recon", body=recon_body(fetch=FETCH_ALL), headers=PROTOBUF, shows=b"open"),
     ],

@@ -33,8 +33,8 @@ def fuzz(node: RunningNode, folder: Path, cases_per_operation: int, *options: st
         f"{node.url}/openapi.json",
         f"--checks={','.join(CHECKS)}",
         f"--max-examples={cases_per_operation}",
-        # Streams of live messages end when the reader does.
-        "--exclude-path-regex=/live$",
+        # Streams of live and relayed messages end when the reader does.
+        "--exclude-path-regex=/(live|relay)$",
         "--phases=coverage,fuzzing",
         "--warnings=off",
         "--no-color",

@@ -1,0 +1,138 @@
+"""What the processes that share one database tell each other at once, without asking it.
+
+Two kinds of notices: a frame to relay, and that messages of some channels were committed. Notices are
+best effort: one that is lost costs a relayed message, or makes a commit known at the next poll only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from typing import Protocol
+
+import orjson
+
+from app.limits import Limits
+
+COMMIT_PAUSE_S = 0.02
+"""The shortest time between two sendings; commits and frames of that time travel together."""
+
+CHANNELS_BYTES_MAX = 4_096
+"""Bytes of channel IDs in a notice of a commit; one with more names none, which means any."""
+
+_FRAME, _COMMIT = b"f", b"c"
+
+
+class Listener(Protocol):
+    """Takes the notices of other processes."""
+
+    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
+        """A frame to relay; `origin` as in `app.relay`."""
+
+    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
+        """Messages of these channels were committed; None: of any."""
+
+
+class Bus(Protocol):
+    """Sends notices to the other processes. No method waits.
+
+    `dropped_count`: frames that were not sent, because too many waited.
+    """
+
+    @property
+    def dropped_count(self) -> int: ...
+
+    def send_frame(self, frame: bytes, origin: str) -> None:
+        """See `Listener`."""
+
+    def send_commit(self, channels: Collection[str] | None) -> None:
+        """See `Listener`."""
+
+
+class NoBus:
+    """The bus of a process that shares its database with no other."""
+
+    dropped_count = 0
+
+    def send_frame(self, frame: bytes, origin: str) -> None:
+        """Nobody listens."""
+
+    def send_commit(self, channels: Collection[str] | None) -> None:
+        """Nobody listens."""
+
+
+class Outgoing:
+    """Notices that wait to be sent: a bounded queue of frames, and one notice of all commits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.dropped_count = 0
+        self._limits = limits
+        self._frames: deque[bytes] = deque()
+        self._frames_bytes = 0
+        self._has_commit = False
+        self._channels: set[str] | None = set()
+        self._filled = asyncio.Event()
+
+    def send_frame(self, frame: bytes, origin: str) -> None:
+        """See `Bus`. The oldest frames are dropped where too many wait."""
+        name = origin.encode()
+        notice = _FRAME + bytes([len(name)]) + name + frame
+        self._frames.append(notice)
+        self._frames_bytes += len(notice)
+        while (
+            len(self._frames) > self._limits.relay_queue_items_max
+            or self._frames_bytes > self._limits.relay_queue_bytes_max
+        ):
+            self._frames_bytes -= len(self._frames.popleft())
+            self.dropped_count += 1
+        self._filled.set()
+
+    def send_commit(self, channels: Collection[str] | None) -> None:
+        """See `Bus`. Commits that wait share one notice."""
+        self._has_commit = True
+        if channels is None:
+            self._channels = None
+        elif self._channels is not None:
+            self._channels.update(channels)
+            if sum(map(len, self._channels)) > CHANNELS_BYTES_MAX // 4:
+                self._channels = None
+        self._filled.set()
+
+    async def next(self, bytes_max: int) -> list[bytes]:
+        """The next notices, up to `bytes_max` bytes, but one at least."""
+        await self._filled.wait()
+        notices: list[bytes] = []
+        bytes_count = 0
+        if self._has_commit:
+            channels = None if self._channels is None else sorted(self._channels)
+            notices.append(_COMMIT + orjson.dumps(channels))
+            self._has_commit, self._channels = False, set()
+        while self._frames and (not notices or bytes_count + len(self._frames[0]) <= bytes_max):
+            notice = self._frames.popleft()
+            self._frames_bytes -= len(notice)
+            bytes_count += len(notice)
+            notices.append(notice)
+        if not self._frames:
+            self._filled.clear()
+        return notices
+
+
+def hand_over(notice: bytes, listener: Listener) -> bool:
+    """Give a notice to the listener; False if it is not a notice."""
+    kind, rest = notice[:1], notice[1:]
+    if kind == _FRAME and rest:
+        length = 1 + rest[0]
+        listener.on_sibling_frame(rest[length:], rest[1:length].decode("ascii", "replace"))
+        return True
+    if kind == _COMMIT:
+        try:
+            channels = orjson.loads(rest)
+        except orjson.JSONDecodeError:
+            return False
+        if channels is None or (
+            isinstance(channels, list) and all(isinstance(each, str) for each in channels)
+        ):
+            listener.on_sibling_commit(channels)
+            return True
+    return False

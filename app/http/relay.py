@@ -1,0 +1,133 @@
+"""Relayed messages and nudges between stores (`app.relay`, `app.federation.links`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+
+from app.callers import Scope
+from app.errors import Code, Problem
+from app.federation.links import Links
+from app.http.call import Reply, StreamedReply
+from app.http.forms import Form, body_form, read_protobuf
+from app.http.openapi import EVENTS, OUTCOME, body, content, reply
+from app.http.publish import outcomes_reply
+from app.http.replies import event, event_stream
+from app.http.routing import CurrentCall, Routes
+from app.limits import Limits
+from app.live import Place
+from app.relay import Passing, Relay, RelayReader
+from app.sharing import Turns
+from sdstore.client.transport import INSTANCE_HEADER
+from sdstore.wire import store_pb2 as wire
+
+routes = Routes("federation")
+
+PART_ITEMS_MAX = 1_000
+"""Events of one part of a stream: less than a share of one second at its reader."""
+
+_HEARTBEAT = b": still here\n\n"
+_NUDGE = b"event: nudge\ndata: {}\n\n"
+
+
+@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS)
+async def stream(call: CurrentCall) -> StreamedReply:
+    """Nudges and relayed messages, for a store that has this one as its peer.
+
+    The store names itself in the header `sds-instance`, and gets nothing back that came from it.
+    """
+    node, caller = call.node, call.caller
+    place = node.live.take_place()
+    instance_id = call.instance_id
+    reader = node.relay.reader(caller.covers, instance_id)
+    parts = _parts(reader, node.relay, node.links, instance_id, node.limits, place)
+    streamed = event_stream(parts)
+    own = (INSTANCE_HEADER.encode(), node.instance_id.encode())
+    return streamed._replace(headers=[*streamed.headers, own])
+
+
+@routes.add(
+    "POST /v1/relay",
+    Scope.PUBLISH,
+    is_hot=True,
+    operation_id="POST /v1/relay",
+    takes_turns=Turns.BATCHES,
+    body=body(content(None, wire.PublishBatch)),
+    replies={
+        200: reply(
+            "Outcomes",
+            {
+                "type": "object",
+                "required": ["outcomes"],
+                "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
+            },
+            wire.PublishOutcomes,
+        )
+    },
+)
+async def relay(call: CurrentCall) -> Reply:
+    """Sync and ephemeral messages from another store, to be passed on and not stored.
+
+    One outcome each, in order: `relayed`, `duplicate` if this store passed it on before, or `refused`.
+    """
+    form = call.form
+    body_form(call.headers.get(b"content-type"), Form.PROTOBUF)
+    limits = call.node.limits
+    batch = await read_protobuf(wire.PublishBatch, call.body, limits.batch_fields_max)
+    call.body = b""
+    if not batch.items:
+        raise Problem(Code.EMPTY_BODY, "the batch has no items")
+    if len(batch.items) > limits.relay_batch_items_max:
+        why = f"a batch of relayed messages has at most {limits.relay_batch_items_max} items"
+        raise Problem(Code.TOO_MANY_ITEMS, why)
+    frames = [item.frame for item in batch.items]
+    outcomes = await call.node.relay.take(frames, call.instance_id, call.caller)
+    return await outcomes_reply(form, outcomes)
+
+
+async def _parts(
+    reader: RelayReader,
+    relay: Relay,
+    links: Links,
+    instance_id: str,
+    limits: Limits,
+    _place: Place,  # held for as long as the stream lasts
+) -> AsyncGenerator[Sequence[bytes], None]:
+    is_read: bool | None = None
+    nudge_due_s = 0.0
+    while not relay.is_closed:
+        changed = relay.changed
+        part: list[bytes] = []
+        if (reads := links.reads(instance_id)) is not is_read:
+            is_read = reads
+            part.append(event("reading", {"is_read": is_read}))
+        wait_s: float = limits.live_heartbeat_s
+        if is_read:
+            reader.is_nudged = False  # this node starts a session with its own peer by itself
+        if reader.is_nudged:
+            now_s = time.monotonic()
+            wait_s = nudge_due_s - now_s
+            if wait_s <= 0:
+                reader.is_nudged = False
+                nudge_due_s = now_s + 1 / limits.relay_nudges_per_s
+                relay.counters.nudges_sent += 1
+                part.append(_NUDGE)
+        part += [_rendered(each) for each in reader.take(limits.relay_age_s, PART_ITEMS_MAX)]
+        if part:
+            yield part
+            continue
+        try:
+            async with asyncio.timeout(wait_s):
+                await changed.wait()
+        except TimeoutError:
+            if wait_s == limits.live_heartbeat_s:
+                yield [_HEARTBEAT]
+
+
+def _rendered(passing: Passing) -> bytes:
+    if not passing.rendered:
+        frame = b64encode(passing.relayed.frame).decode()
+        passing.rendered = event("relayed", {"frame": frame})
+    return passing.rendered

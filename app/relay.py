@@ -1,0 +1,313 @@
+"""Relayed messages: sync and ephemeral messages on their way between participants, never stored.
+
+A store passes each of them on once: to the live readers of every worker, and to the stores that it is
+connected to, except the one that it came from. It remembers the hashes of what it has passed on, so a
+message that comes back on another way, as in a triangle of stores, ends there.
+
+Everything that waits for peers is in one bounded queue that all of them share. Each peer has a place in
+it and no queue of its own: a peer that does not read costs nothing, and misses what the queue drops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from app.bus import Bus, NoBus
+from app.callers import Caller, Scope
+from app.entries import Outcome, OutcomeKind
+from app.errors import Code, Problem
+from app.ingest.committer import Committed
+from app.ingest.door import Door
+from app.ingest.prepare import Publication, Relayed
+from app.limits import Limits
+from app.live import LiveHub, Wanted
+from recon.session import Interest
+from sdstore.sds.codec import decode
+from sdstore.sds.digest import frame_hash
+from sdstore.sds.model import MessageError
+
+PART_BYTES = 64 * 1024
+"""Bytes of frames given to a reader at once, unless one message alone has more."""
+
+CHANNELS_NAMED_MAX = 64
+"""Channels of a commit that are compared with what a reader may read; more wake every reader."""
+
+
+@dataclass(slots=True)
+class Passing:
+    """A relayed message in the queue. `origin` is the instance ID of the store it came from; empty if
+    it was published here. `rendered` caches the event, which streams share."""
+
+    relayed: Relayed
+    origin: str
+    at_s: float
+    rendered: bytes = b""
+
+
+@dataclass(slots=True)
+class RelayCounters:
+    """Relayed messages since the process started, by what became of them, and nudges."""
+
+    passed: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    dropped: int = 0
+    nudges_sent: int = 0
+    nudges_received: int = 0
+
+
+class Seen:
+    """Hashes of recent frames: at most so many, and none older than so many seconds."""
+
+    def __init__(self, items_max: int, age_s_max: float) -> None:
+        self._items_max = items_max
+        self._age_s_max = age_s_max
+        self._seen_at_s: OrderedDict[bytes, float] = OrderedDict()
+
+    def __contains__(self, frame_hash: bytes) -> bool:
+        return frame_hash in self._seen_at_s
+
+    def add(self, frame_hash: bytes, now_s: float) -> bool:
+        """Remember a hash; whether it is new."""
+        seen = self._seen_at_s
+        while seen and next(iter(seen.values())) < now_s - self._age_s_max:
+            seen.popitem(last=False)
+        if frame_hash in seen:
+            return False
+        seen[frame_hash] = now_s
+        if len(seen) > self._items_max:
+            seen.popitem(last=False)
+        return True
+
+
+class Relay:
+    """See the module. One per process; `bus` connects those of one database."""
+
+    def __init__(
+        self, door: Door, live: LiveHub, limits: Limits, interest: Callable[[], Interest]
+    ) -> None:
+        self.counters = RelayCounters()
+        self.bus: Bus = NoBus()
+        self.commit_listeners: list[Callable[[], None]] = []
+        """Called when another process has committed messages."""
+        self.changed = asyncio.Event()
+        """Replaced by a new event, and set, whenever a reader may have something to do."""
+        self.is_closed = False
+        self._door = door
+        self._live = live
+        self._limits = limits
+        self._interest = interest
+        self._seen = Seen(limits.relay_seen_max, limits.relay_seen_s)
+        self._queue: deque[Passing] = deque()
+        self._queue_bytes = 0
+        self._first_number = 0
+        self._readers: WeakSet[RelayReader] = WeakSet()
+        door.relay_listeners.append(self.on_published)
+
+    def on_published(self, relayed: Relayed) -> None:
+        """Pass on what a participant published here. A listener of ingest."""
+        self._pass_on(relayed, "")
+
+    async def take(
+        self, frames: Sequence[bytes], origin: str, caller: Caller | None = None
+    ) -> list[Outcome | Problem]:
+        """Pass on what another store relays to this one; one outcome for each frame, in order.
+
+        `origin` is the instance ID of that store. Content messages are refused (`not_relayed`), and so are
+        channels outside of this store's interest; with a `caller`, those that it may not publish in.
+        """
+        prepared = await self._door.prepare_many([Publication(frame) for frame in frames])
+        fresh: list[Relayed] = []
+        taken: list[Relayed | Problem] = []
+        for each in prepared:
+            checked = self._checked(each, caller)
+            taken.append(checked)
+            if isinstance(checked, Relayed) and frame_hash(checked.frame) not in self._seen:
+                fresh.append(checked)
+        try:
+            await self._door.remember_met(fresh)
+        except Problem as problem:
+            return [each if isinstance(each, Problem) else problem for each in taken]
+        outcomes: list[Outcome | Problem] = []
+        for checked in taken:
+            if isinstance(checked, Problem):
+                self.counters.refused += 1
+                outcomes.append(checked)
+                continue
+            is_new = self._pass_on(checked, origin)
+            kind = OutcomeKind.RELAYED if is_new else OutcomeKind.DUPLICATE
+            message = checked.message
+            outcomes.append(Outcome(kind, message.message_id, message.channel_id))
+        return outcomes
+
+    def _checked(self, prepared: object, caller: Caller | None) -> Relayed | Problem:
+        if isinstance(prepared, Problem):
+            return prepared
+        if not isinstance(prepared, Relayed):
+            return Problem(
+                Code.NOT_RELAYED, "a content message is published or synced, never relayed"
+            )
+        channel_id = prepared.message.channel_id
+        if caller is not None:
+            try:
+                caller.require(Scope.PUBLISH, channel_id)
+            except Problem as problem:
+                return problem.detached()
+        if not self._interest().matches(channel_id):
+            return Problem(Code.NOT_RELAYED, "this store's interest does not cover the channel")
+        return prepared
+
+    def _pass_on(self, relayed: Relayed, origin: str, *, is_on_bus: bool = False) -> bool:
+        """Whether the message is new here."""
+        now_s = time.monotonic()
+        if not self._seen.add(frame_hash(relayed.frame), now_s):
+            self.counters.duplicate += 1
+            return False
+        self.counters.passed += 1
+        self._live.on_relayed(relayed)
+        if not is_on_bus:
+            self.bus.send_frame(relayed.frame, origin)
+        if self._readers and self._interest().matches(relayed.message.channel_id):
+            self._append(Passing(relayed, origin, now_s))
+            self._announce()
+        return True
+
+    def _append(self, passing: Passing) -> None:
+        self._queue.append(passing)
+        self._queue_bytes += len(passing.relayed.frame)
+        oldest_s = passing.at_s - self._limits.relay_age_s
+        while (
+            len(self._queue) > self._limits.relay_queue_items_max
+            or self._queue_bytes > self._limits.relay_queue_bytes_max
+            or self._queue[0].at_s < oldest_s
+        ):
+            self._queue_bytes -= len(self._queue.popleft().relayed.frame)
+            self._first_number += 1
+
+    # ---- news
+
+    def on_committed(self, committed: Sequence[Committed]) -> None:
+        """Nudge the streams, and tell the other workers. A listener of ingest.
+
+        What a store has pushed is no news for that store.
+        """
+        channels: set[str] = set()
+        sources: set[str] = set()
+        for each in committed:
+            channels.add(each.entry.message.channel_id)
+            sources.add(each.source)
+            if len(channels) > CHANNELS_NAMED_MAX:
+                break
+        named = channels if 0 < len(channels) <= CHANNELS_NAMED_MAX else None
+        self._nudge(named, sources.pop() if named and len(sources) == 1 else "")
+        self.bus.send_commit(named)
+
+    def _nudge(self, channels: Collection[str] | None, source: str = "") -> None:
+        """Nudge the readers of these channels, but not `source`; None: of any."""
+        if not self._readers:
+            return
+        matches = self._interest().matches
+        wanted = None if channels is None else [each for each in channels if matches(each)]
+        is_anyone_nudged = False
+        for reader in self._readers:
+            if reader.is_nudged or (source and source == reader.instance_id):
+                continue
+            if wanted is None or any(map(reader.wanted, wanted)):
+                reader.is_nudged = is_anyone_nudged = True
+        if is_anyone_nudged:
+            self._announce()
+
+    # ---- from the other workers
+
+    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
+        """Pass on what another worker has taken. Its door has checked it; garbage is ignored."""
+        try:
+            message, dialect = decode(frame)
+        except MessageError:
+            self.counters.refused += 1
+            return
+        self._pass_on(Relayed(frame, message, dialect), origin, is_on_bus=True)
+
+    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
+        """Another worker has committed messages of these channels; None: of any."""
+        self._live.on_committed([])
+        self._nudge(channels)
+        for listener in self.commit_listeners:
+            listener()
+
+    # ---- readers
+
+    def reader(self, wanted: Wanted, instance_id: str) -> RelayReader:
+        """A place at the end of the queue. It ends when no reference to it is left.
+
+        `instance_id`: of the reading store, which gets nothing back that came from it.
+        """
+        reader = RelayReader(self, wanted, instance_id)
+        self._readers.add(reader)
+        return reader
+
+    @property
+    def end(self) -> int:
+        """The number of the next message of the queue."""
+        return self._first_number + len(self._queue)
+
+    def since(self, number: int) -> tuple[int, Iterable[Passing]]:
+        """How many messages after `number` the queue has dropped, and those that it holds."""
+        dropped = max(0, self._first_number - number)
+        start = max(0, number - self._first_number)
+        return dropped, (self._queue[each] for each in range(start, len(self._queue)))
+
+    def wake(self) -> None:
+        """Make readers look whether they have something to do."""
+        self._announce()
+
+    def _announce(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def close(self) -> None:
+        """End all readers."""
+        self.is_closed = True
+        self._announce()
+
+
+class RelayReader:
+    """The place of one peer in the queue, and whether there is news for it."""
+
+    __slots__ = ("__weakref__", "_number", "_relay", "instance_id", "is_nudged", "wanted")
+
+    def __init__(self, relay: Relay, wanted: Wanted, instance_id: str) -> None:
+        self.wanted = wanted
+        self.is_nudged = False
+        self._relay = relay
+        self.instance_id = instance_id
+        self._number = relay.end
+
+    def take(self, age_s_max: float, items_max: int) -> list[Passing]:
+        """The next messages; those that waited for longer than `age_s_max` are dropped."""
+        relay = self._relay
+        dropped, waiting = relay.since(self._number)
+        relay.counters.dropped += dropped
+        self._number += dropped
+        taken: list[Passing] = []
+        bytes_count = 0
+        oldest_s = time.monotonic() - age_s_max
+        for each in waiting:
+            if len(taken) >= items_max or bytes_count >= PART_BYTES:
+                break
+            self._number += 1
+            if each.origin and each.origin == self.instance_id:
+                continue
+            if not self.wanted(each.relayed.message.channel_id):
+                continue
+            if each.at_s < oldest_s:
+                relay.counters.dropped += 1
+                continue
+            taken.append(each)
+            bytes_count += len(each.relayed.frame)
+        return taken

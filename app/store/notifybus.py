@@ -1,0 +1,154 @@
+"""The bus of the processes that share a PostgreSQL database, on any host: LISTEN and NOTIFY.
+
+A payload of NOTIFY is text of less than 8,000 bytes, so a notice travels in base64, in numbered parts.
+The parts of one notice are sent by one statement, so they arrive together, in order, or not at all. A
+listening connection and a sending one are opened beside the pool's, and again when they break. A
+connection pooler between the node and the server must hold sessions (PgBouncer: `session`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+import psycopg
+
+from app.bus import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
+from app.limits import Limits
+from app.store.postgres import parameters_of
+
+CHANNEL = "sdstore_bus"
+"""The channel of NOTIFY; each database has its own."""
+
+PART_CHARS = 7_800
+"""Base64 in one payload. With the numbers before it a payload stays below 8,000 bytes."""
+
+BATCH_BYTES_MAX = 1 << 20
+"""Bytes of notices in one statement, unless one alone has more."""
+
+RETRY_S = 1.0
+"""From one attempt to connect to the next."""
+
+_SEND = """
+SELECT pg_notify(%s, part)
+FROM unnest(%s::text[]) WITH ORDINALITY AS parts(part, number)
+ORDER BY number
+"""
+_NOTICE_BYTES_MAX = 2 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Parts:
+    """Splits notices into payloads, and joins those of other processes again.
+
+    A payload is `SENDER NUMBER PART PARTS BASE64`. The server delivers the payloads of a transaction
+    together, so one notice at a time is incomplete.
+    """
+
+    def __init__(self) -> None:
+        self._own = secrets.token_hex(8)
+        self._numbers = count()
+        self._begun = ""
+        self._joined: list[str] = []
+
+    def split(self, notice: bytes) -> list[str]:
+        """The payloads of one notice. All differ: the server would send equal ones once."""
+        text = b64encode(notice).decode()
+        number = next(self._numbers)
+        parts = -(-len(text) // PART_CHARS)
+        return [
+            f"{self._own} {number} {n} {parts} {text[n * PART_CHARS : (n + 1) * PART_CHARS]}"
+            for n in range(parts)
+        ]
+
+    def join(self, payload: str) -> bytes | None:
+        """The notice that ends with this payload; None while it is incomplete, and for garbage."""
+        fields = payload.split(" ")
+        if len(fields) != 5 or fields[0] == self._own:
+            return None
+        sender, number, part, parts, text = fields
+        name = f"{sender} {number} {parts}"
+        if part == "0":
+            self._begun, self._joined = name, []
+        if name != self._begun or part != str(len(self._joined)):
+            self._begun, self._joined = "", []
+            return None
+        self._joined.append(text)
+        if parts != str(len(self._joined)):
+            if len(self._joined) * PART_CHARS > 2 * _NOTICE_BYTES_MAX:
+                self._begun, self._joined = "", []
+            return None
+        joined, self._joined, self._begun = "".join(self._joined), [], ""
+        try:
+            return b64decode(joined, validate=True)
+        except (Base64Error, ValueError):
+            return None
+
+
+class NotifyBus(Outgoing):
+    """See the module; `app.bus.Bus`."""
+
+    def __init__(self, url: str, limits: Limits, listener: Listener) -> None:
+        super().__init__(limits)
+        self._parameters = parameters_of(url)
+        self._listener = listener
+        self._parts = Parts()
+        self._listening = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen and send while the block runs. It begins when the first LISTEN has been answered."""
+        tasks = [
+            asyncio.create_task(self._kept(self._listen), name="bus: listen"),
+            asyncio.create_task(self._kept(self._send), name="bus: send"),
+        ]
+        try:
+            await self._listening.wait()
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _kept(self, work: Callable[[psycopg.AsyncConnection[object]], object]) -> None:
+        """Do `work` on a connection; on a new one whenever it breaks."""
+        is_broken = False
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(**self._parameters) as connection:
+                    if is_broken:
+                        _log.info("workers hear from each other again")
+                        is_broken = False
+                    await work(connection)  # type: ignore[misc]
+            except (psycopg.Error, OSError) as error:
+                if not is_broken:
+                    reason = " ".join(str(error).split())
+                    _log.warning("workers do not hear from each other for now: %s", reason)
+                is_broken = True
+            # Readers of the feed poll meanwhile, so the node starts and serves without the bus.
+            self._listening.set()
+            await asyncio.sleep(RETRY_S)
+
+    async def _listen(self, connection: psycopg.AsyncConnection[object]) -> None:
+        await connection.execute(f"LISTEN {CHANNEL}")
+        self._listening.set()
+        # Commits of the time without a connection.
+        self._listener.on_sibling_commit(None)
+        async for notice in connection.notifies():
+            whole = self._parts.join(notice.payload)
+            if whole is not None and not hand_over(whole, self._listener):
+                _log.warning("a notice on the channel %s is not of this service", CHANNEL)
+
+    async def _send(self, connection: psycopg.AsyncConnection[object]) -> None:
+        while True:
+            notices = await self.next(BATCH_BYTES_MAX)
+            payloads = [part for notice in notices for part in self._parts.split(notice)]
+            await connection.execute(_SEND, [CHANNEL, payloads])
+            await asyncio.sleep(COMMIT_PAUSE_S)
