@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from app.errors import Problem
 from app.federation.links import Links
-from app.federation.peers import Peers
+from app.federation.peers import Peers, peer_id_of
 from app.federation.syncs import Syncs
+from app.federation.transport import parse_peer_url
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.watermark import Watermark
@@ -38,6 +39,7 @@ from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
+from app.store.peerrows import PeerRow
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
 from app.verification import Verification
@@ -191,11 +193,30 @@ class _Book:
 
     async def read(self) -> dict[str, str | None]:
         """See `PeerBook`."""
-        return await self.store.peers()
+        kept = [each for each, _ in await self.store.peers.read()]
+        return {each.url: each.token or None for each in kept}
 
     async def write(self, peers: Mapping[str, str | None]) -> None:
         """See `PeerBook`."""
-        await self.committer.call(lambda: self.store.write_peers(peers))
+        before = {each.url: each for each, _ in await self.store.peers.read()}
+        rows = [
+            PeerRow(
+                peer_id=peer_id_of(parse_peer_url(url)),
+                url=url,
+                origin="added",
+                token=token or "",
+            )
+            for url, token in peers.items()
+        ]
+
+        def write_all() -> None:
+            for url in before.keys() - peers.keys():
+                self.store.peers.remove(before[url].peer_id)
+            self.store.peers.add(rows)
+            for each in rows:
+                self.store.peers.set_token(each.peer_id, each.token, each.origin)
+
+        await self.committer.call(write_all)
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:

@@ -141,9 +141,10 @@ class Transaction(Protocol):
 
 
 class Database(ABC):
-    """One database, open."""
+    """One database, open. `is_shared`: several processes may write to it."""
 
     sql: SqlDialect
+    is_shared = False
 
     @abstractmethod
     async def rows(self, query: Query, **values: Any) -> list[Row]:

@@ -211,6 +211,8 @@ POSTGRES = PostgresSql()
 class PostgresDatabase(Database):
     """One PostgreSQL database."""
 
+    is_shared = True
+
     def __init__(self, url: str, limits: Limits) -> None:
         self.sql = POSTGRES
         self._parameters = parameters_of(url)

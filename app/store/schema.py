@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.faults import SchemaTooNewError
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -247,6 +247,49 @@ mvds_records = Table(
     Column("channel_no", Integer, nullable=False),
     Column("seq", Number, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# Peers of this node, and which process syncs with each (`app.store.peerrows`).
+peers = Table(
+    "peers",
+    metadata,
+    Column("peer_no", Number, primary_key=True, autoincrement=False),
+    Column("peer_id", ByteText, nullable=False),
+    Column("url", ByteText, nullable=False),
+    Column("origin", ByteText, nullable=False),
+    Column("token", ByteText, nullable=False),
+    Column("state", ByteText, nullable=False),
+    Column("since_ms", Number, nullable=False),
+    Column("code", ByteText, nullable=False),
+    Column("reason", ByteText, nullable=False),
+    Column("failures", Number, nullable=False),
+    Column("next_sync_at_ms", Number),
+    Column("in_sync_at_ms", Number),
+    Column("proved_at_ms", Number),
+    Column("missing_here", Number),
+    Column("missing_there", Number),
+    Column("apart_since_ms", Number),
+    Column("last_sync_id", ByteText, nullable=False),
+    Column("memory", LargeBinary),
+    # The lease. PostgreSQL: it ends at `expires_ms` by the clock of the database.
+    Column("holder", ByteText, nullable=False),
+    Column("fence", Number, nullable=False),
+    Column("expires_ms", Number, nullable=False),
+    Index("peers_by_id", "peer_id", unique=True),
+)
+
+# Session records (`app.store.syncrows`). `process` is empty until a process takes a requested one up.
+syncs = Table(
+    "syncs",
+    metadata,
+    Column("sync_no", Number, primary_key=True, autoincrement=False),
+    Column("sync_id", ByteText, nullable=False),
+    Column("peer_id", ByteText, nullable=False),
+    Column("process", ByteText, nullable=False),
+    Column("finished_at_ms", Number),
+    Column("seen_ms", Number, nullable=False),
+    Column("document", LargeBinary, nullable=False),
+    Index("syncs_by_id", "sync_id", unique=True),
 )
 
 

@@ -6,20 +6,16 @@ group committer's (`app.ingest.committer`).
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
-
-from sqlalchemy import select
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from app.limits import Limits
 from app.store.ancestry import Ancestors
 from app.store.arrivals import Arrivals
 from app.store.channelpages import Channels
 from app.store.claims import HintClaims
-from app.store.database import Database
+from app.store.database import Database, Transaction
 from app.store.entryrows import FrameReader
 from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.gaps import Gaps
@@ -28,15 +24,10 @@ from app.store.integrity import RowCheck
 from app.store.keys import Keys
 from app.store.lookups import Lookups
 from app.store.mvdspeers import MvdsPeers
+from app.store.peerrows import MemoryCodec, PeerRows
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
-
-PEERS_NAME = "peers"
-"""The row of `store_meta` that lists the peers which an operator added."""
-
-
-def _new_value(new: Any) -> dict[str, Any]:
-    return {"value": new.value}
+from app.store.syncrows import SyncRows
 
 
 def _wall_clock_ms() -> int:
@@ -64,7 +55,7 @@ class Store:
     Each attribute is a subject: `entries` looks entries up, `frames` reads their frames and knows which
     are lost, `channels` lists channels and pages of their entries, `claims` finds what hints mean, `gaps`
     and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `mvds`
-    keeps the peers of MVDS, `writer` writes, and `row_check` compares rows with themselves.
+    keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes, and `row_check` compares rows with themselves.
     """
 
     def __init__(
@@ -89,6 +80,8 @@ class Store:
         self.ancestors = Ancestors(database, self.frames, keys, self.channels, self.gaps, limits)
         self.arrivals = Arrivals(database)
         self.mvds = MvdsPeers(database, self.frames, limits)
+        self.peers = PeerRows(database, MemoryCodec(keys.secret))
+        self.syncs = SyncRows(database, limits.syncs_remembered_max)
         self.writer = GroupWriter(database, keys, limits, now_ms)
         self.row_check = RowCheck(database, keys)
 
@@ -127,23 +120,6 @@ class Store:
         """Become the writer; `StoreBusyError` if another process is it already."""
         self._database.begin_writing()
 
-    async def peers(self) -> dict[str, str | None]:
-        """The peers that `write_peers` wrote last."""
-        named = select(store_meta.c.value).where(store_meta.c.name == PEERS_NAME)
-        rows = await self._database.rows(self._database.sql.query(named))
-        kept = [each for (value,) in rows for each in json.loads(value)]
-        # A URL alone, or with its token; older versions wrote URLs alone.
-        pairs = (each if isinstance(each, list) else (each, None) for each in kept)
-        return {str(url): token for url, token in pairs}
-
-    def write_peers(self, peers: Mapping[str, str | None]) -> None:
-        """Keep the peers that an operator added: URLs, and the access tokens for some.
-
-        Raises `Problem` as `writer.write`.
-        """
-        insert_or_replace = self._database.sql.upsert(store_meta, "name", _new_value)
-        value = json.dumps(
-            [url if token is None else [url, token] for url, token in peers.items()]
-        ).encode()
-        with self._database.transaction() as transaction:
-            transaction.many(insert_or_replace, [(PEERS_NAME, value)])
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """One transaction for several subjects, on the writer's thread; raises as `writer.write`."""
+        return self._database.transaction()

@@ -26,12 +26,16 @@ def postgres_stores(postgres_url: str) -> Iterator[PostgresStores]:
         stores.close()
 
 
+@pytest.fixture(scope="session")
+def sqlite_stores(tmp_path_factory: pytest.TempPathFactory) -> SqliteStores:
+    """SQLite files."""
+    return SqliteStores(tmp_path_factory.mktemp("stores"))
+
+
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
-def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
+def stores(request: pytest.FixtureRequest) -> Stores:
     """Both kinds of databases, one after the other."""
-    if request.param == "sqlite":
-        return SqliteStores(tmp_path_factory.mktemp("stores"))
-    found: PostgresStores = request.getfixturevalue("postgres_stores")
+    found: Stores = request.getfixturevalue(f"{request.param}_stores")
     return found
 
 

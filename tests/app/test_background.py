@@ -15,7 +15,7 @@ from app.node import Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
 from app.store.entryrows import FrameReader
-from app.store.store import Store
+from app.store.peerrows import PeerRows
 
 pytestmark = pytest.mark.anyio
 
@@ -58,10 +58,10 @@ async def test_background_work_goes_on_after_a_fault_of_any_kind(
 async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_self: Store) -> list[str]:
+    async def fail(_self: PeerRows) -> list[str]:
         raise ValueError("the database is damaged")
 
-    monkeypatch.setattr(Store, "peers", fail)
+    monkeypatch.setattr(PeerRows, "read", fail)
     before = asyncio.all_tasks()
     with pytest.raises(ValueError, match="damaged"):
         async with Node.open(Settings(data_dir=tmp_path, peers=["http://127.0.0.1:9"])):

@@ -27,8 +27,10 @@ from app.limits import DEFAULT_LIMITS
 from app.mvds import message_of
 from app.store.frames import FrameUnpacker, PackedFrame
 from app.store.mvdspeers import Source
+from app.store.peerrows import PeerRow
 from app.store.schema import migrate
 from app.store.store import Store
+from app.store.syncrows import SyncRow
 from sdstore.mvds import Record, RecordType
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
@@ -49,7 +51,7 @@ UNPROVED = {
 }
 """Columns that nothing else in the database repeats or proves: docs/store.md says so."""
 
-UNPROVED_TABLES = {"mvds_positions", "mvds_records"}
+UNPROVED_TABLES = {"mvds_positions", "mvds_records", "peers", "syncs"}
 """Tables whose rows nothing counts; that they name rows which exist has a test of its own."""
 
 UNPROVED_OF_LOST = {"frame_bytes", "dialect", "frame_hash"}
@@ -83,7 +85,6 @@ def write_store(folder: Path, seed: int, messages_count: int = 1_000, *, lost: i
         for name, value in (
             ("database_id", world.randbytes(8).hex().encode()),
             ("key_secret", world.randbytes(16)),
-            ("peers", b'["http://127.0.0.1:1"]'),
         ):
             connection.execute("REPLACE INTO store_meta VALUES (?, ?)", [name, value])
     publications = conversation(world, messages_count)
@@ -150,6 +151,10 @@ async def _write(
         other = replace(mended.message, bloom_filter=world.randbytes(FILTER_BYTES))
         store.writer.write([entry_of(encode(other, mended.dialect))])
         await _exchange(store, world)
+        store.peers.add([PeerRow(peer_id="0" * 16, url="http://127.0.0.1:1", origin="added")])
+        with store.transaction() as transaction:
+            sync = SyncRow(world.randbytes(8).hex(), "0" * 16, "process", 1, {})
+            store.syncs.write(transaction, [sync])
         gone = [r.seq for _, r in rows[:-1]][:lost]
         assert len(gone) == lost
         for seq in gone:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from app.federation.peers import peer_id_of
+from app.federation.transport import parse_peer_url
 from app.limits import DEFAULT_LIMITS
 from app.store.keys import Keys
 from app.store.schema import SCHEMA_REVISION, _engine
@@ -99,6 +101,40 @@ async def test_claims_of_earlier_schemas_are_found_by_hint_and_channel(
         found = (await store.claims.page(b"published", channel.channel_id, 100)).entries
         assert found == [each for each in everywhere if each.channel_id == channel.channel_id]
     assert everywhere
+    await store.close()
+
+
+@pytest.mark.parametrize("revision", [each for each in REVISIONS if each < "0007"])
+async def test_peers_that_an_earlier_version_kept_move_over_with_their_tokens(
+    stores: Stores, revision: str, tmp_path: Path
+) -> None:
+    url = restored(stores, revision, tmp_path)
+    kept = json.dumps(["http://a", ["http://b", "secret"]]).encode()
+    engine = _engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO store_meta VALUES ('peers', :kept)"), {"kept": kept})
+    engine.dispose()
+    store = await Store.open(url, DEFAULT_LIMITS)
+    found = [each for each, _ in await store.peers.read()]
+    assert [(each.peer_id, each.url, each.token) for each in found] == [
+        (peer_id_of(parse_peer_url("http://a")), "http://a", ""),
+        (peer_id_of(parse_peer_url("http://b")), "http://b", "secret"),
+    ]
+    assert {(each.origin, each.state) for each in found} == {("added", "new")}
+    await store.close()
+
+
+@pytest.mark.parametrize("kept", [b"", b"{", b"[1]", b"[[1, 2, 3]]", b'{"a": 1}', b"\xff"])
+async def test_damaged_lists_of_peers_do_not_prevent_the_migration(
+    sqlite_stores: SqliteStores, kept: bytes, tmp_path: Path
+) -> None:
+    url = restored(sqlite_stores, "0006", tmp_path)
+    engine = _engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO store_meta VALUES ('peers', :kept)"), {"kept": kept})
+    engine.dispose()
+    store = await Store.open(url, DEFAULT_LIMITS)
+    assert await store.peers.read() == []
     await store.close()
 
 
