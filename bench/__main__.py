@@ -24,6 +24,7 @@ BENCHMARKS = (
     "pipeline",
     "stampede",
     "growth",
+    "spread",
 )
 
 

@@ -17,6 +17,7 @@ AREAS = (
     "orders",
     "participant",
     "recon",
+    "schedule",
     "sds",
     "store",
     "sync",

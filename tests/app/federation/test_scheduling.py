@@ -16,6 +16,7 @@ from app.federation.schedule import PAUSE_S_MIN
 from tests.support.cli import http_server
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
+from tests.support.stores import PostgresStores
 
 INTERVAL_S = 30.0
 DEAD = "http://127.0.0.1:9"
@@ -164,6 +165,26 @@ def test_a_stream_of_messages_takes_few_sessions(tmp_path: Path) -> None:
         seconds_until_readable(b, 99)
         took_s = time.monotonic() - started_s
         assert 1 <= len(sessions(a)) - before <= 1 + took_s / PAUSE_S_MIN
+
+
+def test_what_another_process_commits_to_the_same_database_is_news_for_the_peers(
+    tmp_path: Path, postgres_stores: PostgresStores
+) -> None:
+    url = postgres_stores.new_url()
+    with (
+        running_node(tmp_path / "peer") as peer,
+        running_node(
+            tmp_path / "a", database_url=url, peers=[peer.url], sync_interval_s=INTERVAL_S
+        ) as a,
+        running_node(tmp_path / "other", database_url=url) as other,
+    ):
+        wait_for_peers(a)
+        took_s = []
+        for number in range(3):
+            other.publish(message(number))
+            took_s.append(seconds_until_readable(peer, number))
+        assert statistics.median(took_s) < 2.0  # 0.4 s until it is seen, and busy cores
+        quiet_sessions(a)
 
 
 def test_writes_that_a_peer_does_not_want_start_no_session_with_it(tmp_path: Path) -> None:
