@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import orjson
@@ -20,6 +21,9 @@ COMMIT_PAUSE_S = 0.02
 
 CHANNELS_BYTES_MAX = 4_096
 """Bytes of channel IDs in a notice of a commit; one with more names none, which means any."""
+
+BATCH_BYTES_MAX = 1 << 20
+"""Bytes of notices that are sent to a sibling at once, unless one alone has more."""
 
 _FRAME, _COMMIT = b"f", b"c"
 
@@ -116,6 +120,73 @@ class Outgoing:
         if not self._frames:
             self._filled.clear()
         return notices
+
+
+class SiblingBus:
+    """The bus of the one process that writes a SQLite file: its siblings read the notices over streams.
+
+    Each has a queue of its own, so one that hangs delays no other.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._readers: set[Outgoing] = set()
+        self._dropped_count = 0
+
+    @property
+    def dropped_count(self) -> int:
+        """See `Bus`; of all siblings together."""
+        return self._dropped_count + sum(each.dropped_count for each in self._readers)
+
+    def send_frame(self, frame: bytes, origin: str) -> None:
+        """See `Bus`."""
+        for reader in self._readers:
+            reader.send_frame(frame, origin)
+
+    def send_commit(self, channels: Collection[str] | None) -> None:
+        """See `Bus`."""
+        for reader in self._readers:
+            reader.send_commit(channels)
+
+    async def stream(self) -> AsyncGenerator[Sequence[bytes], None]:
+        """The notices from now on, for one sibling: each behind its length, 4 bytes, big endian.
+
+        A notice that any channel may have news comes first, for the time without a stream. Without
+        notices the stream has an empty one now and then, so that a dead connection is noticed.
+        """
+        reader = Outgoing(self._limits)
+        reader.send_commit(None)
+        self._readers.add(reader)
+        try:
+            while True:
+                notices = [b""]
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._limits.live_heartbeat_s):
+                        notices = await reader.next(BATCH_BYTES_MAX)
+                yield [part for each in notices for part in (len(each).to_bytes(4, "big"), each)]
+                await asyncio.sleep(COMMIT_PAUSE_S)
+        finally:
+            self._readers.discard(reader)
+            self._dropped_count += reader.dropped_count
+
+
+class Notices:
+    """Joins the pieces of a `SiblingBus.stream` to notices."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Each notice that is complete."""
+        data, at = self._rest + piece, 0
+        while len(data) - at >= 4:
+            stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            if stop > len(data):
+                break
+            if stop > at + 4:
+                yield data[at + 4 : stop]
+            at = stop
+        self._rest = data[at:]
 
 
 def hand_over(notice: bytes, listener: Listener) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
+from app.bus import SiblingBus
 from app.errors import Problem
 from app.federation.links import Links
 from app.federation.peers import Peers, peer_id_of
@@ -94,18 +95,23 @@ class Node:
         settings: Settings,
         limits: Limits = DEFAULT_LIMITS,
         siblings: Siblings | None = None,
+        *,
+        makes: bool = True,
     ) -> AsyncIterator[Node]:
         """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
 
-        With several workers, only the first writes the index file and syncs with peers.
+        With several workers, only the first writes the index file and syncs with peers. `makes`: make a
+        database file if there is none; a worker that writes nothing never does.
         """
         is_first = siblings is None or siblings.is_first
+        writes = siblings is None or siblings.writes
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as closing:
-            store = await Store.open(settings.database_url, limits)
+            store = await Store.open(settings.database_url, limits, makes=makes and writes)
             closing.push_async_callback(store.close)
             committer = GroupCommitter(store, limits)
-            await committer.start()
+            if writes:
+                await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
             node.siblings = siblings
@@ -133,6 +139,9 @@ class Node:
 @asynccontextmanager
 async def _connected_to_others(node: Node) -> AsyncIterator[None]:
     """Exchange relayed messages and notices of commits with the other processes of the database."""
+    if node.siblings is not None and node.siblings.is_private:
+        # Its siblings fetch them (`app.http.handing`), and have none of their own.
+        node.relay.bus = SiblingBus(node.limits)
     if not node.settings.database_url.startswith("postgresql:"):
         yield
         return

@@ -110,7 +110,12 @@ class Settings(BaseModel):
         description="allow peers with private addresses; "
         "unset: only while this node listens on loopback",
     )
-    workers: int = Field(1, ge=1, le=64, description="processes; more than one require PostgreSQL")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that answer; on SQLite another one writes if there are several",
+    )
     drain_s: float = Field(
         3.0,
         ge=0,
@@ -187,6 +192,11 @@ class Settings(BaseModel):
         if self.database_url.startswith("sqlite:"):
             return self.database_url
         return _PASSWORD.sub("***", self.database_url)
+
+    @property
+    def one_process_writes(self) -> bool:
+        """Whether one of several processes does all the writing."""
+        return self.database_url.startswith("sqlite:")
 
     @property
     def is_loopback(self) -> bool:

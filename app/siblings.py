@@ -1,9 +1,11 @@
 """The workers of one service: their states and their private sockets.
 
 Workers share one listening socket, one database and one data directory. The first worker syncs with
-the peers; the others forward calls about peers and syncs to it. A worker that gets a request for
-metrics collects those of the others. For this each worker also listens on a UNIX socket that only this
-service can reach (`app.http.siblings`). The supervisor writes the state of every worker into shared memory.
+the peers; the others hand requests about peers and syncs on to it. On SQLite the first worker is the only
+one that writes, the others hand on all requests that write, and it does not listen on the shared socket.
+A worker that gets a request for metrics collects those of the others. For this each worker listens on a
+UNIX socket that only this service can reach (`app.http.handing`, `app.http.siblings`). The supervisor
+writes the state of every worker into shared memory.
 """
 
 from __future__ import annotations
@@ -67,17 +69,36 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """One worker and its siblings: its number, its UNIX socket, the paths of all sockets."""
+    """One worker and its siblings: its number, its UNIX socket, the paths of all sockets.
+
+    `one_writes`: only the first worker writes the database, and callers do not reach it directly.
+    """
 
     number: int
     listener: socket
     paths: tuple[str, ...]
     board: Board
+    one_writes: bool = False
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker syncs with peers and writes the index file."""
+        """Whether this worker holds the peers and the syncs, and writes the index file."""
         return self.number == 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether this worker writes the database."""
+        return self.is_first or not self.one_writes
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only its siblings reach this worker."""
+        return self.is_first and self.one_writes
+
+    @property
+    def first_serves(self) -> bool:
+        """Whether the first worker is serving now."""
+        return self.board.states()[0] is WorkerState.SERVING
 
     def serving(self) -> list[int]:
         """The numbers of the other workers that are serving."""

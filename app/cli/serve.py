@@ -77,9 +77,7 @@ def serve(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", metavar="N", help="Number of processes; more than one need PostgreSQL."
-        ),
+        typer.Option("--workers", metavar="N", help="Number of processes that answer."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
@@ -221,12 +219,6 @@ def _refuse_exposure(settings: Settings) -> None:
             "insecure_bind",
             f"others can reach {settings.host}, and no access token exists; make one with `sdstore token "
             "new`, listen on 127.0.0.1, or serve everybody with --insecure",
-        )
-    if settings.workers > 1 and settings.database_url.startswith("sqlite:"):
-        raise CliError(
-            Exit.USAGE,
-            "invalid_setting",
-            f"{settings.workers} workers need PostgreSQL; SQLite has one writer",
         )
 
 

@@ -1,7 +1,8 @@
 """A node behind a socket: uvicorn in one process, or several workers, and their log.
 
-Workers share one socket and one PostgreSQL database, and each is a whole node. The first one talks to
-peers and keeps the index file. The supervisor replaces a worker that dies: at once if it had served
+Workers share one socket and one database, and each is a whole node. The first one talks to peers and keeps
+the index file. On SQLite the first one is also the only one that writes; it is started beside the N workers
+that read, and they hand on to it whatever writes (`app.http.handing`). The supervisor replaces a worker that dies: at once if it had served
 for a while, otherwise after growing pauses, for as long as the service runs. A worker that is started
 while the database is away waits for it, and meanwhile answers that the node is not ready. The service
 ends when it is told to, when it cannot start, and when a worker meets a database that this version
@@ -41,7 +42,15 @@ import uvloop
 from app.cli.output import CliError, Exit
 from app.errors import Problem
 from app.http.application import create_app, create_sibling_app
-from app.http.server import NodeServer, SideServer, serving, waiting_server
+from app.http.handing import Handing, hearing
+from app.http.server import (
+    NodeServer,
+    PrivateServer,
+    SideServer,
+    private_protocol,
+    serving,
+    waiting_server,
+)
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.settings import Settings
@@ -111,7 +120,8 @@ def serve_node(
 ) -> list[int]:
     """Serve until a signal; the signals received. Raises `app.store.faults.StoreError`.
 
-    `waits`: while the database is away, answer `not_ready` and try again.
+    `waits`: while the database is away, answer `not_ready` and try again; a file that is gone is not made
+    again.
     """
     start_logging(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -160,25 +170,42 @@ async def _serve(
 
         async def opened() -> Node:
             try:
-                return await closing.enter_async_context(Node.open(settings, limits, siblings))
+                return await closing.enter_async_context(
+                    Node.open(settings, limits, siblings, makes=not waits)
+                )
             except Problem as problem:  # the database went away while the node was opening
                 raise DatabaseUnreachableError(problem.detail) from problem
 
         node = await (_opened_patiently(opened, listener, settings, signals) if waits else opened())
         if node is None:
             return signals.caught
-        server = NodeServer(create_app(node), node)
+        server = await server_of(node, siblings, closing)
         signals.let_stop(server)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        if siblings is not None:
-            beside = SideServer(create_sibling_app(node))
-            await closing.enter_async_context(serving(beside, siblings.listener))
         # The socket listens already, so whoever connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])
         return signals.caught
+
+
+async def server_of(node: Node, siblings: Siblings | None, closing: AsyncExitStack) -> NodeServer:
+    """The server of a node, connected with its siblings until `closing` closes."""
+    if siblings is None:
+        return NodeServer(create_app(node), node)
+    if siblings.is_private:
+        return PrivateServer(create_sibling_app(node), node)
+    handing = None
+    if not siblings.is_first:
+        handing = Handing(siblings, node.limits)
+        closing.callback(handing.close)
+        if not siblings.writes:
+            node.store.frames.recheck = handing.recheck
+            await closing.enter_async_context(hearing(node, siblings))
+    beside = SideServer(create_sibling_app(node), private_protocol(node))
+    await closing.enter_async_context(serving(beside, siblings.listener))
+    return NodeServer(create_app(node, handing=handing), node)
 
 
 async def _opened_patiently(
@@ -314,9 +341,10 @@ class Worker:
     """One place among the workers, and the process that fills it."""
 
     def __init__(self, settings: Settings, listener: socket.socket, siblings: Siblings) -> None:
+        self.siblings = siblings
         self._settings = settings
-        self._listener = listener
-        self._siblings = siblings
+        # A worker that only its siblings reach has no use for the shared socket.
+        self._listener = siblings.listener if siblings.is_private else listener
         self._process: Any = None
         self._line: Connection | None = None
         self._serves_since_s: float | None = None
@@ -341,8 +369,8 @@ class Worker:
         self._line, theirs = _spawn.Pipe()
         process = _spawn.Process(
             target=_work,
-            args=(self._settings, self._listener, theirs, self._siblings, waits),
-            name=f"worker {self._siblings.number}",
+            args=(self._settings, self._listener, theirs, self.siblings, waits),
+            name=f"worker {self.siblings.number}",
         )
         process.start()
         self._process = process
@@ -350,7 +378,7 @@ class Worker:
 
     def restart(self) -> None:
         """Start a process in the place of one that died."""
-        self._siblings.board.count_restart(self._siblings.number)
+        self.siblings.board.count_restart(self.siblings.number)
         self.start(waits=True)
 
     def heard(self) -> str | None:
@@ -395,7 +423,7 @@ class Worker:
         try:
             signal_it()
         except OSError:
-            _log.exception("no signal could be sent to worker %d", self._siblings.number)
+            _log.exception("no signal could be sent to worker %d", self.siblings.number)
 
     def _bury(self) -> None:
         self._process.join()
@@ -405,7 +433,7 @@ class Worker:
         pause_s = min(PAUSE_S_MIN * 2**exponent, PAUSE_S_MAX) if self._failures else 0.0
         _log.error(
             "worker %d ended with %s; another one starts in %.2f s",
-            self._siblings.number,
+            self.siblings.number,
             self._process.exitcode,
             pause_s,
         )
@@ -414,7 +442,7 @@ class Worker:
         self._due_at_s = time.monotonic() + pause_s
 
     def _note(self, state: WorkerState) -> None:
-        self._siblings.board.set_state(self._siblings.number, state)
+        self.siblings.board.set_state(self.siblings.number, state)
 
 
 class Workers:
@@ -425,8 +453,9 @@ class Workers:
     ) -> None:
         self._board = board = Board(len(own_listeners))
         paths = tuple(each.getsockname() for each in own_listeners)
+        one_writes = settings.one_process_writes
         self._workers = [
-            Worker(settings, listener, Siblings(number, own, paths, board))
+            Worker(settings, listener, Siblings(number, own, paths, board, one_writes))
             for number, own in enumerate(own_listeners)
         ]
         self._stopped_by: list[int] = []
@@ -454,14 +483,20 @@ class Workers:
 
     def _start_all(self) -> str | None:
         """The node's ID, once all workers serve; None if a signal comes first."""
-        for worker in self._workers:
-            worker.start(waits=False)
+        first, *others = self._workers
+        # A new file has its schema from the worker that writes it; so the others begin when that serves.
+        groups = [[first], others] if first.siblings.one_writes else [self._workers]
         names = set()
-        for worker in self._workers:
-            connection.wait([self._woken, *worker.waited_for])
-            if self._stopped_by:
-                return None
-            names.add(worker.heard())
+        for group in groups:
+            for worker in group:
+                worker.start(waits=False)
+            for worker in group:
+                connection.wait([self._woken, *worker.waited_for])
+                if self._stopped_by:
+                    return None
+                names.add(worker.heard())
+            if None in names:
+                break
         if None in names:
             raise CliError(
                 Exit.LOCAL_FAULT, "store_unavailable", "a worker ended before it was ready"
@@ -492,12 +527,13 @@ class Workers:
 def run_workers(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> Exit:
     """As `run_node`, with as many processes as the settings say."""
     start_logging(settings)
-    with _unix_listeners(settings.workers) as own_listeners:
+    count = settings.workers + 1 if settings.one_process_writes else settings.workers
+    with unix_listeners(count) as own_listeners:
         return Workers(settings, listener, own_listeners).run(ready)
 
 
 @contextmanager
-def _unix_listeners(count: int) -> Iterator[list[socket.socket]]:
+def unix_listeners(count: int) -> Iterator[list[socket.socket]]:
     """A UNIX socket for each worker, which only this user can reach.
 
     The supervisor holds them, so that they outlive a worker that is replaced.
@@ -510,7 +546,7 @@ def _unix_listeners(count: int) -> Iterator[list[socket.socket]]:
             listener = socket.socket(socket.AF_UNIX)
             listeners.append(listener)
             listener.bind(str(folder / str(number)))
-            listener.listen()
+            listener.listen(BACKLOG)
         yield listeners
     finally:
         for listener in listeners:

@@ -13,12 +13,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.callers import Rate, Scope
 from app.errors import Code, Problem
-from app.http.call import Reply
+from app.http.call import Call, Reply
 from app.http.forms import Form
+from app.http.handing import SIBLING
 from app.http.openapi import TEXT, Document, reply
 from app.http.replies import json_only
-from app.http.routing import CurrentCall, Routes
-from app.http.siblings import SIBLING, all_metrics, own_metrics
+from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.siblings import all_metrics, own_metrics
 from app.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION
@@ -40,7 +41,12 @@ async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
     return json_only({"status": "alive"})
 
 
-@health.add("GET /readyz", Scope.OPEN)
+def _has_no_reason(call: Call) -> bool:
+    return call.node.readiness.reason is None
+
+
+# A worker that does not write knows about itself; whether messages are taken, the writer knows.
+@health.add("GET /readyz", Scope.OPEN, answered_by=AnsweredBy.WRITER, writes=_has_no_reason)
 async def readyz(call: CurrentCall) -> Reply:
     """The node serves messages; `not_ready` with the reason otherwise.
 

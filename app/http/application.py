@@ -28,9 +28,9 @@ from app.http import (
     tokens,
 )
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
-from app.http.gateway import Gateway, HttpMetrics
+from app.http.gateway import Gateway, HttpMetrics, SiblingGateway
+from app.http.handing import Handing, SiblingAuthorizer, private
 from app.http.openapi import Document, describe
-from app.http.siblings import SiblingAuthorizer, handing_on
 from app.node import Node
 from app.tokens import TokenAuthorizer
 
@@ -68,8 +68,10 @@ PAGE_HEADERS = (
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False)
 
 
-def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
-    """The ASGI application of a node that is open."""
+def create_app(
+    node: Node, authorizer: Authorizer | None = None, handing: Handing | None = None
+) -> App:
+    """The ASGI application of a node that is open. `handing`: to the worker that answers what it cannot."""
     if authorizer is None:
         without_token = authorizer_without_tokens(
             trust_loopback=node.settings.trusts_loopback,
@@ -81,10 +83,7 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
         authorizer = TokenAuthorizer(node.tokens, without_token)
     metrics = HttpMetrics()
     node.metrics.register(metrics)
-    framework: App = Framework()
-    if node.siblings is not None and not node.siblings.is_first:
-        framework = handing_on(node.siblings, framework)
-    gateway = Gateway(ROUTES, node, authorizer, framework, metrics)
+    gateway = Gateway(ROUTES, node, authorizer, Framework(), metrics, handing)
     return (
         _with_cors(gateway, node.settings.cors_origins) if node.settings.cors_origins else gateway
     )
@@ -92,7 +91,8 @@ def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
 
 def create_sibling_app(node: Node) -> App:
     """The application for the other workers. They have counted their call, so it is not counted again."""
-    return Gateway(ROUTES, node, SiblingAuthorizer(), Framework(), HttpMetrics())
+    routes = (*ROUTES, *private.declared)
+    return SiblingGateway(routes, node, SiblingAuthorizer(), Framework(), HttpMetrics())
 
 
 class Framework(FastAPI):

@@ -12,9 +12,9 @@ from app.federation.syncs import Sync, SyncEvent
 from app.http.call import Call, Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_only
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import AnsweredBy, CurrentCall, Routes
 
-routes = Routes("federation")
+routes = Routes("federation", answered_by=AnsweredBy.FIRST)
 
 
 def utf8_text(value: str) -> str:

@@ -36,6 +36,7 @@ from app.http.call import (
     length_of,
     raw_path,
 )
+from app.http.handing import ADDRESS_HEADER, SENT_HEADER, Handing
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
 from app.node import Node
@@ -49,7 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """See the module. `framework` is the FastAPI app; it also gets the lifespan events."""
+    """See the module. `framework` is the FastAPI app; it also gets the lifespan events.
+
+    `handing` takes the requests that another worker answers.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Gateway:
         authorizer: Authorizer,
         framework: App,
         metrics: HttpMetrics,
+        handing: Handing | None = None,
     ) -> None:
         self._table = RouteTable(routes)
         self._stats = {route: metrics.route(route.method, route.template) for route in routes}
@@ -65,6 +70,7 @@ class Gateway:
         self._node = node
         self._authorizer = authorizer
         self._framework = framework
+        self._handing = handing
         self._sharing = node.sharing
         self._bodies = Bodies(node.sharing.bodies, node.limits)
         self._limits = node.limits
@@ -86,13 +92,14 @@ class Gateway:
             route = match.route
             stats = self._stats[route]
             call = self._admit(match, scope)
-            call.address = answer.caller or address_key(_host(scope))
+            call.address = call.address or answer.caller or address_key(_host(scope))
             call.exchange = exchange
             answer.bucket = call.bucket
             if bytes_max := route.body_bytes_max(self._limits):
-                call.body, call.sent_bytes, body_place = await self._bodies.read(
+                call.body, sent_bytes, body_place = await self._bodies.read(
                     receive, call.headers, bytes_max, call.address
                 )
+                call.sent_bytes = call.sent_bytes or sent_bytes
             if route.takes_turns is not None:
                 turns = self._sharing.turns[route.takes_turns]
                 room_bytes = self._limits.reply_bytes_max
@@ -129,8 +136,7 @@ class Gateway:
         if len(headers) != len(raw_headers):
             headers = _joined(raw_headers)
         caller = self._identify(scope, headers)
-        # Callers on this machine have no rate limit, and pay nothing for that of others.
-        bucket = None if caller.rate is Rate.FREE else self._node.rates.admit(caller)
+        bucket = self._bucket_of(caller)
         if b"origin" in headers:
             caller = confined(caller, headers, self._public_host)
         channel_id = match.params.get("channel_id")
@@ -141,6 +147,10 @@ class Gateway:
         call = Call(self._node, caller, match.params, match.query, headers, scope)
         call.bucket = bucket
         return call
+
+    def _bucket_of(self, caller: Caller) -> Bucket | None:
+        # Callers on this machine have no rate limit, and pay nothing for that of others.
+        return None if caller.rate is Rate.FREE else self._node.rates.admit(caller)
 
     def _identify(self, scope: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
         try:
@@ -159,7 +169,9 @@ class Gateway:
             tokens.begin(call.caller)
         try:
             route = match.route
-            if route.is_hot:
+            if self._handing is not None and self._handing.takes(route, call):
+                call.reply = await self._handing.pass_on(route, call)
+            elif route.is_hot:
                 call.reply = await route.handler(call, **route.arguments(call))
             else:
                 inner = {**call.asgi, "method": route.method, CALL_KEY: call, MATCH_KEY: match}
@@ -194,6 +206,19 @@ class Gateway:
         finally:
             if is_counted:
                 self._node.rates.end_live(bucket)
+
+
+class SiblingGateway(Gateway):
+    """The gateway of a private socket: a sibling says who calls and what the call cost it."""
+
+    def _admit(self, match: Match, scope: AsgiScope) -> Call:
+        call = super()._admit(match, scope)
+        call.address = call.headers.get(ADDRESS_HEADER, b"").decode()
+        call.sent_bytes = int(call.headers.get(SENT_HEADER, 0))
+        return call
+
+    def _bucket_of(self, caller: Caller) -> Bucket | None:  # noqa: ARG002
+        return None  # the sibling has counted the request
 
 
 class Answer:

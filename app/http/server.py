@@ -5,9 +5,12 @@ so that a load balancer has time to notice. Live readers get their cursor and th
 replies carry `Connection: close`. Then the listener closes, and requests in flight are finished.
 Ctrl-C skips the wait.
 
+A worker that only its siblings reach (`app.siblings.Siblings.is_private`) serves them until the last one has
+gone, so that they can hand requests on for as long as they drain.
+
 A side server ends with the block that needs it. One answers while a worker waits for its database and
 has no node yet, so that load balancers, operators and clients learn the reason. Another one answers
-the other workers of the service (`app.http.siblings`).
+the other workers of the service (`app.http.handing`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import uvicorn
 from app.errors import Code, Problem
 from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
 from app.http.connection import bounded_protocol
+from app.http.handing import private_limits
 from app.http.replies import problem_reply
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
@@ -84,16 +88,18 @@ class _TimelyServer(uvicorn.Server):
 
 
 class NodeServer(_TimelyServer):
-    """Serves an application of a node."""
+    """Serves an application of a node. `http`: its protocol, and `tls` the options for TLS."""
 
-    def __init__(self, app: App, node: Node) -> None:
+    def __init__(
+        self, app: App, node: Node, http: type[Any] | None = None, tls: dict[str, Any] | None = None
+    ) -> None:
         self._node = node
         self._signals_count = 0
         self._drain_s = 0.0
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
+                http=http or bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -102,7 +108,7 @@ class NodeServer(_TimelyServer):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-                **tls_options(node.settings),
+                **(tls_options(node.settings) if tls is None else tls),
             )
         )
 
@@ -137,6 +143,28 @@ class NodeServer(_TimelyServer):
             # A handler of signals cannot set an event of a loop that sleeps.
             await asyncio.sleep(min(_TICK_S, left_s))
             left_s = ends_s - loop.time()
+
+
+class PrivateServer(NodeServer):
+    """Serves the siblings of a worker that nobody else reaches, until the last of them has gone."""
+
+    def __init__(self, app: App, node: Node) -> None:
+        super().__init__(app, node, private_protocol(node), tls={})
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        # Each sibling is connected for as long as it runs: it hears the notices.
+        left_s = self._node.settings.drain_s + SHUTDOWN_TIMEOUT_S + SIDE_SHUTDOWN_TIMEOUT_S
+        while left_s > 0 and self.server_state.connections:
+            await asyncio.sleep(_TICK_S)
+            left_s -= _TICK_S
+        self._drain_s = 0.0
+        await super().shutdown(sockets)
+
+
+def private_protocol(node: Node) -> type[Any]:
+    """The protocol of a worker's private socket."""
+    return bounded_protocol(private_limits(node.limits), node.sharing)
 
 
 class SideServer(_TimelyServer):

@@ -1,7 +1,6 @@
-"""Calls between workers, so that any of them can answer for the whole service.
+"""The metrics of all workers of a service.
 
-Peers and syncs belong to the first worker: any other one authorizes such a call and forwards it. Each
-worker has its own counters: a worker that gets a request for metrics collects those of the others and
+Each worker has its own counters: a worker that gets a request for metrics collects those of the others and
 labels every series with its worker, so that a replaced worker resets only its own series. Workers call
 each other over UNIX sockets in a folder that only the service's user can enter (`app.siblings`).
 """
@@ -19,97 +18,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from app.callers import Caller
-from app.errors import Code, Problem
-from app.http.call import App, AsgiScope, Receive, Send, raw_path
 from app.node import Node
-from app.siblings import Siblings, WorkerState
+from app.siblings import Siblings
 
-HELD_BY_FIRST = ("/v1/peers", "/v1/syncs")
-ANSWER_S_MAX = 30.0  # adding a peer contacts it and waits for the disk
 METRICS_S_MAX = 2.0  # a scrape must not wait for a worker that hangs
-RETRY_AFTER_S = 1
-
-SIBLING = Caller("sibling")
-_PASSED_ON = (b"accept", b"content-type")
-_PASSED_BACK = {b"content-type", b"content-length", b"cache-control", b"location", b"retry-after"}
-
-
-class SiblingAuthorizer:
-    """Full rights for callers on a worker's private socket: the other worker has authorized them."""
-
-    def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
-        """See `app.callers.Authorizer`."""
-        return SIBLING
-
-
-def handing_on(siblings: Siblings, framework: App) -> App:
-    """The framework of a worker other than the first."""
-
-    async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(HELD_BY_FIRST):
-            await _hand_on(siblings, scope, receive, send)
-        else:
-            await framework(scope, receive, send)
-
-    return app
-
-
-async def _hand_on(siblings: Siblings, scope: AsgiScope, receive: Receive, send: Send) -> None:
-    if siblings.board.states()[0] is not WorkerState.SERVING:
-        raise _first_is_away()
-    body = (await receive()).get("body", b"")
-    answering = asyncio.create_task(_pass_back(siblings, scope, body, send))
-    leaving = asyncio.create_task(_until_gone(receive))
-    try:
-        # A stream of events lasts until its client disconnects.
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            answering.result()
-    finally:
-        for task in (answering, leaving):
-            task.cancel()
-        await asyncio.gather(answering, leaving, return_exceptions=True)
-
-
-async def _pass_back(siblings: Siblings, scope: AsgiScope, body: bytes, send: Send) -> None:
-    target = raw_path(scope) + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    headers = [(name, value) for name, value in scope["headers"] if name in _PASSED_ON]
-    has_begun = False
-    try:
-        async with (
-            _client(siblings.paths[0], httpx.Timeout(ANSWER_S_MAX, read=None)) as client,
-            client.stream(
-                scope["method"],
-                client.base_url.copy_with(raw_path=target),
-                headers=headers,
-                content=body or None,
-            ) as response,
-        ):
-            passed = [(n.lower(), v) for n, v in response.headers.raw if n.lower() in _PASSED_BACK]
-            has_begun = True
-            start = {"type": "http.response.start", "status": response.status_code}
-            await send({**start, "headers": passed})
-            async for chunk in response.aiter_raw():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-    except httpx.TransportError as error:
-        if not has_begun:
-            raise _first_is_away() from error
-        raise
-
-
-def _first_is_away() -> Problem:
-    return Problem(
-        Code.NOT_READY,
-        "the worker that talks to the peers is starting",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
-    )
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def own_metrics(node: Node) -> bytes:

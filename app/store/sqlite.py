@@ -1,4 +1,4 @@
-"""SQLite: one file, read on the event loop, written by one thread of one process.
+"""SQLite: one file, read on the event loop of any process, written by one thread of one process.
 
 A look-up takes some microseconds, less than a handover to a thread, so reads run directly on the event
 loop. With write-ahead logging they never wait for the writer.
@@ -33,7 +33,12 @@ from app.store.database import (
     Transaction,
     chunks,
 )
-from app.store.faults import StoreBusyError, UnsupportedDatabaseError, UnusableFileError
+from app.store.faults import (
+    DatabaseUnreachableError,
+    StoreBusyError,
+    UnsupportedDatabaseError,
+    UnusableFileError,
+)
 from app.store.schema import is_current, migrate
 
 WRITER_CACHE_KIB = 64 * 1024
@@ -158,9 +163,15 @@ class SqliteDatabase(Database):
         self._lock: sqlite3.Connection | None = None
 
     @classmethod
-    def open(cls, url: str) -> SqliteDatabase:
-        """Open a file; make it if there is none, and bring it to this code's schema."""
-        prepare_file(_path_of(url))
+    def open(cls, url: str, *, makes: bool = True) -> SqliteDatabase:
+        """Open a file and bring it to this code's schema; make it if there is none.
+
+        Without `makes`, raises `DatabaseUnreachableError` if there is none.
+        """
+        path = _path_of(url)
+        if not makes and not path.exists():
+            raise DatabaseUnreachableError(f"{path} is gone: put it back, or stop the node")
+        prepare_file(path)
         return cls(url)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:

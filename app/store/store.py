@@ -34,8 +34,8 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def open_database(url: str, limits: Limits) -> Database:
-    """The database of a URL, at the schema of this code."""
+async def open_database(url: str, limits: Limits, *, makes: bool = True) -> Database:
+    """The database of a URL, at the schema of this code; `makes`: make a file if there is none."""
     if url.startswith("postgresql:"):
         try:
             from app.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
@@ -43,7 +43,7 @@ async def open_database(url: str, limits: Limits) -> Database:
             raise missing_driver(error) from error
         return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
-        return SqliteDatabase.open(url)
+        return SqliteDatabase.open(url, makes=makes)
     raise UnsupportedDatabaseError(
         f"unsupported kind of database: {url.split(':', maxsplit=1)[0]!r}"
     )
@@ -87,14 +87,19 @@ class Store:
 
     @classmethod
     async def open(
-        cls, database_url: str, limits: Limits, now_ms: Callable[[], int] = _wall_clock_ms
+        cls,
+        database_url: str,
+        limits: Limits,
+        now_ms: Callable[[], int] = _wall_clock_ms,
+        *,
+        makes: bool = True,
     ) -> Store:
-        """Open a database; make it if there is none; upgrade its schema if that is older.
+        """Open a database; upgrade its schema if that is older; `makes`: make a file if there is none.
 
         Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
         `app.store.faults`.
         """
-        database = await open_database(database_url, limits)
+        database = await open_database(database_url, limits, makes=makes)
         meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))
         keys = Keys(meta["key_secret"])
         return cls(database, limits, meta["database_id"].decode(), keys, now_ms)

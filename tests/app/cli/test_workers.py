@@ -1,4 +1,4 @@
-"""`sdstore serve --database postgresql://… --workers N`: several processes, one node."""
+"""`sdstore serve --workers N`: several processes, one node; here over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -178,13 +178,6 @@ def test_a_database_that_cannot_be_reached_ends_the_service_with_a_word(
     assert ended.code == 6
     assert "store_unavailable" in ended.err
     assert "secret" not in ended.err + ended.out
-
-
-def test_several_workers_on_a_file_are_refused(tmp_path: Path) -> None:
-    ended = process("serve", "--port", 0, "--data-dir", tmp_path, "--workers", 2)
-    assert ended.code == 2
-    assert "PostgreSQL" in ended.err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -409,8 +402,10 @@ def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_
     monkeypatch.setattr(server_module._spawn, "Process", ProcessAtStart, raising=False)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with socket.socket() as listener, server_module._unix_listeners(3) as own:
-            running = server_module.Workers(Settings(data_dir=tmp_path), listener, own)
+        with socket.socket() as listener, server_module.unix_listeners(3) as own:
+            # Workers that all write, which are started together.
+            settings = Settings(data_dir=tmp_path, database_url="postgresql://")
+            running = server_module.Workers(settings, listener, own)
             ended: Any = None
             try:
                 ended = running.run(lambda _: None)
