@@ -109,6 +109,30 @@ def test_two_people_chat_through_crashes_of_one_of_them_and_of_the_node(tmp_path
                     assert set(messages(ada_again)) == said | {"bob: bye"}
 
 
+@pytest.mark.slow
+def test_two_people_chat_over_two_stores_of_which_one_has_the_other_as_its_peer(
+    tmp_path: Path,
+) -> None:
+    with (
+        running_node(tmp_path / "a") as a,
+        running_node(tmp_path / "b", peers=[a.url], sync_interval_s=3_600) as b,
+        person("ada", a.url, tmp_path) as ada,
+        person("bob", b.url, tmp_path) as bob,
+    ):
+        ada.wait("connected to")
+        bob.wait("connected to")
+        ada.type("hello from the other store\n")
+        bob.wait("ada: hello from the other store")
+        bob.type("I hear you\n")
+        ada.wait("bob: I hear you", r"other store  \(acknowledged\)")
+        # Ada says nothing more: her sync message acknowledges Bob's.
+        bob.wait_until(lambda: bob.shows(r"I hear you  \(acknowledged\)"), 60, "acknowledged")
+        for each in (ada, bob):
+            assert len(messages(each)) == 2
+            each.type("\x04")
+            assert each.ended() == 0
+
+
 def test_a_chat_that_runs_already_and_text_that_would_control_the_terminal(tmp_path: Path) -> None:
     with running_node(tmp_path) as node, person("eve", node.url, tmp_path) as eve:
         hostile = Message("m", "lobby", "mal\x1b[2J", -5, content=b"\x1b[2J\r\nowned \xff")

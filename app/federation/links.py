@@ -135,7 +135,6 @@ class Link:
         self._own_instance = own_instance
         self._is_read = False
         self._ahead_s = 0.0
-        self._reason = ""
 
     async def keep(self, nudge: Callable[[str], None]) -> None:
         """Keep the link up for as long as the task runs."""
@@ -192,16 +191,15 @@ class Link:
 
     def _is_up(self, instance: str) -> None:
         self.instance, self._is_read, self._ahead_s = instance, False, 0.0
-        self._reason = ""
         _log.info("the link with %s is up", url_text(self._peer.url))
         self._relay.wake()
 
     def _is_down(self, reason: str) -> None:
+        # The state of the peer reports why it cannot be reached; here only the end of a link is news.
+        level = logging.DEBUG if self.instance is None else logging.INFO
+        _log.log(level, "the link with %s is down: %s", url_text(self._peer.url), reason)
         self.instance = None
         self._relay.wake()
-        if reason != self._reason:
-            _log.info("the link with %s is down: %s", url_text(self._peer.url), reason)
-        self._reason = reason
 
     # ---- down the link
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import AsyncIterator, Callable
@@ -34,6 +35,9 @@ BATCH_BYTES_MAX = 1 << 20
 
 RETRY_S = 1.0
 """From one attempt to connect to the next."""
+
+REPORTED_AFTER_S = 60.0
+"""From the first failed attempt to the line in the log: longer than a restart of the server."""
 
 _SEND = """
 SELECT pg_notify(%s, part)
@@ -119,19 +123,22 @@ class NotifyBus(Outgoing):
 
     async def _kept(self, work: Callable[[psycopg.AsyncConnection[object]], object]) -> None:
         """Do `work` on a connection; on a new one whenever it breaks."""
-        is_broken = False
+        broken_since_s: float | None = None
+        is_reported = False
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(**self._parameters) as connection:
-                    if is_broken:
-                        _log.info("workers hear from each other again")
-                        is_broken = False
+                    if is_reported:
+                        _log.info("processes of this database hear from each other again")
+                    broken_since_s, is_reported = None, False
                     await work(connection)  # type: ignore[misc]
             except (psycopg.Error, OSError) as error:
-                if not is_broken:
+                broken_since_s = broken_since_s or time.monotonic()
+                # Readiness reports a database that is away.
+                if not is_reported and time.monotonic() - broken_since_s > REPORTED_AFTER_S:
                     reason = " ".join(str(error).split())
-                    _log.warning("workers do not hear from each other for now: %s", reason)
-                is_broken = True
+                    _log.warning("processes of this database do not hear each other: %s", reason)
+                    is_reported = True
             # Readers of the feed poll meanwhile, so the node starts and serves without the bus.
             self._listening.set()
             await asyncio.sleep(RETRY_S)

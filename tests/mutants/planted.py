@@ -17,6 +17,7 @@ AREAS = (
     "orders",
     "participant",
     "recon",
+    "relay",
     "schedule",
     "sds",
     "store",

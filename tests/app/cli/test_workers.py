@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -155,6 +155,34 @@ def test_workers_are_one_node_and_one_that_is_killed_is_replaced(
         last = workers_of(pid)
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not any(is_running(each) for each in (pid, *last)))
+
+
+def test_a_relayed_message_reaches_the_live_readers_of_both_workers_once(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    with serving(postgres_stores.new_url(), tmp_path, 2) as (_, url), ExitStack() as closing:
+        # Whichever worker takes a connection: with so many, each has readers but for one run in thousands.
+        readers = []
+        for _ in range(ASKED_AGAIN):
+            client = closing.enter_context(httpx.Client(trust_env=False, timeout=SECONDS_MAX))
+            stream = closing.enter_context(client.stream("GET", f"{url}/v1/live"))
+            lines = stream.iter_lines()
+            assert next(lines).startswith(":")
+            readers.append(lines)
+        text = httpx.get(f"{url}/metrics", trust_env=False, timeout=30).text
+        counts = re.findall(r'sdstore_live_readers{worker="\d"} (\d+)\.0', text)
+        assert sum(map(int, counts)) == ASKED_AGAIN
+        assert "0" not in counts
+        for number in range(10):
+            frame = encode(Message(f"e{number}", "c", content=b"now"))
+            published = httpx.post(
+                f"{url}/v1/messages", content=frame, headers=PROTOBUF, trust_env=False
+            )
+            assert published.status_code == 202
+        for lines in readers:
+            shown = (json.loads(line[6:]) for line in lines if line.startswith("data: "))
+            ids = {next(shown)["message"]["message_id"] for _ in range(10)}
+            assert ids == {f"e{number}" for number in range(10)}  # ten events, none of them twice
 
 
 def test_workers_end_with_the_process_that_started_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import socket
@@ -14,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from app.callers import Caller, Scope
 from app.limits import DEFAULT_LIMITS
+from app.store.notifybus import CHANNEL
 from app.tokens import HOLDS_AFTER_S, TokenFile
 from sdstore.sds.codec import encode
+from sdstore.sds.effects import Acknowledged, Ephemeral
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
+from tests.support.chatting import SMALL, joined
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import PostgresStores
 
@@ -574,3 +579,56 @@ def test_processes_of_one_database_hear_what_the_others_relay_and_commit(
         while next(events)[0] != "nudge":
             pass
         assert time.monotonic() - started < 1
+
+
+def test_processes_hear_each_other_again_after_the_server_ends_their_connections(
+    tmp_path: Path, postgres_stores: PostgresStores
+) -> None:
+    url = postgres_stores.new_url()
+    with (
+        running_node(tmp_path / "a", database_url=url) as a,
+        running_node(tmp_path / "b", database_url=url) as b,
+        hearing(b) as heard,
+        psycopg.connect(url, autocommit=True) as server,
+    ):
+        # Garbage on the channel is nothing to them.
+        server.execute(
+            "SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part",
+            [CHANNEL, ["", "x", "a 0 0 1 Zg=="]],
+        )
+        a.publish(ephemeral("before"))
+        wait_until(lambda: heard == ["before"])
+        ended = server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchall()
+        assert len(ended) >= 4
+        # What is sent meanwhile can be lost, so a participant would repeat it.
+        numbers = iter(range(10_000))
+
+        def is_heard() -> bool:
+            a.publish(ephemeral(f"after{next(numbers)}"))
+            time.sleep(0.1)
+            return len(heard) > 1
+
+        wait_until(is_heard)
+
+
+def test_participants_on_two_stores_acknowledge_each_other(tmp_path: Path) -> None:
+    """Each participant knows one store only; sync and ephemeral messages pass between the stores."""
+
+    async def scenario(at_ada: str, at_bob: str) -> None:
+        syncs = replace(SMALL, sync_ms=200)
+        async with (
+            joined([at_ada], "ada", channel_id="c") as ada,
+            joined([at_bob], "bob", participant=syncs, channel_id="c") as bob,
+        ):
+            await ada.channel.send(b"typing", ephemeral=True)
+            await bob.until(lambda bob: bob.of(Ephemeral))
+            message_id = await ada.channel.send(b"hello")
+            await bob.until(lambda bob: bob.texts == [b"hello"])
+            # Bob says nothing: his sync message acknowledges it.
+            await ada.until(lambda ada: Acknowledged(message_id) in ada.events)
+
+    with federation(tmp_path, [[], [0]]) as (a, b):
+        asyncio.run(scenario(a.url, b.url))

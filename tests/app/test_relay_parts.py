@@ -1,0 +1,135 @@
+"""The parts of relaying that need no network: what is remembered, what waits, what is split."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from app.bus import Outgoing, hand_over
+from app.limits import DEFAULT_LIMITS
+from app.relay import Seen
+from app.store.notifybus import PART_CHARS, Parts
+
+SMALL = replace(DEFAULT_LIMITS, relay_queue_items_max=3, relay_queue_bytes_max=1_000)
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[bytes, str]] = []
+        self.commits: list[Collection[str] | None] = []
+
+    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
+        self.frames.append((frame, origin))
+
+    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
+        self.commits.append(channels)
+
+
+def test_a_hash_is_remembered_for_its_time_and_no_more_than_so_many() -> None:
+    seen = Seen(3, 10.0)
+    assert seen.add(b"a", 0.0)
+    assert not seen.add(b"a", 10.0)  # a repetition does not prolong it
+    assert seen.add(b"a", 10.1)
+    assert [seen.add(each, 11.0) for each in (b"b", b"c", b"d")] == [True] * 3
+    assert b"a" not in seen
+    assert all(each in seen for each in (b"b", b"c", b"d"))
+
+
+async def sent_by(outgoing: Outgoing) -> Heard:
+    """What a listener hears of all that waits."""
+    heard = Heard()
+    while True:
+        try:
+            async with asyncio.timeout(0.01):
+                notices = await outgoing.next(1 << 20)
+        except TimeoutError:
+            return heard
+        assert all(hand_over(each, heard) for each in notices)
+
+
+@pytest.mark.anyio
+async def test_frames_and_their_origins_travel_unchanged_and_commits_together() -> None:
+    outgoing = Outgoing(DEFAULT_LIMITS)
+    outgoing.send_commit({"b"})
+    outgoing.send_frame(b"", "")
+    outgoing.send_frame(b"\0\xff", "f" * 32)
+    outgoing.send_commit({"a", "b"})
+    heard = await sent_by(outgoing)
+    assert heard.frames == [(b"", ""), (b"\0\xff", "f" * 32)]
+    assert heard.commits == [["a", "b"]]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("channels", [None, {f"{n:01000}" for n in range(5)}])
+async def test_a_commit_of_too_many_channels_names_none(channels: set[str] | None) -> None:
+    outgoing = Outgoing(DEFAULT_LIMITS)
+    outgoing.send_commit({"a"})
+    outgoing.send_commit(channels)
+    outgoing.send_commit({"b"})
+    assert (await sent_by(outgoing)).commits == [None]
+
+
+@pytest.mark.anyio
+async def test_where_too_much_waits_the_oldest_frames_are_dropped_and_counted() -> None:
+    outgoing = Outgoing(SMALL)
+    for number in range(5):
+        outgoing.send_frame(bytes([number]), "")
+    assert ((await sent_by(outgoing)).frames, outgoing.dropped_count) == (
+        [(bytes([number]), "") for number in (2, 3, 4)],
+        2,
+    )
+    outgoing.send_frame(b"a" * 900, "")
+    outgoing.send_frame(b"b" * 900, "")
+    assert [frame[:1] for frame, _ in (await sent_by(outgoing)).frames] == [b"b"]
+
+
+@pytest.mark.anyio
+async def test_one_statement_has_a_bounded_size() -> None:
+    outgoing = Outgoing(DEFAULT_LIMITS)
+    for number in range(4):
+        outgoing.send_frame(bytes([number]) * 400, "")
+
+    assert [len(await outgoing.next(1_000)) for _ in range(2)] == [2, 2]
+
+
+def test_a_frame_of_any_size_is_joined_from_payloads_that_the_server_takes() -> None:
+    ours, theirs = Parts(), Parts()
+    for size in (0, 1, PART_CHARS // 4 * 3 - 1, PART_CHARS // 4 * 3, 20_000, 1 << 20):
+        notice = b"f" + bytes(size)
+        payloads = ours.split(notice)
+        assert max(map(len, payloads)) < 8_000
+        assert len(set(payloads)) == len(payloads)
+        assert [theirs.join(each) for each in payloads] == [*[None] * (len(payloads) - 1), notice]
+        assert [ours.join(each) for each in payloads] == [None] * len(payloads)  # our own
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_or_foreign_payloads_never_make_another_notice(seed: int) -> None:
+    chance = random.Random(seed)
+    sender, receiver = Parts(), Parts()
+    notices = [b"f" + chance.randbytes(chance.randrange(40_000)) for _ in range(20)]
+    payloads = [payload for notice in notices for payload in sender.split(notice)]
+    disturbed = []
+    for payload in payloads:
+        disturbed += [payload] * chance.choice((0, 1, 1, 1, 1, 2))
+        if chance.random() < 0.2:
+            disturbed.append(chance.choice(("", "x", "a b c d e", "a 0 0 1 %%")))
+    joined = [whole for each in disturbed if (whole := receiver.join(each)) is not None]
+    assert set(joined) <= {*notices}, f"seed {seed}"
+    last = sender.split(b"f last")
+    assert receiver.join(last[0]) == b"f last"
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"x", b"f", b"c", b"c{}", b"c[1]", b'c["a", null]', b"c\xff", b'c"text"']
+)
+def test_garbage_on_the_bus_is_not_a_notice(garbage: bytes) -> None:
+    heard = Heard()
+    assert not hand_over(garbage, heard)
+    assert (heard.frames, heard.commits) == ([], [])
