@@ -56,6 +56,10 @@ class Code(StrEnum):
     FORBIDDEN = "forbidden"
     TOKENS_UNAVAILABLE = "tokens_unavailable"
     RATE_LIMITED = "rate_limited"
+    # the operator's policy
+    POLICY_REFUSED = "policy_refused"
+    QUARANTINED = "quarantined"
+    POLICY_FAILED = "policy_failed"
     # the order of a channel
     ORDER_TOO_LARGE = "order_too_large"
     ORDER_BUDGET_SPENT = "order_budget_spent"
@@ -116,6 +120,9 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.FORBIDDEN: (403, "The credentials do not cover the request"),
     Code.TOKENS_UNAVAILABLE: (503, "The access tokens cannot be read or written"),
     Code.RATE_LIMITED: (429, "The rate limit of this caller is reached"),
+    Code.POLICY_REFUSED: (403, "The policy of this node refuses the message"),
+    Code.QUARANTINED: (403, "The message is in the quarantine of this node"),
+    Code.POLICY_FAILED: (503, "The policy of this node failed"),
     Code.ORDER_TOO_LARGE: (422, "The channel is too large to be ordered here"),
     Code.ORDER_BUDGET_SPENT: (429, "The ordering budget of this caller is spent"),
     Code.INVALID_RECON_REQUEST: (400, "The body is not a reconciliation request"),

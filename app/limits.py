@@ -256,6 +256,21 @@ class Limits:
         128 * MIB, "bytes of frames", "memory of frames that wait for the writer"
     )
 
+    # --- the operator's policy ---------------------------------------------------------------
+    policy_call_items_max: int = _bound(100, "messages", "judged between two looks at the clock")
+    policy_call_s_max: int = _bound(
+        1, "seconds", "for so many messages: 10 ms each; then they are refused"
+    )
+    quarantine_items_max: int = _bound(
+        10_000, "messages", "more than an operator looks at; further ones are refused"
+    )
+    quarantine_bytes_max: int = _bound(
+        256 * MIB, "bytes of frames", "on the disk of the data directory; further ones are refused"
+    )
+    quarantine_dropped_max: int = _bound(
+        100_000, "digests", "that an operator dropped; the oldest is forgotten and judged again"
+    )
+
     # --- verification of stored frames -------------------------------------------------------
     verification_percent_max: int = _bound(
         1, "percent of one core", "10^6 frames of 19 kB in three hours, small ones in half an hour"

@@ -23,6 +23,7 @@ from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door, Prepared
 from app.ingest.prepare import Publication
 from app.limits import Limits
+from app.policy import Way
 from app.store.mvdspeers import PeerState, Source
 from app.store.store import Store
 from sdstore.mvds import (
@@ -134,7 +135,7 @@ class MvdsEndpoint(Collector):
             return set()
         prepared = await self._door.prepare_many([Publication(each.body) for each in messages])
         prepared = [_in_group(*each) for each in zip(messages, prepared, strict=True)]
-        outcomes = await self._door.publish_prepared(prepared)
+        outcomes = await self._door.publish_prepared(prepared, way=Way.MVDS)
         for outcome in outcomes:
             if isinstance(outcome, Problem) and outcome.status >= FAULT_OF_NODE_MIN:
                 raise outcome.detached()

@@ -23,12 +23,16 @@ from app.federation.syncs import Syncs
 from app.federation.transport import parse_peer_url
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
+from app.ingest.judge import Judge
 from app.ingest.watermark import Watermark
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics, register_relay_metrics
 from app.orders import Orders
+from app.policy import load_policy
+from app.quarantine import FILE as QUARANTINE_FILE
+from app.quarantine import Quarantine
 from app.rates import Rates
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
@@ -81,6 +85,8 @@ class Node:
     sharing: Sharing
     rates: Rates
     tokens: Tokens
+    quarantine: Quarantine
+    judge: Judge | None
     siblings: Siblings | None = None
 
     @property
@@ -114,6 +120,8 @@ class Node:
                 await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
+            if node.judge is not None:
+                closing.callback(node.judge.close)
             node.siblings = siblings
             await closing.enter_async_context(node.tokens.watched())
             await closing.enter_async_context(_watched(node.readiness))
@@ -232,12 +240,17 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     sharing = Sharing(limits)
     live = LiveHub(store, limits, sharing)
     watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
+    quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
+    policy = None if settings.policy is None else load_policy(settings.policy)
+    judge = None if policy is None else Judge(policy, quarantine, limits)
+    revision = "" if policy is None else policy.revision
     door = Door(
         store,
         committer,
         limits,
         listeners=[live.on_committed],
         watermark=watermark,
+        judge=judge,
     )
     index = NodeIndex(store, limits)
     secret = node_secret(settings.data_dir)
@@ -248,7 +261,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         index,
         limits,
         nonce_secret(secret, settings.data_dir),
-        policy_of(limits, interest),
+        policy_of(limits, interest, revision),
     )
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
@@ -267,7 +280,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         door=door,
         index=index,
         interest=interest,
-        recon=ReconEndpoint(replica, index, interest, secret, budgets),
+        recon=ReconEndpoint(replica, index, interest, secret, budgets, revision),
         negentropy=NegentropyEndpoint(index, limits, budgets),
         mvds=MvdsEndpoint(store, door, committer, limits),
         live=live,
@@ -282,10 +295,14 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         sharing=sharing,
         rates=Rates(limits),
         tokens=Tokens(TokenFile(tokens_path(settings))),
+        quarantine=quarantine,
+        judge=judge,
     )
     committer.listeners.append(node.peers.on_committed)
     node.metrics.register(node.mvds)
     node.metrics.register(watermark)
+    if judge is not None:
+        node.metrics.register(judge)
     register_node_metrics(
         node.metrics, committer, index, live, node.orders, node.verification, node.peers
     )

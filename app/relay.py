@@ -26,6 +26,7 @@ from app.ingest.door import Door
 from app.ingest.prepare import Publication, Relayed
 from app.limits import Limits
 from app.live import LiveHub, Wanted
+from app.policy import Way
 from recon.session import Interest
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import frame_hash
@@ -122,13 +123,15 @@ class Relay:
         channels outside of this store's interest; with a `caller`, those that it may not publish in.
         """
         prepared = await self._door.prepare_many([Publication(frame) for frame in frames])
+        taken = [self._checked(each, caller) for each in prepared]
+        fresh_at = [at for at, each in enumerate(taken) if self._is_fresh(each)]
+        judged = await self._door.judged([taken[at] for at in fresh_at], Way.RELAY)
         fresh: list[Relayed] = []
-        taken: list[Relayed | Problem] = []
-        for each in prepared:
-            checked = self._checked(each, caller)
-            taken.append(checked)
-            if isinstance(checked, Relayed) and frame_hash(checked.frame) not in self._seen:
-                fresh.append(checked)
+        for at, each in zip(fresh_at, judged, strict=True):
+            if isinstance(each, Relayed):
+                fresh.append(each)
+            elif isinstance(each, Problem):
+                taken[at] = each
         try:
             await self._door.remember_met(fresh)
         except Problem as problem:
@@ -144,6 +147,9 @@ class Relay:
             message = checked.message
             outcomes.append(Outcome(kind, message.message_id, message.channel_id))
         return outcomes
+
+    def _is_fresh(self, checked: Relayed | Problem) -> bool:
+        return isinstance(checked, Relayed) and frame_hash(checked.frame) not in self._seen
 
     def _checked(self, prepared: object, caller: Caller | None) -> Relayed | Problem:
         if isinstance(prepared, Problem):

@@ -169,6 +169,11 @@ class Settings(BaseModel):
         [],
         description="prefixes of channels that callers without a token can publish in; * is every channel",
     )
+    policy: str | None = Field(
+        None,
+        description="PACKAGE.MODULE:NAME, or an entry point of the group sdstore.policy: it accepts, "
+        "refuses or quarantines each message",
+    )
     disk_free_min_bytes: int = Field(
         256 * 2**20,
         ge=0,

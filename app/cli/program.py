@@ -43,6 +43,7 @@ MODULES = {
     "sync": "app.cli.sync",
     "peers": "app.cli.sync",
     "token": "app.cli.tokens",
+    "quarantine": "app.cli.quarantine",
     "import": "app.cli.store",
     "export": "app.cli.store",
     "backup": "app.cli.store",

@@ -158,6 +158,8 @@ def serve(
     if show_limits or show_config:
         return Exit.DONE
     _refuse_exposure(settings)
+    if settings.policy is not None:
+        _check_policy(settings.policy)
     if until_eof:
         # The program that started the node has gone, and with it any load balancer to drain for.
         settings = settings.model_copy(update={"drain_s": 0.0})
@@ -220,6 +222,14 @@ def _refuse_exposure(settings: Settings) -> None:
             f"others can reach {settings.host}, and no access token exists; make one with `sdstore token "
             "new`, listen on 127.0.0.1, or serve everybody with --insecure",
         )
+
+
+def _check_policy(name: str) -> None:
+    """Raises SettingsError here, and not in each worker, for a policy that cannot be loaded."""
+    with loading():
+        from app.policy import load_policy  # noqa: PLC0415 - brings code of the operator
+
+    load_policy(name)
 
 
 def _has_tokens(settings: Settings) -> bool:

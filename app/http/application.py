@@ -23,6 +23,7 @@ from app.http import (
     mvds,
     orders,
     publish,
+    quarantine,
     recon,
     relay,
     tokens,
@@ -48,6 +49,7 @@ ROUTES = tuple(
         federation.routes,
         relay.routes,
         tokens.routes,
+        quarantine.routes,
         about.health,
         about.routes,
     )

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter, Listener, Written
+from app.ingest.judge import Judge
 from app.ingest.prepare import Publication, Relayed, prepare, published_claim
 from app.ingest.watermark import Watermark
 from app.limits import Limits
+from app.policy import Way
 from app.store.store import Store
 from sdstore.sds.model import Kind
 
@@ -31,8 +33,11 @@ class Door:
         limits: Limits,
         listeners: Sequence[Listener] = (),
         watermark: Watermark | None = None,
+        judge: Judge | None = None,
     ) -> None:
+        """`judge` calls the operator's policy, if there is one."""
         self.store = store
+        self._judge = judge
         self.watermark = watermark
         self._committer = committer
         self._limits = limits
@@ -41,7 +46,11 @@ class Door:
 
     async def publish(self, item: Publication) -> Outcome:
         """The outcome of one message, once it is on disk. Raises `Problem`."""
-        prepared = prepare(item, self._limits)
+        prepared: Prepared = prepare(item, self._limits)
+        if self._judge is not None:
+            [prepared] = await self.judged([prepared], Way.HTTP)
+        if isinstance(prepared, Problem):
+            raise prepared
         if isinstance(prepared, NewEntry):
             self._check_disk([prepared])
             (written,) = await self._committer.submit([prepared])
@@ -80,12 +89,30 @@ class Door:
         return prepared
 
     async def publish_prepared(
-        self, prepared: Sequence[Prepared], source: str = ""
+        self, prepared: Sequence[Prepared], source: str = "", way: Way = Way.BATCH
     ) -> list[Outcome | Problem]:
         """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order.
 
-        `source`: the peer that they came from, for listeners (`Committed`).
+        `source`: the peer that they came from, for listeners (`Committed`); `way`: how they came, for the
+        policy. Raises Problem: `overloaded` if too many messages wait for the policy.
         """
+        return await self._write(await self.judged(prepared, way), source)
+
+    async def judged(self, prepared: Sequence[Prepared], way: Way) -> Sequence[Prepared]:
+        """The messages with the policy's refusals in place of those that it does not accept.
+
+        Raises Problem: `overloaded` if too many messages wait for the policy.
+        """
+        return prepared if self._judge is None else await self._judge.judge(prepared, way)
+
+    async def release(self, entry: NewEntry) -> Outcome:
+        """Write a message that an operator released: the policy does not see it again. Raises Problem."""
+        [outcome] = await self._write([entry], "")
+        if isinstance(outcome, Problem):
+            raise outcome.detached()
+        return outcome
+
+    async def _write(self, prepared: Sequence[Prepared], source: str) -> list[Outcome | Problem]:
         entries = [each for each in prepared if isinstance(each, NewEntry)]
         met = [
             each for relayed in prepared if isinstance(relayed, Relayed) for each in _met(relayed)

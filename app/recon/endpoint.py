@@ -76,14 +76,16 @@ class ReconEndpoint:
         interest: Interest,
         secret: bytes,
         budgets: ReconBudgets,
+        revision: str = "",
     ) -> None:
+        """`revision`: that of the operator's policy."""
         self._replica = replica
         self._index = index
         self._limits = replica.limits
         self._secret = secret
         self._interests = KnownInterests(interest, self._limits.recon_interests_bytes_max)
         self._budgets = budgets
-        self._policy = policy_of(self._limits, interest)
+        self._policy = policy_of(self._limits, interest, revision)
 
     @property
     def nonce_secret(self) -> bytes:
@@ -334,10 +336,10 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
 
 
-def policy_of(limits: Limits, interest: Interest) -> int:
+def policy_of(limits: Limits, interest: Interest, revision: str = "") -> int:
     """A 32-bit number that changes when this node might accept entries that it refused before.
 
-    It depends on the decoder, the bounds and the interest.
+    It depends on the decoder, the bounds, the interest and the revision of the operator's policy.
     """
     bounds = (
         limits.frame_bytes_max,
@@ -350,7 +352,10 @@ def policy_of(limits: Limits, interest: Interest) -> int:
         limits.hint_claims_per_entry_max,
     )
     text = ",".join(map(str, (DECODER_VERSION, *bounds))).encode()
-    return int.from_bytes(blake3(text + interest.encode()).digest(length=4), "little")
+    text += interest.encode()
+    if revision:
+        text += b"\0" + revision.encode(errors="surrogatepass")
+    return int.from_bytes(blake3(text).digest(length=4), "little")
 
 
 class KnownInterests:

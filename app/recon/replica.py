@@ -22,6 +22,7 @@ from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
 from app.ingest.prepare import Publication, Relayed, acceptable_hints
 from app.limits import Limits
+from app.policy import Way
 from app.recon.index import NodeIndex
 from app.recon.marks import Marks
 from app.store.store import Store
@@ -270,7 +271,9 @@ class NodeReplica:
         for start in range(0, len(entries), COMMITTED_AT_ONCE):
             part = entries[start : start + COMMITTED_AT_ONCE]
             outcomes = await self._door.publish_prepared(
-                [prepared[at].content for at in part], self._source
+                [prepared[at].content for at in part],
+                self._source,
+                Way.SYNC if self._source else Way.RECON,
             )
             for at, outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, Problem):

@@ -16,6 +16,7 @@ AREAS = (
     "ordering",
     "orders",
     "participant",
+    "policy",
     "recon",
     "relay",
     "schedule",

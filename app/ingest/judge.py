@@ -1,0 +1,213 @@
+"""Calls the operator's policy for each message at the door (`app.policy`), in a thread of its own.
+
+The rule for a policy that fails is to refuse: a message on which it raises an exception, returns no
+verdict, or takes too long gets `policy_failed` (503), so honest publishers and peers try again later. While a
+call hangs, every message is refused at once. The log says so once a minute at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from app.entries import NewEntry
+from app.errors import Code, Problem
+from app.ingest.prepare import Relayed
+from app.limits import Limits
+from app.policy import Action, Candidate, Policy, Verdict, Way
+from app.quarantine import Fate, Quarantine
+
+Checked = NewEntry | Relayed | Problem
+
+LOG_AGAIN_S = 60.0
+RETRY_AFTER_S = 5
+
+_log = logging.getLogger(__name__)
+
+
+class Judge(Collector):
+    """The policy of one process, with its thread. `verdicts` counts what happened to messages."""
+
+    def __init__(self, policy: Policy, quarantine: Quarantine, limits: Limits) -> None:
+        self.verdicts: Counter[str] = Counter()
+        self._policy = policy
+        self._quarantine = quarantine
+        self._limits = limits
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._turn = asyncio.Lock()
+        self._waiting_count = 0
+        self._hanging: asyncio.Future[list[Checked]] | None = None
+        self._logged_s = float("-inf")
+        # A daemon: a policy that hangs must not keep the process from ending.
+        threading.Thread(target=self._run, name="sdstore-policy", daemon=True).start()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """See `prometheus_client.registry.Collector`."""
+        family = CounterMetricFamily(
+            "sdstore_policy_verdicts", "Messages judged by the policy", labels=("verdict",)
+        )
+        for verdict, count in sorted(self.verdicts.items()):
+            family.add_metric([verdict], count)
+        yield family
+
+    async def judge(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
+        """The accepted messages, and refusals in the place of the others, in order.
+
+        Raises Problem: `overloaded` if too many callers wait for the policy.
+        """
+        if self._waiting_count >= self._limits.requests_waiting_max:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+            raise Problem(Code.OVERLOADED, "too many messages wait for the policy", headers=headers)
+        judged: list[Checked] = []
+        some_max = self._limits.policy_call_items_max
+        self._waiting_count += 1
+        try:
+            for start in range(0, len(checked), some_max):
+                judged += await self._some(checked[start : start + some_max], way)
+        finally:
+            self._waiting_count -= 1
+        return judged
+
+    def close(self) -> None:
+        """End the thread, after the call that it is in."""
+        self._calls.put(None)
+
+    async def _some(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
+        if not any(not isinstance(each, Problem) for each in checked):
+            return list(checked)
+        async with self._turn:  # the time of a call begins when the call before it has ended
+            if self._hanging is not None and not self._hanging.done():
+                return self._failed(checked, "a call of the policy has not returned")
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[list[Checked]] = loop.create_future()
+
+            def call() -> None:
+                judged = self._judged(checked, way)
+                # The loop is closed if the node ended while the policy hung.
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_resolve, future, judged)
+
+            self._calls.put(call)
+            seconds = self._limits.policy_call_s_max
+            done, _ = await asyncio.wait({future}, timeout=seconds)
+            if done:
+                return future.result()
+            self._hanging = future
+            return self._failed(checked, f"the policy took more than {seconds} s")
+
+    def _failed(self, checked: Sequence[Checked], why: str) -> list[Checked]:
+        self._log(why)
+        return [each if isinstance(each, Problem) else self._failure() for each in checked]
+
+    def _failure(self) -> Problem:
+        self.verdicts["failed"] += 1
+        return Problem(
+            Code.POLICY_FAILED,
+            "the policy of this node did not judge the message",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+        )
+
+    def _log(self, why: str, error: Exception | None = None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s > LOG_AGAIN_S:
+            self._logged_s = now_s
+            _log.error("messages are refused: %s", why, exc_info=error)
+
+    # --- the policy's thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _judged(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
+        """Never raises."""
+        try:
+            digests = [each.digest for each in checked if isinstance(each, NewEntry)]
+            fates = self._quarantine.fates(digests)
+        except Problem as problem:
+            return self._failed(checked, str(problem))
+        judged: list[Checked] = []
+        held: list[tuple[int, NewEntry, str]] = []
+        for each in checked:
+            fate = fates.get(each.digest) if isinstance(each, NewEntry) else None
+            if isinstance(each, Problem):
+                judged.append(each)
+            elif fate is not None:
+                judged.append(self._known(fate))
+            else:
+                verdict = self._verdict(each, way)
+                if verdict is None:
+                    judged.append(self._failure())
+                elif verdict.action is Action.ACCEPT:
+                    self.verdicts["accepted"] += 1
+                    judged.append(each)
+                elif verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
+                    held.append((len(judged), each, verdict.detail))
+                    judged.append(each)
+                else:
+                    # A message that is only relayed cannot wait for an operator.
+                    judged.append(self._refused(verdict))
+        if held:
+            self._hold(judged, held, way)
+        return judged
+
+    def _verdict(self, each: NewEntry | Relayed, way: Way) -> Verdict | None:
+        is_content = isinstance(each, NewEntry)
+        candidate = Candidate(
+            each.message,
+            each.frame,
+            each.digest if isinstance(each, NewEntry) else b"",
+            isinstance(each, NewEntry) and each.id_verifies,
+            is_content,
+            way,
+        )
+        try:
+            verdict: object = self._policy(candidate)
+        except Exception as error:  # noqa: BLE001 - whatever code of the operator raises
+            self._log("the policy raised an exception", error)
+            return None
+        if not isinstance(verdict, Verdict):
+            self._log(f"the policy returned {type(verdict).__name__}, which is not a Verdict")
+            return None
+        return verdict
+
+    def _hold(
+        self, judged: list[Checked], held: Sequence[tuple[int, NewEntry, str]], way: Way
+    ) -> None:
+        try:
+            kept = self._quarantine.hold([(entry, way, reason) for _, entry, reason in held])
+        except Problem as problem:
+            self._log(str(problem))
+            for at, _, _ in held:
+                judged[at] = self._failure()
+            return
+        for (at, _, _), is_kept in zip(held, kept, strict=True):
+            if is_kept:
+                judged[at] = self._known(Fate.HELD)
+            else:
+                full = Verdict(Action.REFUSE, "quarantine_full", "the quarantine is full")
+                judged[at] = self._refused(full)
+
+    def _known(self, fate: Fate) -> Problem:
+        if fate is Fate.HELD:
+            self.verdicts["quarantined"] += 1
+            return Problem(Code.QUARANTINED, "an operator of this node decides on the message")
+        return self._refused(Verdict(Action.REFUSE, "dropped", "an operator dropped the message"))
+
+    def _refused(self, verdict: Verdict) -> Problem:
+        self.verdicts["refused"] += 1
+        code = verdict.code or "not_content"
+        return Problem(Code.POLICY_REFUSED, verdict.detail or code, extra={"policy_code": code})
+
+
+def _resolve(future: asyncio.Future[list[Checked]], judged: list[Checked]) -> None:
+    if not future.done():
+        future.set_result(judged)

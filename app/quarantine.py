@@ -1,0 +1,183 @@
+"""The quarantine: messages that the policy keeps apart until an operator decides.
+
+It is a SQLite file of its own in the data directory, which all workers of a node share. So messages that
+may be spam never enter the database, its backups or its snapshots. Nodes that share a PostgreSQL database
+each have their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from app.entries import Claim, ClaimSource, NewEntry
+from app.errors import Code, Problem
+from app.ingest.prepare import Publication, prepare
+from app.limits import Limits
+
+FILE = "quarantine.db"
+VERSION = 1
+BUSY_S = 2.0
+"""Wait for another process that writes, which takes milliseconds."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS held (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest BLOB NOT NULL UNIQUE,
+    frame BLOB NOT NULL,
+    claims TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    channel_id TEXT NOT NULL,
+    way TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    held_at_ms INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS dropped (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest BLOB NOT NULL UNIQUE
+);
+"""
+_COLUMNS = "number, digest, length(frame), message_id, channel_id, way, reason, held_at_ms"
+
+
+class Fate(StrEnum):
+    """What the quarantine knows of a message."""
+
+    HELD = "held"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A message in the quarantine; `number` rises with each."""
+
+    number: int
+    digest: bytes
+    frame_bytes: int
+    message_id: str
+    channel_id: str
+    way: str
+    reason: str
+    held_at_ms: int
+
+
+class Quarantine:
+    """The file. Each call opens it, so any thread and any process can. Calls block for milliseconds.
+
+    Raises Problem: `store_unavailable` if the file cannot be used.
+    """
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self._path = path
+        self._limits = limits
+
+    def fates(self, digests: Sequence[bytes]) -> Mapping[bytes, Fate]:
+        """Those of the messages with these digests that were held or dropped."""
+        if not self._path.exists():
+            return {}
+        known: dict[bytes, Fate] = {}
+        with self._opened() as database:
+            for table, fate in (("held", Fate.HELD), ("dropped", Fate.DROPPED)):
+                query = f"SELECT 1 FROM {table} WHERE digest = ?"  # noqa: S608 - of two constants
+                for digest in digests:
+                    if database.execute(query, (digest,)).fetchone():
+                        known[digest] = fate
+        return known
+
+    def hold(self, entries: Sequence[tuple[NewEntry, str, str]]) -> list[bool]:
+        """Keep messages with their ways and reasons; whether each had room. Nothing is displaced."""
+        limits = self._limits
+        kept = []
+        with self._opened() as database:
+            count, size = database.execute(
+                "SELECT count(*), coalesce(sum(length(frame)), 0) FROM held"
+            ).fetchone()
+            for entry, way, reason in entries:
+                count, size = count + 1, size + len(entry.frame)
+                if count > limits.quarantine_items_max or size > limits.quarantine_bytes_max:
+                    count, size = count - 1, size - len(entry.frame)
+                    kept.append(False)
+                    continue
+                claims = [[each.hint.hex(), int(each.source)] for each in entry.claims]
+                message = entry.message
+                row = (
+                    *(entry.digest, entry.frame, json.dumps(claims), message.message_id),
+                    *(message.channel_id, way, reason, time.time_ns() // 1_000_000),
+                )
+                database.execute(
+                    "INSERT OR IGNORE INTO held (digest, frame, claims, message_id, channel_id, way, "
+                    "reason, held_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    row,
+                )
+                kept.append(True)
+        return kept
+
+    def page(self, after: int, limit: int) -> list[Held]:
+        """Messages in the quarantine, oldest first, after a number."""
+        if not self._path.exists():
+            return []
+        query = f"SELECT {_COLUMNS} FROM held WHERE number > ? ORDER BY number LIMIT ?"  # noqa: S608
+        with self._opened() as database:
+            return [Held(*row) for row in database.execute(query, (after, limit))]
+
+    def entry(self, digest: bytes) -> NewEntry:
+        """A message as it came, to write. Raises Problem: `not_found`, and those of the door."""
+        row = None
+        if self._path.exists():
+            with self._opened() as database:
+                query = "SELECT frame, claims FROM held WHERE digest = ?"
+                row = database.execute(query, (digest,)).fetchone()
+        if row is None:
+            raise _not_held(digest)
+        prepared = prepare(Publication(row[0]), self._limits)
+        if not isinstance(prepared, NewEntry) or prepared.digest != digest:
+            raise Problem(Code.STORE_UNAVAILABLE, f"{self._path} is damaged")
+        claims = [Claim(bytes.fromhex(hint), ClaimSource(no)) for hint, no in json.loads(row[1])]
+        return prepared._replace(claims=tuple(claims))
+
+    def forget(self, digest: bytes) -> None:
+        """Remove a message that was released."""
+        with self._opened() as database:
+            database.execute("DELETE FROM held WHERE digest = ?", (digest,))
+
+    def drop(self, digest: bytes) -> None:
+        """Delete a message, and remember it as refused. Raises Problem: `not_found`."""
+        if not self._path.exists():
+            raise _not_held(digest)
+        with self._opened() as database:
+            removed = database.execute("DELETE FROM held WHERE digest = ?", (digest,))
+            if not removed.rowcount:
+                raise _not_held(digest)
+            number = database.execute(
+                "INSERT OR IGNORE INTO dropped (digest) VALUES (?)", (digest,)
+            ).lastrowid
+            until = (number or 0) - self._limits.quarantine_dropped_max
+            database.execute("DELETE FROM dropped WHERE number <= ?", (until,))
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The file in a transaction."""
+        try:
+            with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as database:
+                [version] = database.execute("PRAGMA user_version").fetchone()
+                if version not in (0, VERSION):
+                    raise Problem(
+                        Code.STORE_UNAVAILABLE, f"{self._path} is of another version ({version})"
+                    )
+                if version == 0:
+                    database.executescript(f"{_SCHEMA} PRAGMA user_version = {VERSION};")
+                with database:
+                    yield database
+        except (sqlite3.Error, ValueError) as error:
+            detail = f"the quarantine {self._path} cannot be used: {error}"
+            raise Problem(Code.STORE_UNAVAILABLE, detail) from None
+
+
+def _not_held(digest: bytes) -> Problem:
+    return Problem(Code.NOT_FOUND, f"no message {digest.hex()[:64]} is in the quarantine")

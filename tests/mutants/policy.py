@@ -1,0 +1,46 @@
+"""Faults planted in the operator's policy and in the quarantine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, instead, nothing, returns
+
+_TESTS = ("tests/app/test_policy.py",)
+
+
+def _fault(name: str, seam: str, plant: Plant) -> Fault:
+    return Fault(f"policy: {name}", seam, plant, _TESTS)
+
+
+async def _accept_all(_: Any, checked: Any, __: Any) -> Any:
+    return list(checked)
+
+
+def _accept_failures(_: Any) -> Any:
+    def wrong(judge: Any, each: Any, way: Any) -> Any:
+        from app.policy import ACCEPT
+
+        return right(judge, each, way) or ACCEPT
+
+    right = _
+    return wrong
+
+
+def _without_claims(right: Any) -> Any:
+    return lambda quarantine, digest: right(quarantine, digest)._replace(claims=())
+
+
+def _keep(quarantine: Any, digest: bytes) -> None:
+    quarantine.entry(digest)
+
+
+FAULTS = [
+    _fault("everything is accepted", "app.ingest.judge:Judge.judge", instead(_accept_all)),
+    _fault("a policy that fails accepts", "app.ingest.judge:Judge._verdict", _accept_failures),
+    _fault("a failure is logged each time", "app.ingest.judge:LOG_AGAIN_S", instead(-1.0)),
+    _fault("what is held is judged again", "app.quarantine:Quarantine.fates", returns({})),
+    _fault("hints of held messages are lost", "app.quarantine:Quarantine.entry", _without_claims),
+    _fault("a released message stays", "app.quarantine:Quarantine.forget", nothing),
+    _fault("a dropped message stays", "app.quarantine:Quarantine.drop", instead(_keep)),
+]
