@@ -271,16 +271,14 @@ class Limits:
         100_000, "digests", "that an operator dropped; the oldest is forgotten and judged again"
     )
 
-    # --- verification of stored frames -------------------------------------------------------
-    verification_percent_max: int = _bound(
-        1, "percent of one core", "10^6 frames of 19 kB in three hours, small ones in half an hour"
+    # --- the audit ---------------------------------------------------------------------------
+    audit_percent_max: int = _bound(
+        2, "percent of one core", "10^6 small messages in an hour, frames of 19 kB in three"
     )
-    verification_interval_s: int = _bound(
+    audit_interval_s: int = _bound(
         86_400, "seconds", "between the starts of two passes; disks decay slowly"
     )
-    verification_delay_s: int = _bound(
-        60, "seconds", "after start, when the node reads a lot anyway"
-    )
+    audit_delay_s: int = _bound(60, "seconds", "after start, when the node reads a lot anyway")
 
     # --- PostgreSQL ---------------------------------------------------------------------------
     database_connections_max: int = _bound(

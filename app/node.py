@@ -15,6 +15,7 @@ from pathlib import Path
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
+from app.audit import Audit
 from app.bus import SiblingBus
 from app.errors import Problem
 from app.federation.links import Links
@@ -27,6 +28,7 @@ from app.ingest.judge import Judge
 from app.ingest.watermark import Watermark
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
+from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics, register_relay_metrics
 from app.orders import Orders
@@ -47,13 +49,12 @@ from app.siblings import Siblings
 from app.store.peerrows import PeerRow
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
-from app.verification import Verification
 from recon.session import Interest
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
 INDEX_FILE = "index.checkpoint"
-VERIFICATION_FILE = "verification.json"
+AUDIT_FILE = "audit.json"
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Node:
     orders: Orders
     syncs: Syncs
     peers: Peers
-    verification: Verification
+    lost_content: LostContent
+    audit: Audit
     metrics: CollectorRegistry
     links: Links
     instance_id: str
@@ -128,8 +130,10 @@ class Node:
             await node.index.start(settings.data_dir / INDEX_FILE)
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
-            await node.verification.start(reads_all=is_first)
-            closing.push_async_callback(node.verification.close)
+            closing.push_async_callback(node.lost_content.close)
+            await node.lost_content.start()
+            closing.push_async_callback(node.audit.close)
+            node.audit.start(checks_store=is_first)
             closing.push_async_callback(node.live.close)
             closing.push_async_callback(node.peers.connections.close)
             closing.push_async_callback(node.relay.close)
@@ -288,7 +292,8 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         orders=Orders(store, limits, sharing),
         syncs=syncs,
         peers=peers,
-        verification=Verification(store, limits, settings.data_dir / VERIFICATION_FILE),
+        lost_content=LostContent(store),
+        audit=Audit(store, index, limits, settings.data_dir / AUDIT_FILE),
         metrics=CollectorRegistry(),
         links=Links(relay, peers, limits, instance_id, peers.nudge),
         instance_id=instance_id,
@@ -304,7 +309,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     if judge is not None:
         node.metrics.register(judge)
     register_node_metrics(
-        node.metrics, committer, index, live, node.orders, node.verification, node.peers
+        node.metrics, committer, index, live, node.orders, node.lost_content, node.audit, node.peers
     )
     register_relay_metrics(node.metrics, relay, node.links)
     return node

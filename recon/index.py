@@ -237,6 +237,23 @@ class RangeIndex:
             found |= self._stored(run, places, orders, ids, heads)
         return found
 
+    def groups_of(self, orders: U64, ids: U8) -> I64:
+        """The groups of elements, orders u64[n] and ids u8[n, 32]: i64[n], -1 for one that is not here."""
+        snapshot, runs, sorted_count = self.state
+        young = snapshot.slice(sorted_count, snapshot.size)
+        columns = young.orders.tolist(), map(bytes, young.ids), young.groups.tolist()
+        pending = {(order, each): group for order, each, group in zip(*columns, strict=True)}
+        elements = zip(orders.tolist(), map(bytes, ids), strict=True)
+        groups = np.array([pending.get(each, -1) for each in elements], dtype=np.int64)
+        ids = np.ascontiguousarray(ids)
+        heads = heads_of(ids)
+        for run in runs:
+            places = run.lower_bounds(snapshot, orders, heads)
+            rows = self._rows_in(run, places, orders, ids, heads)
+            found = rows >= 0
+            groups[found] = snapshot.take(rows[found].astype(np.uint32)).groups
+        return groups
+
     def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
         heads = heads_of(ids)
         sequence = element_sequence(orders, heads)
@@ -259,19 +276,25 @@ class RangeIndex:
 
     def _stored(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> Mask:
         """Which elements a run holds, given their lower bounds there, bool[n]."""
+        found: Mask = self._rows_in(run, places, orders, ids, heads) >= 0
+        return found
+
+    def _rows_in(self, run: Run, places: I64, orders: U64, ids: U8, heads: U64) -> I64:
+        """The rows of elements in a run, given their lower bounds there: i64[n], -1 if it lacks one."""
         snapshot = self._store.snapshot
         places = places.copy()
-        found = np.zeros(len(orders), dtype=bool)
+        found = np.full(len(orders), -1, dtype=np.int64)
         candidates = np.flatnonzero(run.holds_order(places, orders))
         while len(candidates):
-            at = places[candidates]
-            stored = snapshot.take(run.rows_at(at))
-            found[candidates] = (stored.ids == ids[candidates]).all(axis=1)
-            found[candidates] &= stored.orders == orders[candidates]
+            rows = run.rows_at(places[candidates])
+            stored = snapshot.take(rows)
+            is_same = (stored.ids == ids[candidates]).all(axis=1)
+            is_same &= stored.orders == orders[candidates]
+            found[candidates[is_same]] = rows[is_same]
             # Elements that agree in order and head are neighbours in any sequence: look further.
-            more = (stored.orders == orders[candidates]) & ~found[candidates]
+            more = (stored.orders == orders[candidates]) & ~is_same
             more &= heads_of(stored.ids) == heads[candidates]
-            more &= at + 1 < len(run)
+            more &= places[candidates] + 1 < len(run)
             candidates = candidates[more]
             places[candidates] += 1
         return found

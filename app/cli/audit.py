@@ -10,7 +10,7 @@ import numpy as np
 
 from app import roots
 from app.cli.output import counted
-from app.entries import Entry, group_of_entries
+from app.entries import group_of_entries
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import NodeIndex
@@ -19,12 +19,10 @@ from app.store.channelpages import ChannelInfo
 from app.store.database import chunks
 from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
 from app.store.faults import StoreError
-from app.store.integrity import check_structure
+from app.store.integrity import check_structure, message_or_fault
 from app.store.store import Store
 from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
 from recon.session import SessionKey
-from sdstore.sds.codec import MessageError, decode
-from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import Message
 
 CHANNELS_PER_READ = 1_000
@@ -224,7 +222,7 @@ async def _check_messages(
                 bytes_max=DEFAULT_LIMITS.reply_bytes_max,
             )
             sizes = await frozen.entries.frame_sizes([entry.digest for entry in page.entries])
-            decoded = {entry.seq: _decoded(entry) for entry in page.entries}
+            decoded = {entry.seq: message_or_fault(entry) for entry in page.entries}
             unrecorded = await _unrecorded(frozen, channel, decoded.values(), recorded)
         for name in unrecorded[: FINDINGS_MAX - len(findings.unlisted)]:
             findings.unlisted.append((channel.channel_no, name))
@@ -272,19 +270,3 @@ async def _unrecorded(
         recorded.clear()
     recorded.update(names)
     return await frozen.gaps.unrecorded(channel.channel_no, names)
-
-
-def _decoded(entry: Entry) -> Message | str:
-    """The message of an entry's frame, or how the entry differs from its own frame."""
-    if frame_hash(entry.frame) != entry.frame_hash:
-        return "the frame is damaged"
-    try:
-        message, dialect = decode(entry.frame)
-    except MessageError as error:
-        return f"the frame does not decode: {error}"
-    if entry_digest(message) != entry.digest:
-        return "its row has the digest of another message"
-    named = (message.channel_id, message.message_id, message.lamport_timestamp, dialect)
-    if named != (entry.channel_id, entry.message_id, entry.lamport_timestamp, entry.dialect):
-        return "its row names another message"
-    return message

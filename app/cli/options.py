@@ -20,7 +20,7 @@ from sdstore.client.retry import Retry
 DEFAULT_NODE = "http://127.0.0.1:8000"
 
 
-def _node_url(text: str) -> str:
+def node_url(text: str) -> str:
     """The URL, if it is one that a node can have. Raises CliError."""
     try:
         return checked_url(text)
@@ -30,7 +30,7 @@ def _node_url(text: str) -> str:
 
 NodeUrl = Annotated[
     str,
-    typer.Option("--node", metavar="URL", help="URL of the node.", callback=_node_url),
+    typer.Option("--node", metavar="URL", help="URL of the node.", callback=node_url),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ChannelId = Annotated[

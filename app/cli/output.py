@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from enum import IntEnum
 from io import StringIO
 from itertools import accumulate
@@ -165,6 +166,13 @@ def human_bytes(count: float) -> str:
 def counted(count: int, singular: str, plural: str) -> str:
     """A number with its noun."""
     return f"{count:,} {singular if count == 1 else plural}"
+
+
+def time_text(ms: int | None) -> str:
+    """A time in milliseconds since the epoch, in UTC; None is never."""
+    return (
+        "never" if ms is None else f"{datetime.fromtimestamp(ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"
+    )
 
 
 def printable(text: str) -> str:

@@ -27,7 +27,15 @@ from app.cli.files import (
     size_of,
 )
 from app.cli.interrupts import loading
-from app.cli.options import AsJson, ChannelIds, ConfigFile, DatabaseUrl, DataDir
+from app.cli.options import (
+    AsJson,
+    ChannelIds,
+    ConfigFile,
+    DatabaseUrl,
+    DataDir,
+    node_client,
+    node_url,
+)
 from app.cli.output import (
     CliError,
     Exit,
@@ -40,6 +48,7 @@ from app.cli.output import (
     print_refusal,
     progress_bar,
     stdout,
+    time_text,
 )
 from app.errors import Code, Problem
 from app.settings import Settings
@@ -217,12 +226,21 @@ def check(
             "--deep", help="Also run the database's own check, and read and hash every message."
         ),
     ] = False,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="URL", help="Show what a running node's own audit found."),
+    ] = None,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Check that database, index and roots agree. The node may be running."""
+    if node is not None:
+        if deep or database or data_dir or config:
+            detail = "--node shows the audit of a running node; it takes no --deep, --database, --data-dir, --config"
+            raise CliError(Exit.USAGE, "invalid_parameter", detail)
+        return _show_audit(node_url(node), as_json=as_json)
     settings = database_settings(database, data_dir, config)
     findings = asyncio.run(_check(settings, deep=deep))
     if as_json:
@@ -241,6 +259,24 @@ def check(
     else:
         _print_findings(findings, settings)
     return Exit.NO if findings.damages else Exit.DONE
+
+
+def _show_audit(url: str, *, as_json: bool) -> int:
+    """Print the audit of a running node."""
+    with node_client(url) as client:
+        audit = client.audit()
+    if as_json:
+        print_json(audit)
+    else:
+        for each in audit["findings"]:
+            print_error(f"{each['kind']}: {each['what']} (seen {each['times']} times)")
+            print_note(f"remedy: {each['remedy']}")
+        last, running = audit["last_pass"], audit["pass"]
+        ended = time_text(last["ended_at_ms"] if last else None)
+        faults = counted(len(audit["findings"]), "fault", "faults")
+        now = f"; now at {running['stage']}" if running["stage"] else ""
+        stdout().print(f"{url}: {faults}; last whole pass ended: {ended}{now}", markup=False)
+    return Exit.NO if audit["findings"] else Exit.DONE
 
 
 async def _check(settings: Settings, *, deep: bool) -> Findings:

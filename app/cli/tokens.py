@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,16 @@ import typer
 
 from app.cli.interrupts import loading
 from app.cli.options import AsJson, ConfigFile, DataDir
-from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
+from app.cli.output import (
+    CliError,
+    Exit,
+    print_json,
+    print_note,
+    print_table,
+    stdout,
+    table,
+    time_text,
+)
 from app.errors import Code, Problem
 from app.settings import load_settings
 
@@ -86,7 +94,13 @@ def list_(data_dir: DataDir = None, config: ConfigFile = None, as_json: AsJson =
             print_json(each.document())
     elif found:
         rows = [
-            (each.token_id, each.name, _scopes(each), _channels(each), _time(each.expires_at_ms))
+            (
+                each.token_id,
+                each.name,
+                _scopes(each),
+                _channels(each),
+                time_text(each.expires_at_ms),
+            )
             for each in found
         ]
         print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows))
@@ -134,7 +148,7 @@ def _seconds(text: str) -> float:
 
 
 def _grants(made: Token) -> str:
-    return f"{_scopes(made)}; {_channels(made)}; expires {_time(made.expires_at_ms)}"
+    return f"{_scopes(made)}; {_channels(made)}; expires {time_text(made.expires_at_ms)}"
 
 
 def _scopes(made: Token) -> str:
@@ -145,9 +159,3 @@ def _channels(made: Token) -> str:
     if made.channels is None:
         return "every channel"
     return ", ".join([*made.channels.channels, *(f"{each}*" for each in made.channels.prefixes)])
-
-
-def _time(ms: int | None) -> str:
-    return (
-        "never" if ms is None else f"{datetime.fromtimestamp(ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"
-    )

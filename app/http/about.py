@@ -94,9 +94,21 @@ async def _document(node: Node) -> dict[str, Any]:
             "short_id_bytes": SHORT_ID_BYTES,
             "summary_hash_bytes": SUMMARY_HASH_BYTES,
         },
-        "content": await node.verification.document(),
+        "content": {
+            "lost": await node.lost_content.count(),
+            "verification": node.audit.frames_document(),
+        },
         "limits": asdict(node.limits),
     }
+
+
+@routes.add("GET /v1/audit", Scope.ADMIN)
+async def audit(call: CurrentCall) -> Reply:
+    """What the audit has proved about this node's store and index, and what it found wrong.
+
+    Of several workers, the first checks the store.
+    """
+    return json_only(call.node.audit.document())
 
 
 @routes.add("GET /openapi.json", Scope.OPEN)

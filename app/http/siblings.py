@@ -27,7 +27,7 @@ METRICS_S_MAX = 2.0  # a scrape must not wait for a worker that hangs
 async def own_metrics(node: Node) -> bytes:
     """The metrics of this worker."""
     if node.readiness.reason is None:  # an unavailable database would delay the scrape
-        await node.sharing.lost_count.get(node.verification.count_lost)
+        await node.sharing.lost_count.get(node.lost_content.count)
     return generate_latest(node.metrics)
 
 

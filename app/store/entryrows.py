@@ -63,7 +63,7 @@ SMALL_FRAME_BYTES_MAX = 2 * 1024
 """Stored bytes of frames that come with the rows of entries: a thousand make 2 MiB."""
 
 MARKS_REMEMBERED_MAX = 65_536
-"""Lost entries that a reader remembers: 6 MiB. The verification reads the others again."""
+"""Lost entries that a reader remembers: 6 MiB. The audit reads the others again."""
 
 PREFIX_BYTES = 8
 """Bytes of digests and claim elements that the indexes hold."""
@@ -223,11 +223,15 @@ class Rechecked(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Frames that were read to see whether they are whole: their number, and the last sequence number."""
+    """Frames that were read to see whether they are whole: their number, and the last sequence number.
+
+    `entries`: those with whole frames. `lost`: the sequence numbers of the others.
+    """
 
     frames_count: int
-    lost_count: int
     last_seq: int
+    entries: list[Entry]
+    lost: list[int]
 
 
 class FrameReader:
@@ -275,12 +279,14 @@ class FrameReader:
         """
         found = await self._database.rows(arrived_after(self._sql), after=after_seq, limit=limit)
         if not found:
-            return Verified(0, 0, after_seq)
+            return Verified(0, after_seq, [], [])
         rows = entry_rows(found)
         rows = rows[: fitting_count(rows, bytes_max)]
         self._verifier.forget_references()
         whole = await self._frames_of(rows, self._verifier)
-        return Verified(len(rows), len(rows) - len(whole), rows[-1].seq)
+        entries = [row.entry(whole[row.seq]) for row in rows if row.seq in whole]
+        lost = [row.seq for row in rows if row.seq not in whole]
+        return Verified(len(rows), rows[-1].seq, entries, lost)
 
     async def references_in_doubt(self, limit: int) -> list[int]:
         """Sequence numbers of entries whose frames others are compressed against, if one of the two

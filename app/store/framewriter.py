@@ -40,7 +40,7 @@ _REFERENCE_BYTES = 256 * 1024  # zstd's own state
 
 LOST_NEAR_MAX = 2_048
 """Lost frames around a mended one that are read again at once: a reference and most of its dependents
-came in one group or soon after it. The others are read again in turn (`app.verification`)."""
+came in one group or soon after it. The others are read again in turn (`app.lostcontent`)."""
 
 CHANNEL_REFERENCES_MAX = 4
 """References of one channel that the writer chooses from: one conversation and what comes late."""

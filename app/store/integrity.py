@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -31,8 +32,9 @@ from sqlalchemy import (
     tuple_,
 )
 
+from app.entries import Entry
 from app.store.arrivals import ArrivalChain
-from app.store.database import Database, Row, highest
+from app.store.database import Database, Query, Row, SqlDialect, highest
 from app.store.entryrows import PREFIX_BYTES
 from app.store.faults import UnusableFileError, missing_driver
 from app.store.gaps import names_held
@@ -54,7 +56,9 @@ from app.store.schema import (
 )
 from app.store.sqlite import replace_file, writing_alone
 from sdstore.mvds import RecordType
-from sdstore.sds.digest import claim_id
+from sdstore.sds.codec import MessageError, decode
+from sdstore.sds.digest import claim_id, entry_digest, frame_hash
+from sdstore.sds.model import Message
 
 _Made = TypeVar("_Made")
 
@@ -141,6 +145,23 @@ def is_damage(error: BaseException | None) -> bool:
 # ---- rows
 
 
+class RowStep(NamedTuple):
+    """Some rows that were checked: their number, the place for the next step (None at the end of the
+    table), and descriptions of what contradicts."""
+
+    rows_count: int
+    next: int | None
+    faults: list[str]
+
+
+class _Walk(NamedTuple):
+    """Rows of a table by number: what one row is called, the statement, and the check of many rows."""
+
+    what: str
+    query: Query
+    faults: Callable[[Sequence[Row]], Iterator[tuple[int, str]]]
+
+
 class RowCheck:
     """Checks the rows of one open store."""
 
@@ -149,11 +170,9 @@ class RowCheck:
         self._keys = keys
         self._chain = ArrivalChain(keys.secret)
 
-    async def faults(self) -> AsyncIterator[str]:
-        """Descriptions of contradictions within rows and between tables, except those in messages' frames.
-
-        Reads every row of the tables that hold keys or name other rows.
-        """
+    @cached_property
+    def _walks(self) -> dict[str, _Walk]:
+        """The tables that hold keys or name other rows."""
         m, p, h, met = (each.c for each in (messages, published_claims, history_claims, met_ids))
         message = select(m.seq, m.digest, m.arrival_sum, m.digest_prefix, m.id_key, m.message_id)
         claim = select(
@@ -172,46 +191,72 @@ class RowCheck:
             history_claims, channels, h.channel_no == channels.c.channel_no, isouter=True
         )
         found_met = select(met.met_no, met.id_key, met.channel_id, met.message_id)
-        for what, number, statement, faults in (
-            ("message", m.seq, message, self._of_messages),
-            ("hint claim", p.claim_no, claim, self._of_claims),
-            ("hint of a history", h.claim_no, told, self._of_history),
-            ("known sync message", met.met_no, found_met, self._of_met),
-        ):
-            async for fault_no, fault in self._walked(number, statement, faults):
-                yield f"{what} number {fault_no}: {fault}"
-        for others in (self._of_missing(), self._of_counters(), self._of_names()):
+        least: Any = bindparam("least", type_=BigInteger())
+        most: Any = bindparam("most", type_=Integer())
+        return {
+            number.table.name: _Walk(
+                what,
+                self._database.sql.query(
+                    statement.where(number >= least).order_by(number).limit(most)
+                ),
+                faults,
+            )
+            for what, number, statement, faults in (
+                ("message", m.seq, message, self._of_messages),
+                ("hint claim", p.claim_no, claim, self._of_claims),
+                ("hint of a history", h.claim_no, told, self._of_history),
+                ("known sync message", met.met_no, found_met, self._of_met),
+            )
+        }
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that `step` checks."""
+        return tuple(self._walks)
+
+    async def faults(self) -> AsyncIterator[str]:
+        """Descriptions of contradictions within rows and between tables, except those in messages' frames.
+
+        Reads every row of the tables that hold keys or name other rows.
+        """
+        for table in self.tables:
+            at: int | None = -1
+            while at is not None:
+                _, at, faults = await self.step(table, at, ROWS_PER_READ)
+                for fault in faults:
+                    yield fault
+        place: tuple[int, str] | None = (-1, "")
+        while place is not None:
+            _, place, faults = await self.missing_step(place, ROWS_PER_READ)
+            for fault in faults:
+                yield fault
+        for others in (self.counter_faults(), self._of_names()):
             async for fault in others:
                 yield fault
 
-    async def _walked(
-        self,
-        number: Column[int],
-        statement: Any,
-        faults: Callable[[Sequence[Row], Row | None], Iterator[tuple[int, str]]],
-    ) -> AsyncIterator[tuple[int, str]]:
-        after: Any = bindparam("after", type_=BigInteger())
-        most: Any = bindparam("most", type_=Integer())
-        query = statement.where(number > after).order_by(number).limit(most)
-        portion = self._database.sql.query(query)
-        last: Row | None = None
-        at = -1
-        while rows := await self._database.rows(portion, after=at, most=ROWS_PER_READ):
-            for fault in faults(rows, last):
-                yield fault
-            last = rows[-1]
-            at, *_ = last
+    async def step(self, table: str, after: int, most: int) -> RowStep:
+        """Check rows of a table with numbers above `after` (-1: from the start), up to `most`.
 
-    def _of_messages(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
-        yield from self._of_chain(rows, last)
+        Reads the row numbered `after` too: the chain goes on from it as it is now.
+        """
+        what, query, faults = self._walks[table]
+        rows = await self._database.rows(query, least=after, most=most + 1)
+        found = [
+            f"{what} number {number}: {fault}" for number, fault in faults(rows) if number > after
+        ]
+        count = sum(row[0] > after for row in rows)
+        return RowStep(count, rows[-1][0] if count else None, found)
+
+    def _of_messages(self, rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+        yield from self._of_chain(rows)
         for seq, digest, _, prefix, key, message_id in rows:
             if bytes(prefix) != bytes(digest)[:PREFIX_BYTES]:
                 yield seq, "its digest differs from the indexed one"
             if key != self._keys.of_text(message_id):
                 yield seq, "its ID differs from the indexed one"
 
-    def _of_claims(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
-        yield from self._of_chain(rows, last)
+    def _of_claims(self, rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+        yield from self._of_chain(rows)
         for claim_no, element, _, prefix, key, hint, channel_no, its_channel_no, digest in rows:
             if digest is None:
                 yield claim_no, "its entry is not in the table of messages"
@@ -224,7 +269,7 @@ class RowCheck:
             if key != self._keys.of_bytes(bytes(hint)):
                 yield claim_no, "its hint is not the one that is indexed"
 
-    def _of_history(self, rows: Sequence[Row], _: Row | None) -> Iterator[tuple[int, str]]:
+    def _of_history(self, rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
         for claim_no, hint_key, hint, id_key, message_id, channel_no in rows:
             if hint_key != self._keys.of_bytes(bytes(hint)):
                 yield claim_no, "its hint is not the one that is indexed"
@@ -233,45 +278,36 @@ class RowCheck:
             if channel_no is None:
                 yield claim_no, "no channel has its number"
 
-    def _of_met(self, rows: Sequence[Row], _: Row | None) -> Iterator[tuple[int, str]]:
+    def _of_met(self, rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
         for met_no, key, channel_id, message_id in rows:
             if key != self._keys.of_met(channel_id, message_id):
                 yield met_no, "its ID differs from the indexed one"
 
-    async def _of_missing(self) -> AsyncIterator[str]:
-        """Missing references of unknown channels, and those to entries that the store has.
+    async def missing_step(
+        self, after: tuple[int, str], most: int
+    ) -> tuple[int, tuple[int, str] | None, list[str]]:
+        """As `step`, for missing references after (channel number, message ID).
 
-        `Gaps.unrecorded` finds those that are not in the table, although a history names them.
+        Finds those of unknown channels, and those to entries that the store has. `Gaps.unrecorded` finds
+        those that are not in the table, although a history names them.
         """
-        missing = missing_references.c
-        named = select(missing.channel_no, missing.message_id, channels.c.channel_id)
-        named = named.join_from(
-            missing_references, channels, missing.channel_no == channels.c.channel_no, isouter=True
-        )
-        after = bindparam("after_no", type_=BigInteger()), bindparam("after_id", type_=ByteText)
-        named = named.where(tuple_(missing.channel_no, missing.message_id) > tuple_(*after))
-        most: Any = bindparam("most", type_=Integer())
-        query = self._database.sql.query(
-            named.order_by(missing.channel_no, missing.message_id).limit(most)
-        )
-        at: tuple[int, str] = (-1, "")
-        while True:
-            # One snapshot: an entry that arrives in between is not both missing and there.
-            async with self._database.snapshot() as frozen:
-                rows = await frozen.rows(query, after_no=at[0], after_id=at[1], most=ROWS_PER_READ)
-                asked = [(self._keys.of_text(each), each, number) for number, each, _ in rows]
-                held = {row[0] for row in await frozen.each(names_held(frozen.sql), asked)}
-            for place, (channel_no, message_id, channel_id) in enumerate(rows):
-                what = f"missing reference {message_id!r} of channel number {channel_no}"
-                if channel_id is None:
-                    yield f"{what}: no channel has its number"
-                if place in held:
-                    yield f"{what}: the store has this message"
-            if not rows:
-                return
-            at = rows[-1][0], rows[-1][1]
+        faults: list[str] = []
+        # One snapshot: an entry that arrives in between is not both missing and there.
+        async with self._database.snapshot() as frozen:
+            rows = await frozen.rows(
+                _missing_after(frozen.sql), after_no=after[0], after_id=after[1], most=most
+            )
+            asked = [(self._keys.of_text(each), each, number) for number, each, _ in rows]
+            held = {row[0] for row in await frozen.each(names_held(frozen.sql), asked)}
+        for place, (channel_no, message_id, channel_id) in enumerate(rows):
+            what = f"missing reference {message_id!r} of channel number {channel_no}"
+            if channel_id is None:
+                faults.append(f"{what}: no channel has its number")
+            if place in held:
+                faults.append(f"{what}: the store has this message")
+        return len(rows), (rows[-1][0], rows[-1][1]) if rows else None, faults
 
-    async def _of_counters(self) -> AsyncIterator[str]:
+    async def counter_faults(self) -> AsyncIterator[str]:
         """Counters below the numbers that they assigned. Higher ones can be right: rows can be deleted."""
         counters = select(
             watermark.c.seq,
@@ -322,26 +358,58 @@ class RowCheck:
                 values = [each.hex() if isinstance(each, bytes) else each for each in row]
                 yield fault.format(*values, "it names a row that does not exist")
 
-    def _of_chain(self, rows: Sequence[Row], last: Row | None) -> Iterator[tuple[int, str]]:
+    def _of_chain(self, rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
         """Rows of (number, element, sum …) whose sum is not that of the row before and their own term.
 
-        After a gap in the numbers the sum cannot be checked: it includes the deleted rows.
+        After a gap in the numbers, and in the first of these rows, the sum cannot be checked.
         """
+        if not rows:
+            return
         numbers, elements, sums, *_ = zip(*rows, strict=True)
         elements = tuple(map(bytes, elements))
         if any(len(each) != 32 for each in elements):
             yield (
-                numbers[0],
-                "from here on, a row has an element whose length is not 32 bytes",
+                numbers[-1],
+                "it or a row shortly before it has an element whose length is not 32 bytes",
             )
             return
         own = [0, *self._chain.sums(0, numbers, elements)]
-        before_number, _, before_sum, *_ = (0, b"", 0) if last is None else last
+        before_number, before_sum = 0, 0
         for place, (number, arrival_sum) in enumerate(zip(numbers, sums, strict=True)):
             term = own[place + 1] - own[place]
             if number == before_number + 1 and (arrival_sum - before_sum - term) % _WORD:
                 yield number, "its sum or that of the row before differs from the arrival chain"
             before_number, before_sum = number, arrival_sum
+
+
+@cache
+def _missing_after(sql: SqlDialect) -> Query:
+    """(channel number, message ID, the channel's name if there is one), after a pair."""
+    missing = missing_references.c
+    named = select(missing.channel_no, missing.message_id, channels.c.channel_id)
+    named = named.join_from(
+        missing_references, channels, missing.channel_no == channels.c.channel_no, isouter=True
+    )
+    after = bindparam("after_no", type_=BigInteger()), bindparam("after_id", type_=ByteText)
+    named = named.where(tuple_(missing.channel_no, missing.message_id) > tuple_(*after))
+    most: Any = bindparam("most", type_=Integer())
+    return sql.query(named.order_by(missing.channel_no, missing.message_id).limit(most))
+
+
+def message_or_fault(entry: Entry) -> Message | str:
+    """The message of an entry's frame, or how the entry's row differs from it."""
+    if frame_hash(entry.frame) != entry.frame_hash:
+        return "the frame is damaged"
+    try:
+        message, dialect = decode(entry.frame)
+    except MessageError as error:
+        return f"the frame does not decode: {error}"
+    if entry_digest(message) != entry.digest:
+        return "its row has the digest of another message"
+    named = (message.channel_id, message.message_id, message.lamport_timestamp, dialect)
+    if named != (entry.channel_id, entry.message_id, entry.lamport_timestamp, entry.dialect):
+        return "its row names another message"
+    return message
 
 
 # ---- SQLite

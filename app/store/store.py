@@ -20,6 +20,7 @@ from app.store.entryrows import FrameReader
 from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.gaps import Gaps
 from app.store.groupwriter import GroupWriter
+from app.store.indexprobe import IndexProbe
 from app.store.integrity import RowCheck
 from app.store.keys import Keys
 from app.store.lookups import Lookups
@@ -55,7 +56,8 @@ class Store:
     Each attribute is a subject: `entries` looks entries up, `frames` reads their frames and knows which
     are lost, `channels` lists channels and pages of their entries, `claims` finds what hints mean, `gaps`
     and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `mvds`
-    keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes, and `row_check` compares rows with themselves.
+    keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes,
+    `row_check` compares rows with themselves, and `index_probe` looks rows up through SQL indexes.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Store:
         self.syncs = SyncRows(database, limits.syncs_remembered_max)
         self.writer = GroupWriter(database, keys, limits, now_ms)
         self.row_check = RowCheck(database, keys)
+        self.index_probe = IndexProbe(database)
 
     @classmethod
     async def open(

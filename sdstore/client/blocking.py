@@ -266,6 +266,10 @@ class StoreClient:
         """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
         return self._send(calls.mvds(peer_id, channel_ids, payload, mode))
 
+    def audit(self) -> dict[str, Any]:
+        """What the node's audit has proved and found wrong (docs/operations.md)."""
+        return self._send(calls.audit())
+
     def peers(self) -> list[Peer]:
         """The node's peers."""
         return self._send(calls.peers())

@@ -19,7 +19,13 @@ from app.store.peerrows import PeerRows
 
 pytestmark = pytest.mark.anyio
 
-QUICK = replace(DEFAULT_LIMITS, index_save_interval_s=0, verification_delay_s=0)
+QUICK = replace(
+    DEFAULT_LIMITS,
+    index_save_interval_s=0,
+    audit_delay_s=0,
+    audit_interval_s=0,
+    audit_percent_max=100,
+)
 
 
 def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[..., Any]:
@@ -41,10 +47,9 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
 async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    monkeypatch.setattr("app.verification.MARKS_INTERVAL_S", 0.02)
-    monkeypatch.setattr("app.verification.TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr("app.lostcontent.MARKS_INTERVAL_S", 0.02)
     # An empty store has been read at once, and is not read again soon.
-    monkeypatch.setattr("app.verification.Verification._end_pass", lambda _self: 0.02)
+    monkeypatch.setattr("app.audit.PASS_REST_S_MIN", 0.02)
     calls: list[bool] = []
     monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))
     async with Node.open(Settings(data_dir=tmp_path), QUICK):

@@ -9,6 +9,7 @@ from tests.mutants.fault import ENVIRONMENT, Fault
 
 AREAS = (
     "access",
+    "audit",
     "backfill",
     "driver",
     "file",

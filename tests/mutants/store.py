@@ -28,6 +28,10 @@ async def _no_faults(_check: Any) -> AsyncIterator[str]:
         yield fault
 
 
+async def _no_missing(*_: Any) -> tuple[int, None, list[str]]:
+    return 0, None, []
+
+
 async def _none_of_them(*_: Any) -> list[str]:
     return []
 
@@ -125,9 +129,11 @@ FAULTS = [
     _check("values of any type are taken", "integrity:_wrong_types", instead(_nothing)),
     _check("names in histories are not looked up", "gaps:Gaps.unrecorded", instead(_none_of_them)),
     _check(
-        "missing references are not compared", "integrity:RowCheck._of_missing", instead(_no_faults)
+        "missing references are not compared",
+        "integrity:RowCheck.missing_step",
+        instead(_no_missing),
     ),
-    _check("counters are not compared", "integrity:RowCheck._of_counters", instead(_no_faults)),
+    _check("counters are not compared", "integrity:RowCheck.counter_faults", instead(_no_faults)),
     _check(
         "rows that name others are not compared",
         "integrity:RowCheck._of_names",

@@ -329,14 +329,14 @@ def test_a_fault_of_the_database_marks_nothing(stores: Stores, tmp_path: Path) -
         assert gauge(node, "content_lost") == 0
 
 
-def test_the_verification_finds_what_nobody_reads_and_goes_on_where_it_was(
+def test_the_audit_finds_what_nobody_reads_and_goes_on_where_it_was(
     stores: Stores, tmp_path: Path
 ) -> None:
     limits = replace(
         DEFAULT_LIMITS,
-        verification_delay_s=0,
-        verification_interval_s=1,
-        verification_percent_max=50,
+        audit_delay_s=0,
+        audit_interval_s=1,
+        audit_percent_max=50,
     )
     url, entries = stores.new_url(), small()
     with node_over(tmp_path, url, limits) as node:
@@ -349,7 +349,7 @@ def test_the_verification_finds_what_nobody_reads_and_goes_on_where_it_was(
         harm_frame(url, BAD + 1, flip)
         until(lambda: gauge(node, "content_lost") == 0)
         assert get(node, entries[BAD]) == (200, entries[BAD].frame)
-    slow = replace(limits, verification_interval_s=1_000)
+    slow = replace(limits, audit_interval_s=1_000)
     with node_over(tmp_path, url, slow) as node:
         ended = node.http.get("/v1/info").json()["content"]["verification"]["last_pass_ended_at_ms"]
         assert abs(ended / 1_000 - time.time()) < 60
