@@ -25,6 +25,7 @@ BENCHMARKS = (
     "stampede",
     "growth",
     "spread",
+    "federation",
 )
 
 

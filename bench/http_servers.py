@@ -1,6 +1,6 @@
 """The servers that are measured, each in a process of its own.
 
-`node URL FOLDER`: a store node as `sdstore serve` runs it. `naive URL FOLDER`: the same node, but
+`node URL FOLDER [SYNC_INTERVAL_S]`: a store node as `sdstore serve` runs it. `naive URL FOLDER`: the same node, but
 every look-up by ID is a query of its own on the same pool. `bare FILE`: an ASGI application that
 gives one answer (pickled status, headers, body) to everything.
 """
@@ -61,8 +61,13 @@ def serving(kind: str, *arguments: str) -> Iterator[Served]:
             process.wait(timeout=60)
 
 
-def _node(database_url: str, folder: str, *, is_naive: bool) -> None:
-    settings = Settings(database_url=database_url, data_dir=Path(folder), port=0)
+def _node(database_url: str, folder: str, sync_interval_s: str = "30", *, is_naive: bool) -> None:
+    settings = Settings(
+        database_url=database_url,
+        data_dir=Path(folder),
+        port=0,
+        sync_interval_s=float(sync_interval_s),
+    )
     with bind(settings) as listener:
 
         def ready(node: Node) -> None:
@@ -112,4 +117,4 @@ if __name__ == "__main__":
     if kind == "bare":
         _bare(*rest)
     else:
-        _node(rest[0], rest[1], is_naive=kind == "naive")
+        _node(*rest, is_naive=kind == "naive")

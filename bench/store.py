@@ -168,7 +168,8 @@ def message_row(seq: int, entry: NewEntry) -> tuple[object, ...]:
     numbers = (seq, key, message.lamport_timestamp, time.time_ns() // 10**6, seq % 20 + 1)
     sizes = (len(entry.frame), int(entry.dialect), 1)
     texts = (message.message_id, entry.digest[:8], entry.digest, entry.frame_hash)
-    return (*numbers, *sizes, *texts)
+    arrival_sum = key  # any number of 64 bits
+    return (*numbers, *sizes, *texts, arrival_sum)
 
 
 async def ingest(path: Path, extra: Sequence[bytes]) -> None:
