@@ -26,6 +26,7 @@ from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.judge import Judge
 from app.ingest.watermark import Watermark
+from app.interests import Interests, interest_of
 from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.lostcontent import LostContent
@@ -38,7 +39,7 @@ from app.quarantine import Quarantine
 from app.rates import Rates
 from app.readiness import Readiness
 from app.recon.budget import ReconBudgets
-from app.recon.endpoint import ReconEndpoint, policy_of
+from app.recon.endpoint import ReconEndpoint
 from app.recon.index import NodeIndex
 from app.recon.negentropy import NegentropyEndpoint
 from app.recon.replica import NodeReplica
@@ -49,7 +50,6 @@ from app.siblings import Siblings
 from app.store.peerrows import PeerRow
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
-from recon.session import Interest
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """See the module; `Node.open` makes one. `interest` selects the channels to sync with peers."""
+    """See the module; `Node.open` makes one. `interests` selects the channels to sync with peers."""
 
     settings: Settings
     limits: Limits
@@ -70,7 +70,7 @@ class Node:
     readiness: Readiness
     door: Door
     index: NodeIndex
-    interest: Interest
+    interests: Interests
     recon: ReconEndpoint
     negentropy: NegentropyEndpoint
     mvds: MvdsEndpoint
@@ -126,6 +126,7 @@ class Node:
                 closing.callback(node.judge.close)
             node.siblings = siblings
             await closing.enter_async_context(node.tokens.watched())
+            await closing.enter_async_context(node.interests.watched())
             await closing.enter_async_context(_watched(node.readiness))
             await node.index.start(settings.data_dir / INDEX_FILE)
             if is_first:
@@ -258,22 +259,22 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     index = NodeIndex(store, limits)
     secret = node_secret(settings.data_dir)
-    interest = interest_of(settings)
+    interests = Interests(store, committer, limits, interest_of(settings), revision)
     replica = NodeReplica(
         store,
         door,
         index,
         limits,
         nonce_secret(secret, settings.data_dir),
-        policy_of(limits, interest, revision),
+        lambda: interests.policy,
     )
     budgets = ReconBudgets(limits)
     syncs = Syncs(limits)
     instance_id = instance_id_of(secret)
-    relay = Relay(door, live, limits, lambda: interest)
+    relay = Relay(door, live, limits, lambda: interests.current)
     committer.listeners.append(relay.on_committed)
     book = _Book(store, committer)
-    peers = Peers(replica, syncs, book, interest, settings, instance_id, store.arrivals)
+    peers = Peers(replica, syncs, book, interests, settings, instance_id, store.arrivals)
     relay.commit_listeners.append(peers.nudge_all)
     node = Node(
         settings=settings,
@@ -283,8 +284,8 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         readiness=Readiness(store, committer, limits),
         door=door,
         index=index,
-        interest=interest,
-        recon=ReconEndpoint(replica, index, interest, secret, budgets, revision),
+        interests=interests,
+        recon=ReconEndpoint(replica, index, interests, secret, budgets),
         negentropy=NegentropyEndpoint(index, limits, budgets),
         mvds=MvdsEndpoint(store, door, committer, limits),
         live=live,
@@ -304,6 +305,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         judge=judge,
     )
     committer.listeners.append(node.peers.on_committed)
+    interests.listeners += [node.peers.nudge_all, relay.on_interest_changed]
     node.metrics.register(node.mvds)
     node.metrics.register(watermark)
     if judge is not None:
@@ -313,15 +315,6 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     )
     register_relay_metrics(node.metrics, relay, node.links)
     return node
-
-
-def interest_of(settings: Settings) -> Interest:
-    """The interest that the operator configured: named channels and prefixes, or everything."""
-    return Interest.make(
-        everything=not (settings.channels or settings.channel_prefixes),
-        channels=frozenset(settings.channels),
-        prefixes=frozenset(settings.channel_prefixes),
-    )
 
 
 def instance_id_of(secret: bytes) -> str:

@@ -213,6 +213,10 @@ class Relay:
         self._nudge(named, sources.pop() if named and len(sources) == 1 else "")
         self.bus.send_commit(named)
 
+    def on_interest_changed(self) -> None:
+        """This store wants something else: its readers' sessions may have something to move."""
+        self._nudge(None)
+
     def _nudge(self, channels: Collection[str] | None, source: str = "") -> None:
         """Nudge the readers of these channels, but not `source`; None: of any."""
         if not self._readers:

@@ -105,6 +105,18 @@ class Settings(BaseModel):
         [], description="channels to sync; if there are no prefixes either: every channel"
     )
     channel_prefixes: CommaList = Field([], description="prefixes of channels to sync")
+    lamport_from: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="lowest Lamport timestamp to sync; unset: no bound",
+    )
+    lamport_to: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="first Lamport timestamp above those to sync; unset: no bound",
+    )
     private_peers: bool | None = Field(
         None,
         description="allow peers with private addresses; "
@@ -267,6 +279,7 @@ def load_settings(
         raise SettingsError(
             f"trust_loopback ({provenance['trust_loopback']}): behind a proxy every caller needs a token"
         )
+    _check_interest(settings)
     if settings.tls_key and not settings.tls_cert:
         raise SettingsError(f"tls_key ({provenance['tls_key']}): it needs tls_cert")
     return settings, provenance
@@ -288,6 +301,19 @@ def _check_peers(settings: Settings, layer: str) -> None:
             refuse_literal(url, private_allowed=settings.allows_private_peers)
         except Problem as problem:
             raise SettingsError(f"peers ({layer}): {text!r}: {problem.detail}") from None
+
+
+def _check_interest(settings: Settings) -> None:
+    names = ("channels", "channel_prefixes", "lamport_from", "lamport_to")
+    if not settings.model_fields_set & set(names):
+        return
+    from app.interests import check_interest, interest_of  # noqa: PLC0415 - brings the store
+    from app.limits import DEFAULT_LIMITS  # noqa: PLC0415
+
+    try:
+        check_interest(interest_of(settings), DEFAULT_LIMITS)
+    except Problem as problem:
+        raise SettingsError(f"{', '.join(names)}: {problem.detail}") from None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

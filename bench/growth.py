@@ -71,7 +71,7 @@ class CountingPeer:
 
     async def interest(self) -> bytes:
         """The node's interest."""
-        return self._node.interest.encode()
+        return self._node.interests.current.encode()
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""
@@ -100,7 +100,7 @@ async def session(
     replica = ours.peers._replica  # noqa: SLF001 - the initiating side, as its scheduler uses it
     started_s = time.process_time()
     report, memory = await sync_with_peer(
-        replica, peer, ours.interest, memory=memory, arrivals=replica
+        replica, peer, ours.interests.current, memory=memory, arrivals=replica
     )
     cpu_ms = (time.process_time() - started_s) * 1e3
     assert report.in_sync, report

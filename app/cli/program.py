@@ -42,6 +42,7 @@ MODULES = {
     "backfill": "app.cli.sync",
     "sync": "app.cli.sync",
     "peers": "app.cli.sync",
+    "interests": "app.cli.interests",
     "token": "app.cli.tokens",
     "quarantine": "app.cli.quarantine",
     "import": "app.cli.store",

@@ -34,6 +34,7 @@ from app.federation.transport import (
     url_text,
 )
 from app.ingest.committer import Committed
+from app.interests import Interests
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from app.store.arrivals import Arrivals
@@ -99,7 +100,7 @@ class Peers:
         replica: NodeReplica,
         syncs: Syncs,
         book: PeerBook,
-        interest: Interest,
+        interests: Interests,
         settings: Settings,
         instance_id: str,
         arrivals: Arrivals,
@@ -108,7 +109,7 @@ class Peers:
         self._replica = replica
         self._syncs = syncs
         self._book = book
-        self._interest = interest
+        self._interests = interests
         self._settings = settings
         self._limits = replica.limits
         self._session_limits = replica.limits.sync
@@ -267,12 +268,9 @@ class Peers:
 
     def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         """Start a session. Raises Problem: SYNC_BUSY, OVERLOADED."""
-        interest = self._interest
-        if channels:
-            interest = interest.intersect(Interest.make(channels=frozenset(channels)))
         is_whole = not (dry_run or channels)
         sync = self._syncs.start(
-            self._run(peer, interest, is_whole=is_whole, dry_run=dry_run),
+            self._run(peer, channels, is_whole=is_whole, dry_run=dry_run),
             peer_url=url_text(peer.url),
             peer_id=peer.peer_id,
             channels=channels,
@@ -283,16 +281,23 @@ class Peers:
             self._schedule.begin(peer.peer_id, _now_s(), is_whole=is_whole)
         return sync
 
-    def _run(self, peer: Peer, interest: Interest, *, is_whole: bool, dry_run: bool) -> RunSync:
+    def _run(
+        self, peer: Peer, channels: tuple[str, ...], *, is_whole: bool, dry_run: bool
+    ) -> RunSync:
         """A session with a peer. `is_whole`: it moves everything that both want."""
         replica = self._replica.for_peer(peer.peer_id)
+        only = Interest.make(everything=not channels, channels=frozenset(channels))
+
+        def interest() -> Interest:
+            return self._interests.current.intersect(only)
 
         async def run(changed: Callable[[Progress], None]) -> SyncReport:
             async with self._transport(peer.url, peer.token) as transport:
                 report, peer.memory = await sync_with_peer(
                     replica,
                     transport,
-                    interest,
+                    interest(),
+                    current_interest=interest,
                     memory=peer.memory,
                     limits=self._jittered(),
                     nonce_secret=replica.nonce_secret,
@@ -380,7 +385,7 @@ class Peers:
         if len(without) > 1:
             without = set()  # each source lacks what the other brought
         if 0 < len(channels) <= CHANNELS_COMPARED_MAX:
-            wanted = list(filter(self._interest.matches, channels))
+            wanted = list(filter(self._interests.current.matches, channels))
             peers = self._peers.values()
             without |= {
                 each.peer_id for each in peers if not (wanted and each.wants_one_of(wanted))

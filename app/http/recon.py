@@ -12,13 +12,11 @@ from app.callers import Scope
 from app.errors import Code, Problem
 from app.http.call import Call, Headers, Reply
 from app.http.forms import Form, body_form, check_fields, has_field
-from app.http.openapi import BINARY, OBJECT, body, content, reply
+from app.http.openapi import BINARY, body, content, reply
 from app.http.pages import Lamport
-from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import AnsweredBy, CurrentCall, Routes
 from app.recon.budget import Allowance
 from app.sharing import Turns
-from sdstore.client.transport import INSTANCE_HEADER
 from sdstore.wire import recon_pb2 as recon_wire
 
 routes = Routes("reconciliation")
@@ -27,7 +25,7 @@ COMPRESS_BYTES_MIN = 1_024
 """Below this size the header costs more than compression saves."""
 
 # RFC 7694: how a server names the encodings that it reads.
-_READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
+READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
 
 
 def _pushes(call: Call) -> bool:
@@ -58,27 +56,6 @@ async def reconcile(call: CurrentCall) -> Reply:
         caller = replace(caller, instance_id=instance_id)
     response = await call.node.recon.answer(call.body, caller, _allowance(call))
     return _packed(call, response.SerializeToString())
-
-
-@routes.add(
-    "GET /v1/recon/interests",
-    Scope.SYNC,
-    replies={200: reply("The interest", OBJECT, "Interest, canonical")},
-)
-async def interests(call: CurrentCall) -> Reply:
-    """The part of this node's interest that the caller may read: the canonical `Interest`, or JSON."""
-    interest = call.caller.readable_part(call.node.interest)
-    headers = [_READS_ZSTD, (INSTANCE_HEADER.encode(), call.node.instance_id.encode())]
-    if call.form is Form.PROTOBUF:
-        return protobuf_reply(interest.encode(), 200, headers)
-    document = {
-        "all": interest.everything,
-        "channels": interest.channels,
-        "prefixes": interest.prefixes,
-        "lamport_from": _text(interest.lamport_from),
-        "lamport_to": _text(interest.lamport_to),
-    }
-    return json_reply(document, 200, headers)
 
 
 @routes.add(
@@ -119,12 +96,8 @@ def _allowance(call: Call) -> Allowance:
 
 
 def _packed(call: Call, body: bytes) -> Reply:
-    headers: Headers = [(b"content-type", Form.PROTOBUF.value), _READS_ZSTD]
+    headers: Headers = [(b"content-type", Form.PROTOBUF.value), READS_ZSTD]
     if len(body) >= COMPRESS_BYTES_MIN and b"zstd" in call.headers.get(b"accept-encoding", b""):
         headers.append((b"content-encoding", b"zstd"))
         body = zstandard.compress(body)
     return Reply(200, headers, body)
-
-
-def _text(lamport: int | None) -> str | None:
-    return None if lamport is None else str(lamport)

@@ -310,7 +310,7 @@ def _in_header(name: str) -> Callable[[Call], str | None]:
 
 
 def _usual_body_bytes_max(method: str, scope: Scope) -> Callable[[Limits], int]:
-    if method != "POST":
+    if method not in ("POST", "PUT"):
         return lambda _: 0
     if scope is Scope.ADMIN:
         return lambda limits: limits.operator_body_bytes_max

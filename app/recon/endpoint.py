@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from app.callers import Caller, Scope
 from app.errors import Code, Problem
-from app.limits import Limits
+from app.interests import Interests, InterestState
 from app.recon.budget import Allowance, ReconBudgets
 from app.recon.index import NodeIndex
 from app.recon.replica import Message, NodeReplica, items_size
@@ -37,7 +37,6 @@ from recon.session import (
     responder_nonce,
 )
 from recon.view import View
-from sdstore.sds.codec import DECODER_VERSION
 from sdstore.sync.replica import Element
 from sdstore.wire import recon_pb2 as wire
 
@@ -62,6 +61,8 @@ ITEM_HINTS_BYTES_MAX = 16_384
 _Key = tuple[bytes, Interest | None]
 """The hash of an interest, and the channels that the caller may read."""
 
+EVERYTHING = Interest.make(everything=True)
+
 _NAME_BYTES = 64  # of memory around a name
 _INTEREST_BYTES = 512  # of memory around an interest
 
@@ -73,19 +74,17 @@ class ReconEndpoint:
         self,
         replica: NodeReplica,
         index: NodeIndex,
-        interest: Interest,
+        interests: Interests,
         secret: bytes,
         budgets: ReconBudgets,
-        revision: str = "",
     ) -> None:
-        """`revision`: that of the operator's policy."""
         self._replica = replica
         self._index = index
         self._limits = replica.limits
         self._secret = secret
-        self._interests = KnownInterests(interest, self._limits.recon_interests_bytes_max)
+        self._interests = interests
+        self._known = KnownInterests(self._limits.recon_interests_bytes_max)
         self._budgets = budgets
-        self._policy = policy_of(self._limits, interest, revision)
 
     @property
     def nonce_secret(self) -> bytes:
@@ -112,7 +111,9 @@ class ReconEndpoint:
             if request.version != PROTOCOL_VERSION:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNSUPPORTED_VERSION)
             # Remember the interest even if the nonce has expired, so that it need not be sent again.
-            known = self._interests.find(request.session, caller)
+            # What this node wants is read once: it can change while the request waits.
+            wanted = self._interests.state
+            known = self._known.find(request.session, caller, wanted.interest)
             if refusal := self._refusal(request, caller.name.encode()):
                 if refusal.status != wire.NONCE_EXPIRED or not request.renew:
                     return refusal
@@ -122,9 +123,9 @@ class ReconEndpoint:
             name, mutual = known
             if request.idle_root:
                 return await self._compare_roots(
-                    request.idle_root, mutual, self._policy_for(caller)
+                    request.idle_root, mutual, _policy_for(caller, wanted)
                 )
-            return await self._answer(request, name, mutual, caller, allowance)
+            return await self._answer(request, name, mutual, wanted, caller, allowance)
         except DecodeError:
             raise Problem(Code.INVALID_RECON_REQUEST, "the body is not a ReconRequest") from None
         except RemoteProtocolError as error:
@@ -146,14 +147,6 @@ class ReconEndpoint:
             responder_nonce=responder_nonce(self._secret, pair, epoch),
         )
 
-    def _policy_for(self, caller: Caller) -> int:
-        """This node's policy, and what it grants this caller."""
-        if Scope.PUBLISH in caller.scopes and caller.channels is None:
-            return self._policy
-        channels = b"" if caller.channels is None else caller.channels.encode()
-        grants = f"{self._policy} {sorted(caller.scopes)} {channels!r}"
-        return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
-
     async def _compare_roots(
         self, root: bytes, mutual: Interest, policy: int
     ) -> wire.ReconResponse:
@@ -166,6 +159,7 @@ class ReconEndpoint:
         request: wire.ReconRequest,
         name: bytes,
         mutual: Interest,
+        wanted: InterestState,
         caller: Caller,
         allowance: Allowance,
     ) -> wire.ReconResponse:
@@ -173,18 +167,18 @@ class ReconEndpoint:
         if len(request.push) > (most := self._limits.recon_push_items_max):
             raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
         # The answer includes the pushed items, so the initiator can compare at once.
-        outcomes = await self._take(request.push, caller)
+        outcomes = await self._take(request.push, caller, wanted.interest)
         await self._index.catch_up()
-        policy = self._policy_for(caller)
+        policy = _policy_for(caller, wanted)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= NONCE_FIELD_BYTES if request.renew else 0
         room -= MARK_FIELD_BYTES if request.mark else 0
         room = min(request.response_bytes_max or room, room)
         response = wire.ReconResponse(version=PROTOCOL_VERSION)
-        wanted = read_fetch(request.fetch)
+        fetched = read_fetch(request.fetch)
         compares = request.HasField("ranges") or request.total
-        if compares or len(wanted.ranges):  # a push needs no view
-            asked = await self._view_between(request, key, mutual, policy, wanted, caller)
+        if compares or len(fetched.ranges):  # a push needs no view
+            asked = await self._view_between(request, key, mutual, policy, fetched, caller)
             if asked is None:
                 return wire.ReconResponse(version=PROTOCOL_VERSION, status=wire.UNKNOWN_MARK)
             # From here to the mark nothing waits, so the mark is that of the view.
@@ -193,7 +187,7 @@ class ReconEndpoint:
                 response = self._compare(view, request, room)
             if request.mark and name == interest_hash(mutual.encode()):
                 response.mark = self._replica.marks.at_present(mutual, policy)
-            found = _without(resolve(view, wanted), later)
+            found = _without(resolve(view, fetched), later)
             is_bounded = bool(request.since or request.up_to)
             await self._fill(response, found, room, allowance, is_bounded=is_bounded)
         response.push_outcomes.extend(outcomes)
@@ -209,7 +203,7 @@ class ReconEndpoint:
         key: SessionKey,
         mutual: Interest,
         policy: int,
-        wanted: Wanted,
+        fetched: Wanted,
         caller: Caller,
     ) -> tuple[View, Arrived] | None:
         """The elements that a request is about, and those among them that arrived after its `up_to`.
@@ -219,7 +213,7 @@ class ReconEndpoint:
         """
         compares = request.HasField("ranges") or request.total
         # A short id leads to nothing that arrived later, and all of a range to everything in it.
-        needs_up_to = compares or not wanted.counts.all()
+        needs_up_to = compares or not fetched.counts.all()
         up_to = request.up_to if needs_up_to else b""
         if not request.since:
             self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
@@ -239,11 +233,14 @@ class ReconEndpoint:
             view = view.apart(NOTHING_CAME.columns(), later.columns())
         return view, later
 
-    async def _take(self, items: Sequence[wire.Item], caller: Caller) -> Sequence[wire.PushOutcome]:
-        """Take the items that the caller may publish; one outcome per item, in order."""
+    async def _take(
+        self, items: Sequence[wire.Item], caller: Caller, wanted: Interest
+    ) -> Sequence[wire.PushOutcome]:
+        """Take the items that the caller may publish and this node wants; one outcome per item."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        return await take_items(self._replica.for_peer(caller.instance_id), items, caller.covers)
+        replica = self._replica.for_peer(caller.instance_id)
+        return await take_items(replica, items, caller.covers, wanted)
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
         if request.HasField("fetch"):
@@ -308,25 +305,32 @@ async def take_items(
     replica: NodeReplica,
     items: Sequence[wire.Item],
     covers: Callable[[str], bool] = lambda _: True,
+    wanted: Interest = EVERYTHING,
 ) -> list[wire.PushOutcome]:
     """Pass pushed items through the one door; one outcome per item, in order.
 
     Entries come first, then the claims on them. `covers`: whether the caller may write to a channel; a
-    claim on an entry of any other channel gets the answer for an absent entry. Raises Problem if this
+    claim on an entry of any other channel gets the answer for an absent entry. Items outside `wanted`
+    are refused: a peer can have begun before this node changed what it wants. Raises Problem if this
     node is at fault (disk full, database gone).
     """
+    window = wanted.window
     outcomes = [wire.NO_ENTRY if item.HasField("claim") else wire.PUSH_REFUSED for item in items]
     for kind in ("entry", "claim"):
         positions = [at for at, item in enumerate(items) if item.HasField(kind)]
         read = await replica.prepare([items[at] for at in positions])
-        prepared = {
-            at: each
-            for at, each in zip(positions, read, strict=True)
-            if each.channel_id is not None and covers(each.channel_id)
-        }
+        prepared = {}
+        for at, each in zip(positions, read, strict=True):
+            if each.channel_id is None or not covers(each.channel_id):
+                continue
+            is_in_window = each.order is None or window.holds(each.order)
+            if is_in_window and wanted.matches(each.channel_id):
+                prepared[at] = each
+            else:
+                outcomes[at] = wire.PUSH_REFUSED
         stored = await replica.commit(list(prepared.values()))
-        for at, each in zip(prepared, stored, strict=True):
-            outcomes[at] = each.outcome
+        for at, result in zip(prepared, stored, strict=True):
+            outcomes[at] = result.outcome
     return outcomes
 
 
@@ -336,45 +340,38 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
 
 
-def policy_of(limits: Limits, interest: Interest, revision: str = "") -> int:
-    """A 32-bit number that changes when this node might accept entries that it refused before.
-
-    It depends on the decoder, the bounds, the interest and the revision of the operator's policy.
-    """
-    bounds = (
-        limits.frame_bytes_max,
-        limits.message_id_bytes_max,
-        limits.channel_id_bytes_max,
-        limits.sender_id_bytes_max,
-        limits.history_entries_max,
-        limits.bloom_filter_bytes_max,
-        limits.hint_bytes_max,
-        limits.hint_claims_per_entry_max,
-    )
-    text = ",".join(map(str, (DECODER_VERSION, *bounds))).encode()
-    text += interest.encode()
-    if revision:
-        text += b"\0" + revision.encode(errors="surrogatepass")
-    return int.from_bytes(blake3(text).digest(length=4), "little")
+def _policy_for(caller: Caller, wanted: InterestState) -> int:
+    """This node's policy, and what it grants this caller."""
+    if Scope.PUBLISH in caller.scopes and caller.channels is None:
+        return wanted.policy
+    channels = b"" if caller.channels is None else caller.channels.encode()
+    grants = f"{wanted.policy} {sorted(caller.scopes)} {channels!r}"
+    return int.from_bytes(blake3(grants.encode()).digest(length=4), "little")
 
 
 class KnownInterests:
     """A cache of callers' interests, intersected with ours and with the channels they may read.
 
-    So an interest is decoded and matched once, not with every request. The oldest are dropped.
+    So an interest is decoded and matched once, not with every request. The oldest are dropped, and all
+    when ours has changed.
     """
 
-    def __init__(self, ours: Interest, bytes_max: int) -> None:
-        self._ours = ours
+    def __init__(self, bytes_max: int) -> None:
+        self._ours = Interest()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._known: OrderedDict[_Key, tuple[Interest, int]] = OrderedDict()
 
-    def find(self, session: wire.Session, caller: Caller) -> tuple[bytes, Interest] | None:
+    def find(
+        self, session: wire.Session, caller: Caller, ours: Interest
+    ) -> tuple[bytes, Interest] | None:
         """Hash and mutual interest of a request; None if the caller must send it in full.
 
         Raises `RemoteProtocolError` for an interest that is not canonical.
         """
+        if ours is not self._ours:
+            self._known.clear()
+            self._ours, self._bytes = ours, 0
         name = session.interest_hash
         if session.WhichOneof("interest") == "interest_bytes":
             name = interest_hash(session.interest_bytes)

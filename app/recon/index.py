@@ -35,10 +35,11 @@ from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.store import Store
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import ALL_ORDERS, U8, WHOLE, OrderWindow
+from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
 from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
+from recon.store import Snapshot
 from recon.view import SMALL_ELEMENTS_MAX, CacheBounds, View, ViewCache
 
 _log = logging.getLogger(__name__)
@@ -211,6 +212,24 @@ class NodeIndex:
         groups = self._channels.of(interest)
         return groups is None or group_of_entries(channel_no) in groups
 
+    async def outside(self, interest: Interest) -> tuple[int, int]:
+        """The number of channels here that an interest does not name, and of entries outside it."""
+        await self.catch_up()
+        groups = self._channels.of(interest)
+        numbers = self._channels.numbers.values()
+        unnamed = (
+            [] if groups is None else [n for n in numbers if group_of_entries(n) not in groups]
+        )
+        entries_count = self._sums.count(frozenset(map(group_of_entries, unnamed)))
+        if interest.window != ALL_ORDERS:
+            left_out = set(unnamed)
+            named = [group_of_entries(n) for n in numbers if n not in left_out]
+            snapshot, rows = self.elements.rows_of(named)
+            entries_count += await asyncio.to_thread(
+                _count_outside, snapshot, rows, interest.window
+            )
+        return len(unnamed), entries_count
+
     def root_of_ids(
         self,
         interest: Interest,
@@ -282,6 +301,16 @@ class NodeIndex:
             if not found:
                 return
             self._last_channel_number = found[-1].channel_no
+
+
+def _count_outside(snapshot: Snapshot, rows: U32, window: OrderWindow) -> int:
+    """How many of some rows have an order outside a window."""
+    count = 0
+    upper = np.uint64(2**64 - 1 if window.upper is None else window.upper - 1)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        orders = snapshot.take(rows[start : start + _ROWS_AT_ONCE]).orders
+        count += int(((orders < np.uint64(window.lower)) | (orders > upper)).sum())
+    return count
 
 
 class ChannelGroups:

@@ -9,7 +9,7 @@ class, and passes the current contents of the reply to each call of `load`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
@@ -70,7 +70,8 @@ class Received(Prepared):
 class NodeReplica:
     """See the module. `nonce_secret`: the key by which the node recognises its own nonces.
 
-    `policy` changes when this node might accept what it refused before: then its marks fail.
+    The number that `policy` returns changes when this node might accept what it refused before: then
+    its marks fail.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class NodeReplica:
         index: NodeIndex,
         limits: Limits,
         nonce_secret: bytes,
-        policy: int = 0,
+        policy: Callable[[], int] = lambda: 0,
     ) -> None:
         self.limits = limits
         self.nonce_secret = nonce_secret
@@ -132,11 +133,11 @@ class NodeReplica:
 
     def mark(self, interest: Interest) -> bytes:
         """See `ArrivalOrder`."""
-        return self.marks.at_present(interest, self._policy)
+        return self.marks.at_present(interest, self._policy())
 
     async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
         """See `ArrivalOrder`."""
-        return await self.marks.arrived_since(mark, interest, self._policy)
+        return await self.marks.arrived_since(mark, interest, self._policy())
 
     # --- content that goes out -----------------------------------------------------------------
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import select
 
 from app.limits import Limits
 from app.store.ancestry import Ancestors
@@ -29,6 +32,13 @@ from app.store.peerrows import MemoryCodec, PeerRows
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 from app.store.syncrows import SyncRows
+
+INTEREST_NAME = "interest"
+"""The row of `store_meta` with the interest that an operator set (`app.interests`)."""
+
+
+def _new_value(new: Any) -> dict[str, Any]:
+    return {"value": new.value}
 
 
 def _wall_clock_ms() -> int:
@@ -131,3 +141,16 @@ class Store:
     def transaction(self) -> AbstractContextManager[Transaction]:
         """One transaction for several subjects, on the writer's thread; raises as `writer.write`."""
         return self._database.transaction()
+
+    async def kept_interest(self) -> bytes | None:
+        """What `keep_interest` kept last. Raises `Problem` STORE_UNAVAILABLE."""
+        named = select(store_meta.c.value).where(store_meta.c.name == INTEREST_NAME)
+        rows = await self._database.rows(self._database.sql.query(named))
+        return next((bytes(value) for (value,) in rows), None) or None
+
+    def keep_interest(self, interest: bytes | None) -> None:
+        """Keep the interest that an operator set; None: none is set. Raises `Problem` as `writer.write`."""
+        insert_or_replace = self._database.sql.upsert(store_meta, "name", _new_value)
+        with self._database.transaction() as transaction:
+            # Empty, not deleted: a database of several processes then has one kind of write.
+            transaction.many(insert_or_replace, [(INTEREST_NAME, interest or b"")])

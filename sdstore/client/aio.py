@@ -318,6 +318,18 @@ class AsyncStoreClient:
         """Forget a peer."""
         await self._send(calls.remove_peer(peer_id))
 
+    async def interests(self) -> Mapping[str, Any]:
+        """What the node wants of its peers: all, channels, prefixes, a Lamport window, the origin."""
+        return await self._send(calls.interests())
+
+    async def set_interests(self, interest: Mapping[str, object]) -> Mapping[str, Any]:
+        """Change what the node syncs; the answer counts what it holds outside."""
+        return await self._send(calls.set_interests(interest))
+
+    async def reset_interests(self) -> Mapping[str, Any]:
+        """Return to the interest of the node's settings."""
+        return await self._send(calls.reset_interests())
+
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return await self._send(calls.syncs())

@@ -290,6 +290,18 @@ class StoreClient:
         """Forget a peer."""
         self._send(calls.remove_peer(peer_id))
 
+    def interests(self) -> Mapping[str, Any]:
+        """What the node wants of its peers: all, channels, prefixes, a Lamport window, the origin."""
+        return self._send(calls.interests())
+
+    def set_interests(self, interest: Mapping[str, object]) -> Mapping[str, Any]:
+        """Change what the node syncs; the answer counts what it holds outside."""
+        return self._send(calls.set_interests(interest))
+
+    def reset_interests(self) -> Mapping[str, Any]:
+        """Return to the interest of the node's settings."""
+        return self._send(calls.reset_interests())
+
     def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return self._send(calls.syncs())

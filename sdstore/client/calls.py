@@ -262,6 +262,23 @@ def remove_peer(peer_id: str) -> Call[None]:
     return Call("DELETE", target, replies.nothing, is_repeatable=False)
 
 
+def interests() -> Call[Mapping[str, Any]]:
+    """What the node wants of its peers, and who said so."""
+    return Call("GET", "v1/recon/interests", replies.document, _accept(JSON))
+
+
+def set_interests(interest: Mapping[str, object]) -> Call[Mapping[str, Any]]:
+    """Another interest, which wins over the node's settings."""
+    headers = (("accept", JSON), ("content-type", JSON))
+    body = json.dumps(interest).encode()
+    return Call("PUT", "v1/recon/interests", replies.document, headers, body, is_repeatable=True)
+
+
+def reset_interests() -> Call[Mapping[str, Any]]:
+    """The interest of the node's settings again."""
+    return Call("DELETE", "v1/recon/interests", replies.document, _accept(JSON), is_repeatable=True)
+
+
 def syncs() -> Call[list[Sync]]:
     """The sync sessions that the node remembers."""
     return Call("GET", "v1/syncs", replies.syncs, _accept(JSON))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -38,6 +39,10 @@ class NonceExpiredError(Exception):
     def __init__(self, responder_nonce: bytes) -> None:
         super().__init__("the responder's nonce has expired")
         self.responder_nonce = responder_nonce
+
+
+class InterestChangedError(Exception):
+    """A side wants something else by now: moved content stays, and the sides agree again."""
 
 
 class MarkUnknownError(Exception):
@@ -82,6 +87,8 @@ class Exchange:
         """Whether the peer knows marks, as its answers to this session show."""
         self.awaits_mark = False
         """Whether the next answer with a total will have the mark: no other request goes before it."""
+        self.has_changed: Callable[[], bool] = lambda: False
+        """Whether a side has changed what it wants since both agreed: no request goes out then."""
         self._since = b""
         self._is_bounded = False
 
@@ -95,7 +102,12 @@ class Exchange:
         self._is_bounded = False
 
     async def call(self, message: ReconRequest) -> ReconResponse:
-        """Send a request; returns the answer with any status. Raises SyncError."""
+        """Send a request; returns the answer with any status.
+
+        Raises SyncError, InterestChangedError.
+        """
+        if self.has_changed():
+            raise InterestChangedError
         if not message.idle_root:
             self._add_marks(message)
         round_number = self._counts["rounds"] + 1

@@ -244,6 +244,12 @@ class Ledger:
         if elements:
             self.acknowledged.append(heads_of(columns(elements)[1]))
 
+    def forget_answers(self) -> None:
+        """Forget what the peer acknowledged: it may have another policy since."""
+        self.acknowledged.clear()
+        self.doubted.clear()
+        self.has_doubts, self.policy_changed = False, True
+
     def offer(self, ids: U8) -> int:
         """Record elements that the peer lacks, u8[n, 32]; returns how many are newly found.
 

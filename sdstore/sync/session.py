@@ -62,6 +62,7 @@ from recon.session import Interest, SessionHeader, decode_interest, initiator_no
 from recon.view import View
 from sdstore.sync.exchange import (
     Exchange,
+    InterestChangedError,
     MarkUnknownError,
     NonceExpiredError,
     Transport,
@@ -98,6 +99,7 @@ from sdstore.wire.recon_pb2 import ReconResponse
 
 ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more would only queue at the peer
 MOVES_IN_FLIGHT_MAX = 3  # one on the network, one at the peer, one at our own writer
+INTEREST_CHANGES_MAX = 8  # that a session follows; it ends with the last of them
 RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
 PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
 PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
@@ -122,6 +124,7 @@ async def sync_with_peer(
     dry_run: bool = False,
     fetch_only: bool = False,
     opens_at_once: bool = False,
+    current_interest: Callable[[], Interest] | None = None,
     changed: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[SyncReport, PeerMemory]:
     """Make a replica and a peer equal over the mutual part of `interest`.
@@ -130,7 +133,8 @@ async def sync_with_peer(
     progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
     sends nothing. With `opens_at_once` a session without a nonce begins with its first comparison, which
     saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
-    its sessions. With `arrivals`, the arrival order of the replica, later sessions compare only what is
+    its sessions. `current_interest` returns the interest of the moment, where it can change during the
+    session: then the session goes on with the new one, as it does when the peer's changes. With `arrivals`, the arrival order of the replica, later sessions compare only what is
     new; a dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains them.
     """
     started_s = time.monotonic()
@@ -140,6 +144,7 @@ async def sync_with_peer(
     session.sends = not (dry_run or fetch_only)
     session.opens_at_once = opens_at_once
     session.arrivals = arrivals if session.sends else None
+    session.current_interest = current_interest or (lambda: interest)
     outcome, code, detail = await _judged(session, limits.seconds_max)
     is_equal = outcome is SyncOutcome.IN_SYNC and not session.shares_nothing
     session.show_progress(is_last=True, is_equal=is_equal)
@@ -176,6 +181,9 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
         return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not complete after {seconds_max} s"
     if not session.fetches and (session.missing_here or session.missing_there):
         return SyncOutcome.DIFFERENT, "", ""
+    if session.unserved_count and session.ledger.policy_changed:
+        detail = "a side changed what it wants again and again during the session"
+        return SyncOutcome.PARTIAL, SyncCode.OVERLOADED, detail
     if session.unserved_count:
         detail = f"the peer offered {session.unserved_count} elements that it did not serve"
         return SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED, detail
@@ -199,6 +207,7 @@ class _Session:
         self.sends = True
         self.opens_at_once = False
         self.arrivals: ArrivalOrder | None = None
+        self.current_interest: Callable[[], Interest] = lambda: interest
         # For the report.
         self.counts = Counts()
         self.missing_here = 0
@@ -222,6 +231,7 @@ class _Session:
         self.ledger = Ledger()
         self._transport = transport
         self._interest = interest
+        self._agreed_policy: int | None = None  # of the peer, while the mutual interest is in force
         self._memory = memory
         self._mutual, self._mutual_bytes = Interest(), b""
         self._opened: Opened | None = None
@@ -242,6 +252,42 @@ class _Session:
     # --- from the hand-shake to the proof --------------------------------------------------------
 
     async def run(self) -> None:
+        """Hand-shake and reconcile; begin again while a side changes what it wants."""
+        arrivals, had_policy = self.arrivals, self._memory.policy is not None
+        for changes_count in range(INTEREST_CHANGES_MAX + 1):
+            is_last = changes_count == INTEREST_CHANGES_MAX
+            self.exchange.has_changed = (lambda: False) if is_last else self._has_changed
+            self._interest, self._agreed_policy = self.current_interest(), self._memory.policy
+            try:
+                await self._run()
+            except InterestChangedError:
+                self._learn_policy_between()
+                self.arrivals, self.proof, self._baseline, self._made = arrivals, None, None, None
+                self._opened, self.unserved_count = None, 0
+            else:
+                break
+        if self.shares_nothing or not had_policy:
+            # No answer says whether the peer has changed its interest since it told it.
+            self._memory = replace(self._memory, interest_read_at_s=0.0)
+
+    def _has_changed(self) -> bool:
+        """Whether a side wants something else than it did when both agreed on the mutual interest."""
+        policy = self.exchange.policy
+        if self._agreed_policy is None:
+            self._agreed_policy = policy
+        return (
+            policy not in (None, self._agreed_policy) or self.current_interest() != self._interest
+        )
+
+    def _learn_policy_between(self) -> None:
+        """Keep what this session set aside, under the peer's policy of now; read its interest again."""
+        self._memory = self.memory
+        if self.exchange.policy is not None:
+            self._learn_policy(self.exchange.policy)
+        self.ledger.forget_answers()
+        self._memory = replace(self._memory, interest_read_at_s=0.0)
+
+    async def _run(self) -> None:
         """Hand-shake and reconcile; repeat if the peer's nonce expires meanwhile."""
         self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self._mutual_bytes = self._mutual.encode()
@@ -444,6 +490,8 @@ class _Session:
         if baseline is not None:
             one_pass.moves.counted_in = unpack_elements(baseline.counted_in).keys()
         await one_pass.run()
+        if self.exchange.has_changed():  # what the peer stopped serving is no fault of it
+            raise InterestChangedError
         if self.fetches and not is_news:
             await self._fetch_lost(one_pass.moves)
         self.unserved_count = one_pass.moves.unserved_count
@@ -689,7 +737,8 @@ class _Pass:
         if not failed:
             return
         self._is_ending = True
-        faults = [error for error in failed if not isinstance(error, NonceExpiredError)]
+        passing = (NonceExpiredError, InterestChangedError)
+        faults = [error for error in failed if not isinstance(error, passing)]
         # What came is stored in any case. After an expired nonce the peer refuses the batches in
         # flight, too: each repeats its push, then ends.
         waited_for = self.moves.storing if faults else self._carries

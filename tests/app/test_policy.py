@@ -18,11 +18,11 @@ import pytest
 
 from app.errors import Code, Problem, SettingsError
 from app.ingest.prepare import Publication
+from app.interests import policy_of
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.policy import ACCEPT, Candidate, Verdict, Way, load_policy, quarantine, refuse
 from app.quarantine import Quarantine
-from app.recon.endpoint import policy_of
 from recon.session import Interest
 from sdstore import mvds
 from sdstore.sds.codec import encode
@@ -393,7 +393,7 @@ def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_pa
 
 async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
     local = local_of(one).for_peer("peer")
-    return await sync_with_peer(local, InProcessPeer(two), one.interest, memory=memory)
+    return await sync_with_peer(local, InProcessPeer(two), one.interests.current, memory=memory)
 
 
 def codes(report: SyncReport) -> set[tuple[str, str]]:

@@ -103,25 +103,27 @@ def session_of(raw: bytes) -> Session:
 
 def test_interests_are_known_by_hash_within_a_bound_of_bytes_the_oldest_forgotten() -> None:
     interests = [Interest.make(channels=frozenset([name * 1_000])) for name in "abc"]
-    known = KnownInterests(EVERYTHING, bytes_max=4_000)
+    known = KnownInterests(bytes_max=4_000)
     names = []
     for interest in interests:
-        found = known.find(session_of(interest.encode()), CALLER)
+        found = known.find(session_of(interest.encode()), CALLER, EVERYTHING)
         assert found == (interest_hash(interest.encode()), interest)
         names.append(found[0])
-    remembered = [known.find(Session(interest_hash=name), CALLER) is not None for name in names]
+    remembered = [
+        known.find(Session(interest_hash=name), CALLER, EVERYTHING) is not None for name in names
+    ]
     assert remembered == [False, True, True]
 
 
 def test_a_known_interest_is_cut_to_our_own_and_a_bad_one_is_not_remembered() -> None:
     ours = Interest.make(prefixes=frozenset(["a"]))
-    known = KnownInterests(ours, bytes_max=4_000)
-    found = known.find(session_of(EVERYTHING.encode()), CALLER)
+    known = KnownInterests(bytes_max=4_000)
+    found = known.find(session_of(EVERYTHING.encode()), CALLER, ours)
     assert found is not None
     assert found[1] == ours
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
-            known.find(session_of(b"\xff"), CALLER)
+            known.find(session_of(b"\xff"), CALLER, ours)
 
 
 def test_large_views_are_built_once_and_not_on_the_event_loop(
@@ -159,7 +161,9 @@ def test_large_views_are_built_once_and_not_on_the_event_loop(
             view = node.index.view(key, large)
             assert (view, len(view)) == (node.index.view(key, large), 51)
             # A peer's requests use it too.
-            report = await sync_with_peer(local_of(other), InProcessPeer(node), other.interest)
+            report = await sync_with_peer(
+                local_of(other), InProcessPeer(node), other.interests.current
+            )
             assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, 71)
             assert len(threads) == 2
             assert threading.main_thread() not in threads

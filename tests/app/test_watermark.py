@@ -139,7 +139,9 @@ def low(node: Node, *, is_low: bool) -> None:
 
 
 async def sync(one: Node, two: Node, memory: Remembered):  # type: ignore[no-untyped-def]
-    return await sync_with_peer(local_of(one), InProcessPeer(two), one.interest, memory=memory)
+    return await sync_with_peer(
+        local_of(one), InProcessPeer(two), one.interests.current, memory=memory
+    )
 
 
 def test_a_real_disk_never_fills_up(tmp_path: Path) -> None:

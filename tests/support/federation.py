@@ -40,7 +40,9 @@ class Remembered:
 def local_of(node: Node, nonce_secret: bytes | None = None) -> NodeReplica:
     """The initiating side of a node."""
     secret = nonce_secret or os.urandom(16)
-    return NodeReplica(node.store, node.door, node.index, node.limits, secret)
+    return NodeReplica(
+        node.store, node.door, node.index, node.limits, secret, lambda: node.interests.policy
+    )
 
 
 async def sync_with_peer(
@@ -86,7 +88,7 @@ class InProcessPeer:
 
     async def interest(self) -> bytes:
         """The node's interest."""
-        return self._node.interest.encode()
+        return self._node.interests.current.encode()
 
     async def recon(self, request: bytes) -> bytes:
         """One call."""

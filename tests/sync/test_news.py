@@ -326,6 +326,7 @@ def test_a_peer_that_answers_less_than_was_asked_gives_no_mark() -> None:
     ours, theirs = MemoryReplica(contents(0, 50)), MemoryReplica(contents(0, 50))
     peer = MemoryPeer(theirs)
     _, memory = synced(ours, peer)
+    memory = replace(memory, interest_read_at_s=time.time())
     peer.own_interest = Interest.make(everything=True, lamport_to=-(1 << 63) + 100)
     ours.add(content(200, "beyond the peer's new window"))
     theirs.add(content(7, "theirs"))

@@ -75,7 +75,7 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
                 for _ in range(2):  # the second one compares roots alone
                     peer = InProcessPeer(there)
                     report = await sync_with_peer(
-                        local_of(here), peer, here.interest, memory=memory
+                        local_of(here), peer, here.interests.current, memory=memory
                     )
                     assert report.outcome is SyncOutcome.IN_SYNC
                 assert memory.value.proof is not None
@@ -90,7 +90,9 @@ def test_a_proof_does_not_outlive_the_history_of_the_peer(tmp_path: Path, then: 
             (two / INDEX_FILE).write_bytes(newest_index)
             async with opened(two) as there:
                 peer = InProcessPeer(there)
-                report = await sync_with_peer(local_of(here), peer, here.interest, memory=memory)
+                report = await sync_with_peer(
+                    local_of(here), peer, here.interests.current, memory=memory
+                )
                 assert report.outcome is SyncOutcome.IN_SYNC
                 assert await holdings(here) == await holdings(there)
                 assert len(await holdings(here)) == (15 if then == "nothing" else 19)
@@ -178,7 +180,7 @@ class World:
         here, there = self.nodes[one], self.nodes[two]
         memory = self.memories.setdefault((one, two), Remembered())
         report = await sync_with_peer(
-            local_of(here), InProcessPeer(there), here.interest, memory=memory
+            local_of(here), InProcessPeer(there), here.interests.current, memory=memory
         )
         assert report.outcome is SyncOutcome.IN_SYNC
         assert await holdings(here) == await holdings(there)

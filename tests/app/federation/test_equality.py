@@ -41,7 +41,9 @@ MESSAGES = [message(n, f"c{n % 3}") for n in range(300)]
 async def sync(one: Node, peer: InProcessPeer, memory: Remembered, **options: Any) -> SyncReport:
     """A session without marks."""
     options = {"arrivals": None, **options}
-    return await sync_with_peer(local_of(one), peer, one.interest, memory=memory, **options)
+    return await sync_with_peer(
+        local_of(one), peer, one.interests.current, memory=memory, **options
+    )
 
 
 def kinds(peer: InProcessPeer) -> list[str]:

@@ -306,13 +306,13 @@ def test_a_liar_is_found_out_and_leaves_no_trace(tmp_path: Path, liar: Mangle) -
             honest = await holdings(one) | await holdings(two)
             memory = Remembered()
             report = await sync_with_peer(
-                local_of(one), InProcessPeer(two, liar), one.interest, memory=memory
+                local_of(one), InProcessPeer(two, liar), one.interests.current, memory=memory
             )
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
             assert report.detail
             assert report.requests < 200
             assert (await holdings(one)).keys() <= honest.keys()
-            healed = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            healed = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
             assert healed.outcome is SyncOutcome.IN_SYNC
             assert (await holdings(one)).keys() == honest.keys()
 
@@ -431,11 +431,11 @@ def test_a_peer_that_dies_half_way_costs_only_the_rest(tmp_path: Path) -> None:
                     two, [message(n, content=bytes([n]) * 900_000) for n in range(start, start + 4)]
                 )
             peer = _Mortal(two, lives=6)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_UNREACHABLE)
             kept = report.entries_received
             assert 0 < kept < 40
-            rest = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            rest = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
             assert rest.outcome is SyncOutcome.IN_SYNC
             assert kept + rest.entries_received == 40
 
@@ -446,7 +446,9 @@ def test_a_peer_that_dies_half_way_costs_only_the_rest(tmp_path: Path) -> None:
 def test_garbage_is_a_fault_of_the_peer(tmp_path: Path, garbage: bytes) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
-            report = await sync_with_peer(local_of(one), _Garbage(one, garbage), one.interest)
+            report = await sync_with_peer(
+                local_of(one), _Garbage(one, garbage), one.interests.current
+            )
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
 
     run(scenario())
@@ -459,7 +461,7 @@ def test_an_interest_that_is_garbage_is_a_fault_of_the_peer(tmp_path: Path) -> N
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
-            report = await sync_with_peer(local_of(one), Peer(one), one.interest)
+            report = await sync_with_peer(local_of(one), Peer(one), one.interests.current)
             assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, Code.PEER_MISBEHAVED)
 
     run(scenario())
@@ -475,7 +477,7 @@ def test_bad_hints_beside_a_good_frame_do_not_cost_the_message(tmp_path: Path) -
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             await publish(two, [message(1)])
             peer = InProcessPeer(two, adds_bad_hints)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert report.entries_received == 1
             assert (await holdings(one)).keys() == (await holdings(two)).keys()
 
@@ -501,10 +503,10 @@ def test_a_peer_that_has_us_answer_our_own_questions_learns_no_total(tmp_path: P
             await publish(one, [message(n) for n in range(100)])
             peer = _Mirror(one)
             ourselves = local_of(one, one.recon.nonce_secret)
-            report = await sync_with_peer(ourselves, peer, one.interest)
+            report = await sync_with_peer(ourselves, peer, one.interests.current)
             assert (report.outcome, report.proved) == (SyncOutcome.REFUSED, False)
             assert peer.refusals == 1
-            other = await sync_with_peer(local_of(one), _Mirror(one), one.interest)
+            other = await sync_with_peer(local_of(one), _Mirror(one), one.interests.current)
             assert other.outcome is SyncOutcome.IN_SYNC  # another node with the same content
 
     run(scenario())
@@ -540,7 +542,7 @@ def _sync_with(folder: Path, mangle: Mangle, *, hints_per_entry: int = 0) -> Syn
                 new = [message(n) for n in range(300, 320)]
                 await publish(two, new, {each.message_id: hints for each in new})
             peer = InProcessPeer(two, mangle)
-            return await sync_with_peer(local_of(one), peer, one.interest)
+            return await sync_with_peer(local_of(one), peer, one.interests.current)
 
     report: SyncReport = run(scenario())
     return report

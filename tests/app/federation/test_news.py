@@ -37,7 +37,9 @@ async def sync(
 ) -> SyncReport:
     """One session; the requests of earlier ones are forgotten."""
     peer.requests.clear()
-    return await sync_with_peer(local_of(one), peer, interest or one.interest, memory=memory)
+    return await sync_with_peer(
+        local_of(one), peer, interest or one.interests.current, memory=memory
+    )
 
 
 def was_over_news(peer: InProcessPeer) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app import interests
 from app.entries import Entry
 from app.recon import endpoint as recon_endpoint
 from app.store.lookups import Lookups
@@ -35,7 +36,7 @@ def test_a_node_says_what_the_vectors_say(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(recon_endpoint, "responder_nonce", lambda *_: nonce)
     monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == nonce)
 
-    monkeypatch.setattr(recon_endpoint, "policy_of", lambda *_: POLICY)
+    monkeypatch.setattr(interests, "policy_of", lambda *_: POLICY)
     readable, gone = Lookups.by_digest, entry_digest(LOST.message)
 
     async def without_the_lost(entries: Lookups, digests: Sequence[bytes]) -> list[Entry]:
@@ -60,7 +61,7 @@ def test_a_stranger_is_told_what_the_vectors_say(
 ) -> None:
     row, nonce = VECTORS["strangers"], HEADER.responder_nonce
     monkeypatch.setattr(recon_endpoint, "nonce_is_fresh", lambda given, *_: given == nonce)
-    monkeypatch.setattr(recon_endpoint, "policy_of", lambda *_: POLICY)
+    monkeypatch.setattr(interests, "policy_of", lambda *_: POLICY)
 
     async def scenario() -> bytes:
         async with open_nodes(tmp_path, {}) as (node,):

@@ -56,7 +56,7 @@ hints = st.dictionaries(numbers, st.lists(st.binary(min_size=1, max_size=8), max
 
 
 async def sync(one: Node, two: Node, **options: Any) -> SyncReport:
-    return await sync_with_peer(local_of(one), InProcessPeer(two), one.interest, **options)
+    return await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current, **options)
 
 
 async def load(node: Node, content: dict[Any, int], hints: dict[int, list[bytes]]) -> None:
@@ -92,7 +92,7 @@ def test_both_hold_what_either_held_within_the_mutual_interest(
             before = (await holdings(one), await holdings(two))
             report = await sync(one, two)
             assert report.outcome is SyncOutcome.IN_SYNC, report
-            mutual = one.interest.intersect(two.interest)
+            mutual = one.interests.current.intersect(two.interests.current)
             for node, held in zip((one, two), before, strict=True):
                 wanted = {k: v for k, v in held.items() if not mutual.matches(k[0])}
                 for side in before:
@@ -227,7 +227,7 @@ def test_content_moves_in_bounded_messages(tmp_path: Path) -> None:
             await publish(two, [message(n, content=bytes([n]) * 300_000) for n in range(20)])
             await publish(one, [message(n, content=bytes([n]) * 300_000) for n in range(20, 40)])
             peer = InProcessPeer(two)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert (report.entries_received, report.entries_sent) == (20, 20)
             assert max(request.ByteSize() for request in peer.requests) < 2_500_000
             assert await holdings(one) == await holdings(two)
@@ -244,7 +244,7 @@ def test_claims_that_answers_are_cut_among_all_arrive(tmp_path: Path, reply_byte
             hints = {f"m{n}": (b"a%d" % n, b"b%d" % n) for n in range(90)}
             await publish(two, [message(n, lamport_timestamp=7) for n in range(90)], hints)
             await publish(one, [message(n, lamport_timestamp=7) for n in range(90, 100)])
-            report = await sync_with_peer(local_of(one), InProcessPeer(two), one.interest)
+            report = await sync_with_peer(local_of(one), InProcessPeer(two), one.interests.current)
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert report.proved
             assert await holdings(one) == await holdings(two)
@@ -265,7 +265,7 @@ def test_a_stranger_earns_long_answers_by_long_requests(tmp_path: Path) -> None:
             await publish(two, [message(n, content=bytes(size)) for n, size in enumerate(sizes)])
             await publish(one, [message(n) for n in range(1_000, 1_010)])
             peer = InProcessPeer(two, weigh, is_stranger=True)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert await holdings(one) == await holdings(two)
             assert all(answer <= 16 * request + 4_096 for request, answer in sent)
@@ -306,7 +306,7 @@ def test_no_claim_comes_alone_beside_its_entry_in_one_answer(tmp_path: Path) -> 
                 return response
 
             peer = InProcessPeer(two, keep)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert report.outcome is SyncOutcome.IN_SYNC
             for answer in answers:
                 folded = {
@@ -350,7 +350,7 @@ def test_a_nonce_that_expires_costs_no_push_and_counts_nothing_twice(
             await publish(one, [message(n) for n in range(50)])
             await publish(two, [message(n) for n in range(45)])
             peer = _Expiring(two, monkeypatch)
-            report = await sync_with_peer(local_of(one), peer, one.interest)
+            report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert (report.outcome, report.detail) == (SyncOutcome.IN_SYNC, "")
             assert (report.missing_there, report.entries_sent) == (5, 5)
             refused, again = [each for each in peer.requests if each.push]
@@ -404,7 +404,7 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
 
             async def meet(one: int, two: int) -> None:
                 memory = memories.setdefault((one, two), Remembered())
-                local, interest = local_of(nodes[one]), nodes[one].interest
+                local, interest = local_of(nodes[one]), nodes[one].interests.current
                 for _ in range(10):
                     peer = InProcessPeer(nodes[two], wake)
                     reports.append(await sync_with_peer(local, peer, interest, memory=memory))
