@@ -17,7 +17,7 @@ verbs.add_typer(interests, name="interests")
 
 @interests.command("list")
 def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
-    """List what a node wants, and whether its settings or an operator said so."""
+    """List what a node wants, and who said so."""
     with node_client(node) as client:
         _print(client.interests(), as_json=as_json)
 
@@ -44,7 +44,9 @@ def set_(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Change what a node wants; it is kept, and wins over the settings until `interests reset`.
+    """Change what a node wants.
+
+    It is kept, and wins over the settings until `interests reset`.
 
     What the node lacks is fetched at once. What it holds and does not want any more stays readable,
     and is not synced.
@@ -65,7 +67,7 @@ def set_(
 
 @interests.command()
 def reset(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
-    """Return to what the settings of a node say."""
+    """Return to the settings."""
     with node_client(node) as client:
         _print(client.reset_interests(), as_json=as_json)
 

@@ -181,7 +181,7 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
         return SyncOutcome.PARTIAL, SyncCode.BUDGET_SPENT, f"not complete after {seconds_max} s"
     if not session.fetches and (session.missing_here or session.missing_there):
         return SyncOutcome.DIFFERENT, "", ""
-    if session.unserved_count and session.ledger.policy_changed:
+    if session.unserved_count and len(session.agreed) > 1:
         detail = "a side changed what it wants again and again during the session"
         return SyncOutcome.PARTIAL, SyncCode.OVERLOADED, detail
     if session.unserved_count:
@@ -213,6 +213,7 @@ class _Session:
         self.missing_here = 0
         self.missing_there = 0
         self.shares_nothing = False
+        self.agreed: set[bytes] = set()  # mutual interests that were in force
         self.elements_count = 0
         self.mended_count = 0
         self.lost_count = 0
@@ -291,6 +292,7 @@ class _Session:
         """Hand-shake and reconcile; repeat if the peer's nonce expires meanwhile."""
         self._mutual = self._interest.intersect(decode_interest(await self._peer_interest()))
         self._mutual_bytes = self._mutual.encode()
+        self.agreed.add(self._mutual_bytes)
         self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
         aside_name = self.aside.name
         await self.aside.forget_mended(self.replica)

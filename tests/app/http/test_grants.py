@@ -93,6 +93,8 @@ def limited_hand_shake(node: RunningNode, limited: str = "limited") -> SessionHe
 FETCH_ALL = pack_fetch([Need(WHOLE, None, 1_000)])
 PEER = "/v1/peers/0123456789abcdef"
 ADMIN_ONLY = {
+    "PUT /v1/recon/interests": [Attempt("/v1/recon/interests", 403, b'{"all": true}', JSON)],
+    "DELETE /v1/recon/interests": [Attempt("/v1/recon/interests", 403)],
     "GET /v1/peers": [Attempt("/v1/peers", 403)],
     "POST /v1/peers": [Attempt("/v1/peers", 403, b'{"url": "http://127.0.0.1:9"}', JSON)],
     "GET /v1/peers/{peer_id}": [Attempt(PEER, 403)],
