@@ -15,7 +15,7 @@ from app.http.forms import Form, body_form, read_protobuf
 from app.http.openapi import EVENTS, OUTCOME, body, content, reply
 from app.http.publish import outcomes_reply
 from app.http.replies import event, event_stream
-from app.http.routing import CurrentCall, Routes
+from app.http.routing import AnsweredBy, CurrentCall, Routes
 from app.limits import Limits
 from app.live import Place
 from app.relay import Passing, Relay, RelayReader
@@ -32,13 +32,16 @@ _HEARTBEAT = b": still here\n\n"
 _NUDGE = b"event: nudge\ndata: {}\n\n"
 
 
-@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS)
+# The first worker has the links, so it can say whether it reads the caller's stream.
+@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS, answered_by=AnsweredBy.FIRST)
 async def stream(call: CurrentCall) -> StreamedReply:
     """Nudges and relayed messages, for a store that has this one as its peer.
 
     The store names itself in the header `sds-instance`, and gets nothing back that came from it.
     """
     node, caller = call.node, call.caller
+    if node.relay.is_closed:
+        raise Problem(Code.NOT_READY, "the node is about to stop")
     place = node.live.take_place()
     instance_id = call.instance_id
     reader = node.relay.reader(caller.covers, instance_id)

@@ -153,6 +153,8 @@ class PrivateServer(NodeServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
+        # Siblings pass these streams on, and would wait for their end.
+        await self._node.relay.close()
         # Each sibling is connected for as long as it runs: it hears the notices.
         left_s = self._node.settings.drain_s + SHUTDOWN_TIMEOUT_S + SIDE_SHUTDOWN_TIMEOUT_S
         while left_s > 0 and self.server_state.connections:
