@@ -20,6 +20,7 @@ from app.bus import SiblingBus
 from app.errors import Problem
 from app.federation.links import Links
 from app.federation.peers import Peers, peer_id_of
+from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import Syncs
 from app.federation.transport import parse_peer_url
 from app.ingest.committer import GroupCommitter
@@ -274,7 +275,11 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     relay = Relay(door, live, limits, lambda: interests.current)
     committer.listeners.append(relay.on_committed)
     book = _Book(store, committer)
-    peers = Peers(replica, syncs, book, interests, settings, instance_id, store.arrivals)
+    audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
+    spot_checks = SpotChecks(index, audit.findings, limits)
+    peers = Peers(
+        replica, syncs, book, interests, settings, instance_id, store.arrivals, spot_checks
+    )
     relay.commit_listeners.append(peers.nudge_all)
     node = Node(
         settings=settings,
@@ -294,7 +299,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         syncs=syncs,
         peers=peers,
         lost_content=LostContent(store),
-        audit=Audit(store, index, limits, settings.data_dir / AUDIT_FILE),
+        audit=audit,
         metrics=CollectorRegistry(),
         links=Links(relay, peers, limits, instance_id, peers.nudge),
         instance_id=instance_id,

@@ -21,6 +21,7 @@ from app.orders import Orders
 from app.recon.index import NodeIndex
 from app.relay import Relay
 from sdstore.sync.report import SyncOutcome
+from sdstore.sync.spotcheck import Verdict
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -174,6 +175,14 @@ class _PeerCollector(Collector):
             failures.add_metric([url], peer.failures)
         yield state
         yield failures
+        checks = CounterMetricFamily(
+            "sdstore_audit_peer_checks", "Spot checks of peers", labels=("peer", "verdict")
+        )
+        for url, peer in peers:
+            checked = self._peers.spot_checks.checked.get(peer.peer_id)
+            for verdict in Verdict if checked else ():
+                checks.add_metric([url, verdict], checked.verdicts[verdict] if checked else 0)
+        yield checks
 
 
 def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:

@@ -25,6 +25,7 @@ from app.errors import Code, Problem
 from app.federation.connections import Connections
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.schedule import Schedule, Verdict
+from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import RunSync, Sync, Syncs
 from app.federation.transport import (
     open_http_client,
@@ -104,8 +105,10 @@ class Peers:
         settings: Settings,
         instance_id: str,
         arrivals: Arrivals,
+        spot_checks: SpotChecks,
     ) -> None:
         self.strangers = PeerTotals()
+        self.spot_checks = spot_checks
         self._replica = replica
         self._syncs = syncs
         self._book = book
@@ -223,6 +226,7 @@ class Peers:
 
     def _forget(self, peer: Peer) -> None:
         self._peers.pop(peer.peer_id, None)
+        self.spot_checks.forget(peer.peer_id)
         self._schedule.remove(peer.peer_id)
 
     def get(self, peer_id: str) -> Peer:
@@ -305,6 +309,10 @@ class Peers:
                     dry_run=dry_run,
                     changed=changed,
                 )
+                if report.proved and is_whole:
+                    peer.memory = await self.spot_checks.after_proof(
+                        peer.peer_id, url_text(peer.url), peer.memory, replica, transport
+                    )
             return report
 
         async def run_and_learn(changed: Callable[[Progress], None]) -> SyncReport:
