@@ -265,8 +265,11 @@ class ReconEndpoint:
         """
         foldable = {row.tobytes() for row in found.ids} if is_bounded else None
         sent_count, resume, message = 0, found.resume, Message(foldable)
+        response_bytes = (
+            response.ByteSize()
+        )  # with the items, at most: measuring all is a pass over them
         while sent_count < len(found.ids):
-            room = bytes_max - response.ByteSize()
+            room = bytes_max - response_bytes
             chunk = slice(sent_count, sent_count + FETCH_CHUNK)
             rows = zip(found.orders[chunk].tolist(), found.ids[chunk], strict=True)
             elements = [Element(order, row.tobytes()) for order, row in rows]
@@ -284,6 +287,7 @@ class ReconEndpoint:
                 resume = Bound(int(found.orders[sent_count]), head)
                 break
             response.items.extend(loaded.items)
+            response_bytes += size
             sent_count += loaded.covered
         if resume is not None:
             response.truncated = True

@@ -134,20 +134,27 @@ class NodeIndex:
 
     async def catch_up(self) -> None:
         """Add all elements that are committed by now."""
-        if await self._store.arrivals.follows(self._read) == (True, False):
+        is_same, has_more = await self._store.arrivals.follows(self._read)
+        if is_same and not has_more:
             return
+        waits = self._following.locked()
         async with self._following:
-            is_same, _ = await self._store.arrivals.follows(self._read)
+            if waits or not is_same:  # another call may have read meanwhile
+                is_same, _ = await self._store.arrivals.follows(self._read)
             if not is_same:
                 _log.warning(
                     "the database was rolled back to an older copy: reading the index again"
                 )
                 self._begin()
             arrived = await self._store.arrivals.arrived()
-            while await self._read_more():
+            while not self._has_read(arrived) and await self._read_more():
                 pass
             # The last numbers can be without rows.
             self._read = Watermark(*map(max, self._read, arrived))
+
+    def _has_read(self, arrived: Watermark) -> bool:
+        pairs = zip(self._read, arrived, strict=True)
+        return all(read.number >= there.number for read, there in pairs)
 
     async def read_again(self) -> None:
         """Replace all elements by those in SQL. Until it is done, the present ones answer.

@@ -464,9 +464,9 @@ def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
             sizes: list[tuple[str, int]] = []
             real_entries, real_claims = node.door.publish_prepared, node.door.publish_claims
 
-            def spied_entries(given: Any, source: str) -> Any:
+            def spied_entries(given: Any, *source: Any) -> Any:
                 sizes.append(("entries", len(given)))
-                return real_entries(given, source)
+                return real_entries(given, *source)
 
             def spied_claims(given: Any) -> Any:
                 sizes.append(("claims", len(given)))
