@@ -277,9 +277,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     book = _Book(store, committer)
     audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
     spot_checks = SpotChecks(index, audit.findings, limits)
-    peers = Peers(
-        replica, syncs, book, interests, settings, instance_id, store.arrivals, spot_checks
-    )
+    peers = Peers(replica, syncs, book, interests, settings, instance_id, spot_checks)
     relay.commit_listeners.append(peers.nudge_all)
     node = Node(
         settings=settings,
@@ -310,7 +308,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         judge=judge,
     )
     committer.listeners.append(node.peers.on_committed)
-    interests.listeners += [node.peers.nudge_all, relay.on_interest_changed]
+    interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
     node.metrics.register(node.mvds)
     node.metrics.register(watermark)
     if judge is not None:

@@ -38,7 +38,6 @@ from app.ingest.committer import Committed
 from app.interests import Interests
 from app.recon.replica import NodeReplica
 from app.settings import Settings
-from app.store.arrivals import Arrivals
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.limits import SyncLimits
@@ -47,7 +46,6 @@ from sdstore.sync.session import sync_with_peer
 
 WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread over six hours
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
-FOLLOW_S = 0.4  # between two looks for commits of other processes over the same PostgreSQL
 CHANNELS_COMPARED_MAX = 64  # of one commit, with the interest of each peer; one of more is for all
 
 _log = logging.getLogger(__name__)
@@ -104,7 +102,6 @@ class Peers:
         interests: Interests,
         settings: Settings,
         instance_id: str,
-        arrivals: Arrivals,
         spot_checks: SpotChecks,
     ) -> None:
         self.strangers = PeerTotals()
@@ -118,7 +115,6 @@ class Peers:
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
         self.connections = Connections()
-        self._arrivals = arrivals
         self._peers: dict[str, Peer] = {}
         # Stores that were synced with by URL, and their results; bounded like the sessions.
         self._strangers: dict[str, Peer] = {}
@@ -129,8 +125,7 @@ class Peers:
             slow_sessions_max=self._limits.peer_sessions_slow_max,
         )
         self._is_due_earlier = asyncio.Event()
-        self._last_seq = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._starting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Add the peers of the settings and those of the database, and begin to sync with them.
@@ -142,15 +137,13 @@ class Peers:
         for text, token in (await self._book.read()).items():
             with suppress(Problem):  # an older version accepted URLs that are refused now
                 self._add(parse_peer_url(text), PeerOrigin.ADDED, token)
-        self._tasks.append(asyncio.create_task(self._keep_starting(), name="peers"))
-        if self._settings.database_url.startswith("postgresql:"):
-            self._tasks.append(asyncio.create_task(self._follow_others(), name="commits"))
+        self._starting = asyncio.create_task(self._keep_starting(), name="peers")
 
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
 
     async def add(self, url_text: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing one with this URL; it is kept across restarts.
@@ -379,13 +372,16 @@ class Peers:
         if self._schedule.nudge_all(_now_s(), without):
             self._is_due_earlier.set()
 
+    def on_interest_changed(self) -> None:
+        """This node wants other channels: sync soon, also with peers that shared none of the old ones."""
+        self._schedule.forget_apart(_now_s())
+        self.nudge_all()
+
     def on_committed(self, committed: Sequence[Committed]) -> None:
         """Nudge the peers that want something of a commit (a listener of ingest).
 
         What a session brought is no news for its peer.
         """
-        if committed:
-            self._last_seq = max(self._last_seq, committed[-1].result.seq)
         if not self._schedule.hears_news:
             return  # as for most commits of a busy node: this is on the way of each publication
         channels = {each.entry.message.channel_id for each in committed}
@@ -399,17 +395,6 @@ class Peers:
                 each.peer_id for each in peers if not (wanted and each.wants_one_of(wanted))
             }
         self.nudge_all(without)
-
-    async def _follow_others(self) -> None:
-        """Nudge all peers when another process over the same database has committed."""
-        seen: int | None = None
-        while True:
-            with suppress(Exception):  # the database is away; readiness reports it
-                last = (await self._arrivals.watermark())[0]
-                if seen is not None and last > max(seen, self._last_seq):
-                    self.nudge_all()
-                seen = last
-            await asyncio.sleep(FOLLOW_S)
 
     async def _keep_starting(self) -> None:
         while True:

@@ -59,7 +59,8 @@ class Verdict(StrEnum):
 @dataclass(slots=True, eq=False)
 class _Peer:
     """The state of one peer. Without a nudge its next session starts at `due_s`. A nudge makes it start at
-    `nudged_s`, but not before `ready_s`. `took_s`: the duration of its last session."""
+    `nudged_s`, but not before `ready_s`. `took_s`: the duration of its last session.
+    `is_apart`: the last verdict was `APART`."""
 
     due_s: float
     ready_s: float
@@ -67,6 +68,7 @@ class _Peer:
     nudged_s: float | None = None
     started_s: float | None = None
     took_s: float = inf
+    is_apart: bool = False
 
     @property
     def start_s(self) -> float:
@@ -137,6 +139,12 @@ class Schedule:
                 is_earlier |= self._nudge(peer, now_s)
         return is_earlier
 
+    def forget_apart(self, now_s: float) -> None:
+        """This node's interest has changed: peers that shared no channel hear nudges again."""
+        for peer in self._peers.values():
+            if peer.is_apart:
+                peer.is_apart, peer.ready_s = False, now_s
+
     def _nudge(self, peer: _Peer, now_s: float) -> bool:
         if peer.nudged_s is not None:
             return False
@@ -190,6 +198,7 @@ class Schedule:
         if verdict is not Verdict.NOTHING:
             peer.took_s = now_s - peer.started_s
         peer.started_s = None
+        peer.is_apart = verdict is Verdict.APART
         if verdict is Verdict.FAILED:
             peer.failures += 1
         elif verdict is not Verdict.NOTHING:

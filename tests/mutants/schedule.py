@@ -49,10 +49,6 @@ def _alphabetical(right: Any) -> Any:
     return wrong
 
 
-async def _never(_: Any) -> None:
-    pass
-
-
 FAULTS = [
     _fault("news nudges nobody", "schedule:Schedule.nudge_all", returns(False)),
     _fault("a peer's nudge is not heard", "schedule:Schedule.nudge", returns(False)),
@@ -72,13 +68,14 @@ FAULTS = [
     _fault(
         "news retries a failing peer again and again", "schedule:_Peer.hears_news", _always(True)
     ),
+    _fault("a changed interest changes nothing", "schedule:Schedule.forget_apart", nothing),
     _fault("no peer counts as slow", "schedule:_Peer.is_slow", returns(False)),
     _fault("places go by name", "schedule:Schedule.start_due", _alphabetical),
     _fault("commits are not announced", "peers:Peers.on_committed", nothing, _NODES),
-    _fault(
-        "what another process commits is no news",
-        "peers:Peers._follow_others",
-        instead(_never),
+    Fault(
+        "schedule: what another process commits is no news",
+        "app.relay:Relay.on_sibling_commit",
+        nothing,
         _NODES,
     ),
     _fault("every commit is for every peer", "peer:Peer.wants_one_of", returns(True), _NODES),
