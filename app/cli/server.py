@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import multiprocessing
 import os
@@ -28,7 +27,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,6 +50,7 @@ from app.http.server import (
     waiting_server,
 )
 from app.limits import DEFAULT_LIMITS, Limits
+from app.logs import start_logging
 from app.node import Node
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
@@ -255,64 +254,6 @@ class Signals:
         self.caught.append(number)
         if self._server is not None:
             self._server.should_exit = True
-
-
-# --- the log: one event per line on stderr ---------------------------------------------------------
-
-# Libraries that log each step and each request at the level "info".
-TALKATIVE = ("alembic", "httpx", "httpcore")
-# While the database is away it warns several times a second; the node says so once.
-POOL = "psycopg.pool"
-
-
-def start_logging(settings: Settings) -> None:
-    """Log to stderr, at the level and in the format of the settings."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if settings.log_level != "debug":
-        logging.getLogger(POOL).setLevel(logging.CRITICAL)
-
-
-class TextLines(logging.Formatter):
-    """`TIME LEVEL [WORKER] LOGGER: MESSAGE`, followed by the traceback of a fault."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - a name of logging
-        """See `logging.Formatter`."""
-        worker = _worker_of(record)
-        where = f"{worker} {record.name}" if worker else record.name
-        return f"{_time_of(record)} {record.levelname} {where}: {record.message}"
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, worker (where there are several), logger, message, and
-    the traceback of a fault."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
-        worker = _worker_of(record)
-        document = {
-            "time": _time_of(record),
-            "level": record.levelname.lower(),
-            **({"worker": worker} if worker else {}),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}),
-        }
-        return json.dumps(document, ensure_ascii=False)
-
-
-def _time_of(record: logging.LogRecord) -> str:
-    """ISO 8601 with milliseconds and this machine's offset from UTC."""
-    moment = datetime.fromtimestamp(record.created).astimezone()
-    return moment.isoformat(timespec="milliseconds")
-
-
-def _worker_of(record: logging.LogRecord) -> str:
-    name = record.processName or "MainProcess"
-    return "" if name == "MainProcess" else name.replace(" ", "-")
 
 
 # --- several processes -----------------------------------------------------------------------------

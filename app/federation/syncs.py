@@ -16,6 +16,7 @@ from typing import Any
 
 from app.errors import Code, Problem
 from app.limits import Limits
+from app.logs import begin_sync
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
 
 _log = logging.getLogger(__name__)
@@ -165,6 +166,7 @@ class Syncs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, sync: Sync, run: RunSync) -> None:
+        begin_sync(sync.sync_id)
         report = SyncReport(outcome=SyncOutcome.PARTIAL, detail="this node was shut down")
         try:
             report = await run(sync.show)

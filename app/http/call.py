@@ -64,7 +64,8 @@ class Call:
     whole unpacked body (empty if the route reads none), `sent_bytes` its length as sent. `address`
     identifies the client in shares and turns. `turn` is what a request of a route with turns holds:
     a handler that only waits from some point on releases it there. `exchange` is that of our server;
-    `reply` is the reply of a handler that FastAPI called; `bucket` is the rate limit of a caller that
+    `reply` is the reply of a handler that FastAPI called; `target` is what an audited action is about,
+    if the path does not say it; `bucket` is the rate limit of a caller that
     has one.
     """
 
@@ -80,6 +81,7 @@ class Call:
     turn: Holding | None = None
     exchange: Exchange | None = None
     reply: Reply | StreamedReply | None = None
+    target: str = ""
     bucket: Bucket | None = None
 
     @property

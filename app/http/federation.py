@@ -65,6 +65,7 @@ async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     """Add a peer; 200 if it is one already."""
     known = {peer.peer_id for peer in call.node.peers.all()}
     peer = await call.node.peers.add(body.url, body.token)
+    call.target = peer.peer_id
     status = 200 if peer.peer_id in known else 201
     return json_only(peer.document(), status, [call.location(f"/v1/peers/{peer.peer_id}")])
 

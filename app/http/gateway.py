@@ -39,10 +39,11 @@ from app.http.call import (
 from app.http.handing import ADDRESS_HEADER, SENT_HEADER, Handing
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
+from app.logs import audit, begin_request
 from app.node import Node
 from app.proxies import address_key
 from app.rates import Bucket
-from app.sharing import Turns
+from app.sharing import Holding, Turns
 
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
 
@@ -55,6 +56,8 @@ class Gateway:
     `handing` takes the requests that another worker answers.
     """
 
+    _audits = True
+
     def __init__(
         self,
         routes: Sequence[Route],
@@ -65,7 +68,10 @@ class Gateway:
         handing: Handing | None = None,
     ) -> None:
         self._table = RouteTable(routes)
-        self._stats = {route: metrics.route(route.method, route.template) for route in routes}
+        self._stats = {
+            route: metrics.route(route.method, route.template, is_audited=route.is_audited)
+            for route in routes
+        }
         self._unmatched = metrics.route("*", "unmatched")
         self._node = node
         self._authorizer = authorizer
@@ -82,7 +88,8 @@ class Gateway:
             await self._framework(scope, receive, send)
             return
         started = perf_counter()
-        stats = self._unmatched
+        begin_request()
+        stats, call, code = self._unmatched, None, ""
         # Removed from the scope: inside, it would make a cycle for the garbage collector.
         exchange: Exchange | None = scope.pop(EXCHANGE_KEY, None)
         answer = Answer(send, exchange, self._node)
@@ -118,16 +125,32 @@ class Gateway:
             else:
                 await self._answer(match, call, receive, answer)
         except (Problem, RequestValidationError, HTTPException) as error:
-            await answer.give(problem_reply(_as_problem(error)))
+            problem = _as_problem(error)
+            code = problem.code
+            await answer.give(problem_reply(problem))
         except ClientGoneError:
             pass
         except Exception:  # noqa: BLE001 - the caller gets a problem document for any fault
             _log.exception("%s failed", stats.template)
             await answer.give(problem_reply(internal_error()))
         finally:
-            if body_place is not None:
-                body_place.release()
+            _release(body_place)
+            if stats.is_audited:
+                self._audit(stats, scope, call, answer.status, code)
             stats.observe(answer.status, perf_counter() - started)
+
+    def _audit(
+        self, stats: RouteStats, scope: AsgiScope, call: Call | None, status: int, code: str
+    ) -> None:
+        if not self._audits:
+            return
+        who = "unknown" if call is None else call.caller.name
+        target = raw_path(scope).decode("latin-1")
+        if call is not None and call.target:
+            target = f"{target} {call.target}"
+        action = f"{stats.method} {stats.template}"
+        host = _host(scope)
+        audit(who=who, address=host, action=action, target=target, status=status, code=code)
 
     def _admit(self, match: Match, scope: AsgiScope) -> Call:
         """The call, if its caller has the route's scope and the channel that path or query name."""
@@ -210,6 +233,8 @@ class Gateway:
 
 class SiblingGateway(Gateway):
     """The gateway of a private socket: a sibling says who calls and what the call cost it."""
+
+    _audits = False  # the sibling knows the caller
 
     def _admit(self, match: Match, scope: AsgiScope) -> Call:
         call = super()._admit(match, scope)
@@ -300,9 +325,17 @@ class Answer:
 class RouteStats:
     """Counters of one route: plain integers, because prometheus-client locks at each increment."""
 
-    __slots__ = ("bucket_counts", "method", "seconds_total", "status_counts", "template")
+    __slots__ = (
+        "bucket_counts",
+        "is_audited",
+        "method",
+        "seconds_total",
+        "status_counts",
+        "template",
+    )
 
-    def __init__(self, method: str, template: str) -> None:
+    def __init__(self, method: str, template: str, *, is_audited: bool = False) -> None:
+        self.is_audited = is_audited
         self.method = method
         self.template = template
         self.status_counts: dict[int, int] = {}
@@ -326,9 +359,9 @@ class HttpMetrics(Collector):
     def __init__(self) -> None:
         self._routes: list[RouteStats] = []
 
-    def route(self, method: str, template: str) -> RouteStats:
+    def route(self, method: str, template: str, *, is_audited: bool = False) -> RouteStats:
         """The counters of a new route."""
-        stats = RouteStats(method, template)
+        stats = RouteStats(method, template, is_audited=is_audited)
         self._routes.append(stats)
         return stats
 
@@ -363,6 +396,11 @@ async def _paid(parts: Parts, bucket: Bucket) -> AsyncGenerator[Sequence[bytes],
         async for part in parts:
             bucket.spend(sum(map(len, part)))
             yield part
+
+
+def _release(place: Holding | None) -> None:
+    if place is not None:
+        place.release()
 
 
 def _as_problem(error: Problem | RequestValidationError | HTTPException) -> Problem:

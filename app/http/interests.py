@@ -22,7 +22,7 @@ from app.http.openapi import OBJECT, reply
 from app.http.recon import READS_ZSTD
 from app.http.replies import json_only, json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
-from app.interests import InterestState, interest_document, made_interest
+from app.interests import InterestState, described, interest_document, made_interest
 from recon.limits import INTEREST_NAMES_MAX
 from sdstore.client.transport import INSTANCE_HEADER
 
@@ -109,6 +109,7 @@ async def reset_interests(call: CurrentCall) -> Reply:
 
 
 async def _changed(call: Call, state: InterestState) -> Reply:
+    call.target = described(state.interest)
     channels_count, entries_count = await call.node.index.outside(state.interest)
     outside: dict[str, Any] = {"channels": channels_count, "entries": entries_count}
     if entries_count:

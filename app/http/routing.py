@@ -131,6 +131,11 @@ class Route:
         return values
 
     @property
+    def is_audited(self) -> bool:
+        """Whether it is an action of an operator, which the audit log must have."""
+        return self.scope is Scope.ADMIN and self.method != "GET"
+
+    @property
     def query_parameter(self) -> str | None:
         """The path parameter that a caller may pass in the query instead."""
         segments = self.template.split("/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
@@ -17,8 +16,6 @@ from app.http.routing import AnsweredBy, CurrentCall, Routes
 from app.tokens import HOLDS_AFTER_S, NAMES_MAX
 
 routes = Routes("tokens", answered_by=AnsweredBy.ANY)
-
-_log = logging.getLogger(__name__)
 
 _Text = Annotated[str, AfterValidator(utf8_text)]
 _Names = Annotated[list[_Text], FailFast()]
@@ -54,7 +51,7 @@ async def create_token(call: CurrentCall, body: TokenBody) -> Reply:
         prefixes=body.channel_prefixes,
         expires_in_s=body.expires_in_s,
     )
-    _log.info("token %s was made by %s", token.token_id, call.caller.name)
+    call.target = token.token_id
     headers = [(b"cache-control", b"no-store")]
     return json_only(token.document() | {"token": text}, 201, headers)
 
@@ -63,6 +60,5 @@ async def create_token(call: CurrentCall, body: TokenBody) -> Reply:
 async def revoke_token(call: CurrentCall, token_id: str) -> Reply:
     """Revoke an access token. The reply comes when no worker accepts it any more."""
     await asyncio.to_thread(call.node.tokens.file.revoke, token_id)
-    _log.info("token %s was revoked by %s", token_id, call.caller.name)
     await asyncio.sleep(HOLDS_AFTER_S)
     return Reply(204, [])

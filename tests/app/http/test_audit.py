@@ -1,48 +1,156 @@
-"""The audit of a running node: its route, its metrics and `sdstore check --node`."""
+"""The audit log has every action of an operator, and no log has a secret or content."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import logging
+import subprocess
+import time
 from pathlib import Path
 
-from sqlalchemy import text
+import httpx
+import pytest
 
-from app.limits import DEFAULT_LIMITS
-from sdstore.client import StoreClient
-from tests.app.http.test_lost_content import gauge, node_over, publish_batch, small, until
-from tests.app.store.test_frames import in_database
-from tests.support.cli import cli
-from tests.support.stores import Stores
+from app.callers import DistrustingAuthorizer, Scope
+from app.http.application import ROUTES
+from app.http.routing import Route
+from app.tokens import TokenFile
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Dialect
+from tests.support.cli import command
+from tests.support.federation import message
+from tests.support.server import PROTOBUF, running_node
 
-QUICK = replace(DEFAULT_LIMITS, audit_percent_max=50, audit_delay_s=0, audit_interval_s=0)
+ACTIONS = [route for route in ROUTES if route.scope is Scope.ADMIN and route.method != "GET"]
+AUDIT = "sdstore.audit"
 
 
-def test_a_running_node_shows_what_its_audit_proves_and_finds(
-    stores: Stores, tmp_path: Path
+def fields_of(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, str]]:
+    """The fields of all lines of the audit log, once there are `count`: replies come before them."""
+    ends_s = time.monotonic() + 20
+    while True:
+        lines = [each for each in caplog.records if each.name == AUDIT]
+        if len(lines) >= count:
+            return [line.__dict__["audit"] for line in lines]
+        assert time.monotonic() < ends_s, lines
+        time.sleep(0.005)
+
+
+def path_of(route: Route) -> str:
+    """A path of a route, with some ID for each parameter."""
+    return "/".join(
+        "0" * 16 if each.startswith("{") else each for each in route.template.split("/")
+    )
+
+
+def test_there_are_actions_of_operators() -> None:
+    names = {f"{route.method} {route.template}" for route in ACTIONS}
+    assert {"POST /v1/peers", "DELETE /v1/tokens/{token_id}", "PUT /v1/recon/interests"} <= names
+
+
+def test_each_action_is_one_line_whether_it_was_allowed_or_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = stores.new_url()
-    with node_over(tmp_path, url, QUICK) as node:
-        publish_batch(node, small())
-        until(lambda: gauge(node, "audit_passes_total") >= 2)
-        assert 'sdstore_audit_open_findings{kind="row"} 0.0' in node.http.get("/metrics").text
-        with StoreClient(node.url) as client:
-            assert client.audit()["last_pass"]["findings_count"] == 0
-        healthy = cli("check", "--node", node.url)
-        assert (healthy.code, "0 faults; last whole pass ended: 20" in healthy.out) == (0, True)
-        breaking = text("UPDATE messages SET arrival_sum = arrival_sum + 1 WHERE seq = 6")
-        in_database(url, lambda connection: connection.execute(breaking))
-        shown = 'sdstore_audit_open_findings{kind="row"} 1.0'
-        until(lambda: shown in node.http.get("/metrics").text)
-        found = cli("check", "--node", node.url)
-        assert found.code == 1
-        assert "row: message number 6: its sum" in found.err
-        assert "remedy: " in found.err
-        [finding] = cli("check", "--node", node.url, "--json").json["findings"]
-        assert finding["kind"] == "row"
-        assert finding["first_at_ms"] <= finding["last_at_ms"]
-        # The node goes on, and is ready.
-        assert node.http.get("/readyz").status_code == 200
-        mending = text("UPDATE messages SET arrival_sum = arrival_sum - 1 WHERE seq = 6")
-        in_database(url, lambda connection: connection.execute(mending))
-        until(lambda: cli("check", "--node", node.url).code == 0)
-    assert cli("check", "--node", "http://127.0.0.1:1", "--deep").code == 2
+    caplog.set_level(logging.INFO, AUDIT)
+    with running_node(tmp_path / "open") as node:
+        for route in ACTIONS:
+            caplog.clear()
+            answer = node.http.request(route.method, path_of(route), json={"odd": 1})
+            (fields,) = fields_of(caplog, 1)
+            assert fields["action"] == f"{route.method} {route.template}"
+            assert fields["target"].startswith(path_of(route))
+            assert (fields["who"], fields["address"]) == ("local", "127.0.0.1")
+            assert fields["outcome"].split()[0] == str(answer.status_code)
+    closed = DistrustingAuthorizer(is_open=False)
+    with running_node(tmp_path / "closed", authorizer=closed) as node:
+        for route in ACTIONS:
+            caplog.clear()
+            assert node.http.request(route.method, path_of(route)).status_code == 401
+            (fields,) = fields_of(caplog, 1)
+            assert fields["outcome"] == "401 unauthenticated"
+        caplog.clear()
+        node.http.get("/v1/peers")
+        assert node.http.delete("/v1/peers/0").status_code == 401
+        (fields,) = fields_of(caplog, 1)  # a reading request leaves none
+        assert fields["target"] == "/v1/peers/0"
+
+
+def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    with running_node(tmp_path) as node:
+        made = node.http.post("/v1/tokens", json={"scopes": ["admin"]}).json()
+        headers = {"authorization": f"Bearer {made['token']}"}
+        node.http.put("/v1/recon/interests", json={"channels": ["secret name"]}, headers=headers)
+        node.http.delete(f"/v1/tokens/{made['token']}", headers=headers)
+        node.http.delete("/v1/tokens/%0Ano\u2028line", headers=headers)
+        first, second, third, fourth = fields_of(caplog, 4)
+    assert first["target"] == f"/v1/tokens {made['id']}"
+    assert second["who"] == f"token {made['id']}"
+    assert second["target"] == "/v1/recon/interests 1 channels and 0 prefixes"
+    assert (third["outcome"], third["target"]) == (
+        "404 not_found",
+        f"/v1/tokens/sds_{made['id']}_***",
+    )
+    assert fourth["outcome"] == "404 not_found"
+    assert made["token"].rpartition("_")[2] not in caplog.text
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+
+
+def test_no_log_has_a_secret_or_content_and_lines_name_their_request_and_session(
+    tmp_path: Path,
+) -> None:
+    """All ways in, at the level debug."""
+    hint, content = bytes.fromhex("5e" * 24), b"content that nobody logs"
+    other, made = TokenFile(tmp_path / "tokens.json").create(
+        scopes=["admin", "read", "sync", "publish"]
+    )
+    with running_node(tmp_path / "peer") as peer:
+        peer.publish(message(1, "c", content=content + b" of the peer"))
+        flags = ("--log-level", "debug", "--log-format", "json", "--sync-interval", "0.2")
+        with subprocess.Popen(
+            command("serve", "--port", 0, "--data-dir", tmp_path, "--json", *flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as running:
+            try:
+                assert running.stdout is not None
+                url = json.loads(running.stdout.readline())["url"]
+                headers = {"authorization": f"Bearer {made}"}
+                with httpx.Client(base_url=url, headers=headers, trust_env=False) as http:
+                    frame = encode(message(2, "c", content=content), Dialect.V2)
+                    hints = {"retrieval-hint": hint.hex()}
+                    http.post("/v1/messages", content=frame, headers=PROTOBUF | hints)
+                    http.post("/v1/messages", content=b"\xff" + frame, headers=PROTOBUF)
+                    http.post("/v1/messages/batch", content=frame, headers=PROTOBUF)
+                    http.post("/v1/recon", content=frame, headers=PROTOBUF)
+                    http.post("/v1/mvds/p?channel_id=c", content=frame, headers=PROTOBUF)
+                    http.post("/v1/negentropy?channel_id=c", content=frame)
+                    http.get(f"/v1/hints/{hint.hex()}")
+                    http.get("/v1/feed", headers={"authorization": "Bearer sds_0_wrongsecret"})
+                    for added in (
+                        {"url": peer.url},
+                        {"url": "http://127.0.0.1:1", "token": "token-of-the-peer"},
+                    ):
+                        assert http.post("/v1/peers", json=added).status_code == 201
+                    secret = http.post("/v1/tokens", json={"scopes": ["read"]}).json()["token"]
+                    ends_s = time.monotonic() + 20
+                    while http.get("/v1/messages/m1").status_code != 200:
+                        assert time.monotonic() < ends_s
+                        time.sleep(0.05)
+            finally:
+                running.terminate()
+                _, err = running.communicate()
+    text = err.decode()
+    lines = [json.loads(line) for line in text.splitlines()]
+    secrets = [made, secret, made.rpartition("_")[2], secret.rpartition("_")[2]]
+    for each in (*secrets, "token-of-the-peer", "wrongsecret", hint.hex(), content.decode()):
+        assert each not in text, each
+    audited = [line for line in lines if line["logger"] == AUDIT]
+    assert [line["action"] for line in audited] == [*["POST /v1/peers"] * 2, "POST /v1/tokens"]
+    assert {line["who"] for line in audited} == {f"token {other.token_id}"}
+    assert len({line["request"] for line in audited}) == 3
+    healthy = [line for line in lines if "is healthy" in line["message"]]
+    assert healthy
+    assert all(len(line["sync"]) == 16 for line in healthy)

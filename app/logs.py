@@ -1,0 +1,121 @@
+"""The log of a node: one event per line on stderr, and the audit log of what operators do.
+
+A line has the ID of the request that it belongs to, and that of the session. The node makes both IDs;
+nothing that a caller sends becomes one. No line has a secret or the content of a message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+from contextvars import ContextVar
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from app.settings import Settings
+
+# Libraries that log each step and each request at the level "info", and headers at "debug".
+TALKATIVE = ("alembic", "asyncio", "httpx", "httpcore", "hpack", "psycopg")
+# While the database is away it warns several times a second; the node says so once.
+POOL = "psycopg.pool"
+
+AUDIT = logging.getLogger("sdstore.audit")
+"""One line for each request of an operator's route that can change something."""
+
+TARGET_CHARS_MAX = 500
+"""Of a path in the audit log: longer than every ID and URL, and short enough for one line."""
+
+_process = secrets.token_hex(4)
+_numbers = count(1)
+_request: ContextVar[int] = ContextVar("request", default=0)
+_sync: ContextVar[str] = ContextVar("sync", default="")
+_TOKEN = re.compile(r"\b(sds_[0-9A-Za-z]+)_[0-9A-Za-z]+")
+
+
+def begin_request() -> None:
+    """What this task logs from here on belongs to a new request."""
+    _request.set(next(_numbers))
+
+
+def begin_sync(sync_id: str) -> None:
+    """What this task logs from here on belongs to a session."""
+    _sync.set(sync_id)
+
+
+def audit(*, who: str, address: str, action: str, target: str, status: int, code: str) -> None:
+    """Write a line of the audit log: who did what to what, and how it ended.
+
+    `status` 0: the caller hung up before it had an answer.
+    """
+    # An operator can paste a whole token where its ID belongs.
+    shown = _TOKEN.sub(r"\1_***", target[:TARGET_CHARS_MAX]).encode("unicode_escape").decode()
+    outcome = f"{status} {code}".strip()
+    fields = {"who": who, "address": address, "action": action, "target": shown, "outcome": outcome}
+    # The caller is a token's ID or an address; the target is a path, or what a handler says of it.
+    AUDIT.info(
+        "%s by %s at %s: %s: %s", action, who, address, shown, outcome, extra={"audit": fields}
+    )
+
+
+def start_logging(settings: Settings) -> None:
+    """Log to stderr, at the level and in the format of the settings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    logging.basicConfig(handlers=[handler])
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    AUDIT.setLevel(logging.INFO)  # whatever else is logged
+    set_level(settings.log_level)
+
+
+def set_level(level: str) -> None:
+    """Log what is at least as severe."""
+    logging.getLogger().setLevel(level.upper())
+    logging.getLogger(POOL).setLevel(logging.NOTSET if level == "debug" else logging.CRITICAL)
+
+
+class TextLines(logging.Formatter):
+    """`TIME LEVEL [WORKER] LOGGER: MESSAGE`, followed by the traceback of a fault."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - a name of logging
+        """See `logging.Formatter`."""
+        worker = _worker_of(record)
+        where = f"{worker} {record.name}" if worker else record.name
+        return f"{_time_of(record)} {record.levelname} {where}: {record.message}"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, worker (where there are several), logger, request and sync
+    (where there is one), message, the fields of an audited action, and the traceback of a fault."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        worker, number, sync_id = _worker_of(record), _request.get(), _sync.get()
+        audited: dict[str, Any] = getattr(record, "audit", {})
+        document = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            **({"worker": worker} if worker else {}),
+            "logger": record.name,
+            **({"request": f"{_process}-{number}"} if number else {}),
+            **({"sync": sync_id} if sync_id else {}),
+            "message": record.getMessage(),
+            **audited,
+            **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}),
+        }
+        return json.dumps(document, ensure_ascii=False)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """ISO 8601 with milliseconds and this machine's offset from UTC."""
+    moment = datetime.fromtimestamp(record.created).astimezone()
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _worker_of(record: logging.LogRecord) -> str:
+    name = record.processName or "MainProcess"
+    return "" if name == "MainProcess" else name.replace(" ", "-")
