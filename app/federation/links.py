@@ -104,7 +104,10 @@ class Links:
     async def _watch(self) -> None:
         while True:
             wanted = {peer.peer_id: peer for peer in self._peers.all()}
-            for peer_id in [each for each in self._links if each not in wanted]:
+            # Also where the peer was removed and added again, perhaps with another token.
+            for peer_id in [
+                each for each, (link, _) in self._links.items() if link.peer is not wanted.get(each)
+            ]:
                 self._links.pop(peer_id)[1].cancel()
             for peer_id, peer in wanted.items():
                 if peer_id not in self._links:
@@ -128,7 +131,7 @@ class Link:
         own_instance: str,
     ) -> None:
         self.instance: str | None = None
-        self._peer = peer
+        self.peer = peer
         self._peers = peers
         self._relay = relay
         self._limits = limits
@@ -148,7 +151,7 @@ class Link:
             except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             except Exception as error:  # noqa: BLE001 - the link must live on
-                _log.exception("the link with %s failed", url_text(self._peer.url))
+                _log.exception("the link with %s failed", url_text(self.peer.url))
                 reason = type(error).__name__
             self._is_down(reason)
             failures = 1 if time.monotonic() - began_s > STEADY_S else failures + 1
@@ -161,13 +164,13 @@ class Link:
         timeout = httpx.Timeout(silence_s_max, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "text/event-stream", INSTANCE_HEADER: self._own_instance}
         async with (
-            self._peers.client(self._peer) as client,
+            self._peers.client(self.peer) as client,
             client.stream("GET", "v1/relay", headers=headers, timeout=timeout) as response,
         ):
             self._check(response, await _refusal(response))
             self._is_up(response.headers.get(INSTANCE_HEADER, ""))
             # Nudges of the time without a link are lost.
-            nudge(self._peer.peer_id)
+            nudge(self.peer.peer_id)
             sending = asyncio.create_task(self._send(client))
             receiving = asyncio.create_task(self._receive(response, nudge))
             try:
@@ -191,13 +194,13 @@ class Link:
 
     def _is_up(self, instance: str) -> None:
         self.instance, self._is_read, self._ahead_s = instance, False, 0.0
-        _log.info("the link with %s is up", url_text(self._peer.url))
+        _log.info("the link with %s is up", url_text(self.peer.url))
         self._relay.wake()
 
     def _is_down(self, reason: str) -> None:
         # The state of the peer reports why it cannot be reached; here only the end of a link is news.
         level = logging.DEBUG if self.instance is None else logging.INFO
-        _log.log(level, "the link with %s is down: %s", url_text(self._peer.url), reason)
+        _log.log(level, "the link with %s is down: %s", url_text(self.peer.url), reason)
         self.instance = None
         self._relay.wake()
 
@@ -218,7 +221,7 @@ class Link:
         match event.name:
             case "nudge":
                 self._relay.counters.nudges_received += 1
-                nudge(self._peer.peer_id)
+                nudge(self.peer.peer_id)
             case "reading":
                 self._is_read = _member(event, "is_read", bool)
             case "relayed":
@@ -278,7 +281,7 @@ class Link:
         if refusal.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             _log.warning(
                 "%s takes no relayed messages of this node: %s",
-                url_text(self._peer.url),
+                url_text(self.peer.url),
                 refusal.detail,
             )
             # Its stream is still of use. A new token is tried with the next connection.
