@@ -17,7 +17,8 @@ from app.errors import Code, Problem
 from app.limits import Limits
 
 CALLERS_MAX = 16_384
-"""Buckets of one kind: 4 MiB. The least recently seen caller is forgotten and gets a full bucket again."""
+"""Buckets of one kind: 4 MiB. The one that was filled longest ago is forgotten, and its caller gets a full
+one again."""
 
 REFILL_S = 60
 """In which an empty bucket becomes full. A caller can spend a full one at once."""
@@ -46,18 +47,25 @@ class _Table:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def admit(self, name: str) -> Bucket:
-        now_s = time.monotonic()
         bucket = self._buckets.get(name)
+        # Look at the clock only when something is spent: a bucket that is filled late never holds more.
+        if bucket is None or bucket.requests < 1 or bucket.bytes < 0:
+            bucket = self._filled(name, bucket)
+        bucket.requests -= 1
+        return bucket
+
+    def _filled(self, name: str, bucket: Bucket | None) -> Bucket:
+        now_s = time.monotonic()
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self._requests_max, self._bytes_max, now_s)
             if len(self._buckets) > CALLERS_MAX:
                 self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(name)
-            part = (now_s - bucket.filled_at_s) / REFILL_S
-            bucket.filled_at_s = now_s
-            bucket.requests = min(self._requests_max, bucket.requests + part * self._requests_max)
-            bucket.bytes = min(self._bytes_max, bucket.bytes + part * self._bytes_max)
+            return bucket
+        self._buckets.move_to_end(name)
+        part = (now_s - bucket.filled_at_s) / REFILL_S
+        bucket.filled_at_s = now_s
+        bucket.requests = min(self._requests_max, bucket.requests + part * self._requests_max)
+        bucket.bytes = min(self._bytes_max, bucket.bytes + part * self._bytes_max)
         if bucket.requests < 1:
             raise _refusal(
                 f"{self._requests_max:,} requests a minute",
@@ -67,7 +75,6 @@ class _Table:
             raise _refusal(
                 f"{self._bytes_max:,} bytes a minute", -bucket.bytes * REFILL_S / self._bytes_max
             )
-        bucket.requests -= 1
         return bucket
 
 
@@ -75,18 +82,17 @@ class Rates:
     """The rate limits of one process."""
 
     def __init__(self, limits: Limits) -> None:
-        self._tables = {
-            Rate.CALLER: _Table(limits.caller_requests_per_minute, limits.caller_bytes_per_minute),
-            Rate.STRANGER: _Table(
-                limits.stranger_requests_per_minute, limits.stranger_bytes_per_minute
-            ),
-        }
+        self._callers = _Table(limits.caller_requests_per_minute, limits.caller_bytes_per_minute)
+        self._strangers = _Table(
+            limits.stranger_requests_per_minute, limits.stranger_bytes_per_minute
+        )
         self._limits = limits
         self._strangers_live_count = 0
 
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
-        return self._tables[caller.rate].admit(caller.name)
+        table = self._strangers if caller.rate is Rate.STRANGER else self._callers
+        return table.admit(caller.name)
 
     def begin_live(self, bucket: Bucket) -> None:
         """Count a live stream of a stranger; `rate_limited` if it or all strangers have too many."""
