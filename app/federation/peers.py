@@ -295,7 +295,7 @@ class Peers:
                     transport,
                     interest(),
                     current_interest=interest,
-                    memory=peer.memory,
+                    memory=peer.memory.with_own_policy(replica.policy),
                     limits=self._jittered(),
                     nonce_secret=replica.nonce_secret,
                     arrivals=replica,

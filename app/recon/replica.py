@@ -102,6 +102,11 @@ class NodeReplica:
         return replica
 
     @property
+    def policy(self) -> int:
+        """The number of this node's policy at this moment."""
+        return self._policy()
+
+    @property
     def is_disk_low(self) -> bool:
         """Whether this node takes no messages now, to keep some of its disk free."""
         return self._door.is_disk_low

@@ -118,6 +118,16 @@ class Aside:
         tried = tuple(e for e in self.tried_again if e.element_id not in gone)
         return replace(self, elements=kept, tried_again=tried)
 
+    def without_refused_here(self) -> Aside:
+        """Without this side's refusals: its policy has changed, so it may accept those elements now."""
+        gone = {
+            e.element_id
+            for e in self.elements
+            if e.lacked_by is LackedBy.HERE and e.code not in _UNSERVED
+        }
+        kept = tuple(e for e in self.elements if not gone & {e.element_id, e.entry_id})
+        return replace(self, elements=kept)
+
     def unserved_due(self) -> Aside:
         """Make elements due now that the peer could not serve, and claims that waited for an entry."""
         elements = (replace(e, retry_at_s=0.0) if e.code in _UNSERVED else e for e in self.elements)
@@ -190,9 +200,9 @@ class PeerMemory:
 
     `responder_nonce` and `interest` save the hand-shake while the peer accepts them. `arrived_count` is
     this side's number of arrivals at the start of the last session. `proof` is from the last time that
-    the peer's total equalled ours. `policy` is the peer's, from its last answer. The search for lost
-    entries to request from this peer resumes after `lost_after`. The newest of `asides` and of
-    `baselines` is the last.
+    the peer's total equalled ours. `policy` is the peer's, from its last answer, and `own_policy` is this
+    side's. The search for lost entries to request from this peer resumes after `lost_after`. The newest of
+    `asides` and of `baselines` is the last.
     """
 
     responder_nonce: bytes = b""
@@ -205,6 +215,7 @@ class PeerMemory:
     lost_asked: tuple[Asked, ...] = ()
     asides: tuple[Aside, ...] = ()
     baselines: tuple[Baseline, ...] = ()
+    own_policy: int | None = None
 
     def baseline_over(self, interest: bytes) -> Baseline | None:
         """The baseline of one mutual interest, if there is one."""
@@ -238,6 +249,13 @@ class PeerMemory:
             return replace(self, policy=policy)
         asides = tuple(each.without_refused_there() for each in self.asides)
         return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0, baselines=())
+
+    def with_own_policy(self, policy: int) -> PeerMemory:
+        """This memory with this side's policy: if it is new, elements that it refused are requested again."""
+        if self.own_policy in (None, policy):
+            return replace(self, own_policy=policy)
+        asides = tuple(each.without_refused_here() for each in self.asides)
+        return replace(self, own_policy=policy, asides=asides, proof=None, baselines=())
 
     def lost_waiting(self) -> set[bytes]:
         """Entries with lost content that must not be requested from the peer yet."""

@@ -369,6 +369,23 @@ def test_refusals_are_local_policy_and_a_new_revision_makes_both_sides_look_agai
     run(check())
 
 
+def test_a_new_revision_fetches_what_the_old_one_refused_with_the_memory_of_before(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        memory = Remembered()
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}) as (one, two):
+            await publish(two, [of(b"good", 1), of(b"bad", 2)])
+            report = await sync(one, two, memory)
+            assert codes(report) == {("here", "policy_refused")}
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}) as (one, two):
+            report = await sync(one, two, memory)
+            assert (report.outcome, report.set_aside) == (SyncOutcome.IN_SYNC, ()), report
+            assert await holdings(one) == await holdings(two)
+
+    run(check())
+
+
 def test_the_revision_is_part_of_the_policy_of_sessions() -> None:
     everything = Interest.make(everything=True)
     policies = {policy_of(DEFAULT_LIMITS, everything, each) for each in ("", "1", "2")}
@@ -393,6 +410,7 @@ def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_pa
 
 async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
     local = local_of(one).for_peer("peer")
+    memory.value = memory.value.with_own_policy(local.policy)  # as `app.federation.peers` does
     return await sync_with_peer(local, InProcessPeer(two), one.interests.current, memory=memory)
 
 
