@@ -3,14 +3,14 @@
 Theory of operation. This side has a `Replica` (a set of elements with content) and a `Transport` (a
 way to call the peer). The peer keeps nothing between calls, so all state of a session is here.
 
-1. Hand-shake. `_Session.run` reads the peer's interest, intersects it with this side's, and gets a
+1. Hand-shake. `Session.run` reads the peer's interest, intersects it with this side's, and gets a
    nonce from the peer; the `PeerMemory` of the last session saves both calls.
 2. News. A pair that was proved equal has a `Baseline` with a mark of each side. The session then
    compares only what arrived after the marks (`_compare_news`), so its cost does not depend on the
    history. Everything else follows if a mark fails, if an element is due for a retry, and once a day.
    With a peer that gives no marks, `_is_idle` compares the 32-byte roots of both sets instead, as long
    as nothing changed here.
-3. A pass (`_Pass`). Two streams of requests run side by side. `recon.initiator.Initiator` has a work
+3. A pass (`sdstore.sync.comparison.Pass`). Two streams of requests run side by side. `recon.initiator.Initiator` has a work
    list of ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
    `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
    as enough of it is known. A received item is decoded once, checked against the request, and
@@ -34,32 +34,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from recon.codec import closing_request, read_total
 from recon.errors import RemoteProtocolError
 from recon.events import (
-    Busy,
-    Event,
     Expired,
-    Fault,
-    Have,
-    Need,
-    NotThere,
     RangeState,
     Stated,
-    Unsupported,
 )
-from recon.initiator import Initiator, Options, OutgoingRequest, refusal_of
-from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
+from recon.initiator import Initiator, refusal_of
 from recon.limits import NONCE_BYTES
 from recon.marks import view_of
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
+from sdstore.sync.comparison import Opened, Pass, new_initiator
 from sdstore.sync.exchange import (
     Exchange,
     InterestChangedError,
@@ -80,8 +71,8 @@ from sdstore.sync.memory import (
     pack_elements,
     unpack_elements,
 )
-from sdstore.sync.moves import MOVE_ELEMENTS_MAX, Ledger, Moves
-from sdstore.sync.news import MOVED_MAX, Moved, news_of
+from sdstore.sync.moves import Ledger, Moves
+from sdstore.sync.news import Moved, news_of
 from sdstore.sync.replica import ArrivalOrder, Element, Replica, columns
 from sdstore.sync.report import (
     Counts,
@@ -95,17 +86,13 @@ from sdstore.sync.report import (
     misbehaved,
     outcome_of,
 )
-from sdstore.wire.recon_pb2 import ReconResponse
 
-ASKS_IN_FLIGHT_MAX = 4  # hides the latency of a round; more would only queue at the peer
-MOVES_IN_FLIGHT_MAX = 3  # one on the network, one at the peer, one at our own writer
 INTEREST_CHANGES_MAX = 8  # that a session follows; it ends with the last of them
 RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
 PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
 PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
 LOST_FETCHED_MAX = 256  # entries with lost content that a pass requests, about: one batch
 LOST_PAGES_MAX = 8  # of lost entries read to find those; later passes read on
-NEWS_UNCUT_MAX = 48  # new elements compared as one range, and listed: 300 bytes and a single trip
 PROGRESS_INTERVAL_S = 0.1
 NOTHING_SHARED = "nothing was compared: the interests of the two nodes have no channel in common"
 
@@ -138,7 +125,7 @@ async def sync_with_peer(
     new; a dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains them.
     """
     started_s = time.monotonic()
-    session = _Session(replica, transport, interest, memory, limits, changed)
+    session = Session(replica, transport, interest, memory, limits, changed)
     session.nonce_secret = nonce_secret or os.urandom(NONCE_BYTES)
     session.fetches = not dry_run
     session.sends = not (dry_run or fetch_only)
@@ -166,7 +153,7 @@ async def sync_with_peer(
     return report, session.memory
 
 
-async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
+async def _judged(session: Session, seconds_max: float) -> tuple[SyncOutcome, str, str]:
     """Run the session; returns outcome, code, detail."""
     try:
         async with asyncio.timeout(seconds_max):
@@ -190,7 +177,7 @@ async def _judged(session: _Session, seconds_max: float) -> tuple[SyncOutcome, s
     return SyncOutcome.IN_SYNC, "", NOTHING_SHARED if session.shares_nothing else ""
 
 
-class _Session:
+class Session:
     def __init__(
         self,
         replica: Replica,
@@ -487,7 +474,7 @@ class _Session:
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
         is_news = baseline is not None
         recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
-        one_pass = _Pass(self, header, view, recent, self._opened)
+        one_pass = Pass(self, header, view, recent, self._opened)
         self._opened = None
         if baseline is not None:
             one_pass.moves.counted_in = unpack_elements(baseline.counted_in).keys()
@@ -647,161 +634,3 @@ class _Session:
         self._changed(
             Progress(in_sync_percent=100.0 * in_sync, segments=self._segments, **self.counts)
         )
-
-
-class Opened(NamedTuple):
-    """The first request of a session that began without a nonce, and its answer under a new one."""
-
-    initiator: Initiator
-    request_id: int
-    response: ReconResponse
-
-
-def new_initiator(
-    session: _Session, view: View, header: SessionHeader, recent: int | None = 0
-) -> Initiator:
-    """The engine of one pass, within the session's bounds. `recent` None: all of the view is new."""
-    limits = replace(
-        RECON_LIMITS,
-        response_bytes_max=session.limits.answer_bytes_max,
-        in_flight_max=ASKS_IN_FLIGHT_MAX,
-    )
-    # Most of the news differ, so cuts would only cost bytes before the lists.
-    options = (
-        Options(uncut_max=NEWS_UNCUT_MAX, list_max=NEWS_UNCUT_MAX) if recent is None else Options()
-    )
-    return Initiator(
-        view,
-        header,
-        options=options,
-        limits=limits,
-        seed=secrets.randbits(64),
-        recent=recent or 0,
-    )
-
-
-class _Pass:
-    """One comparison of two sets: requests about ranges, and concurrent requests for content."""
-
-    def __init__(
-        self,
-        session: _Session,
-        header: SessionHeader,
-        view: View,
-        recent: int | None,
-        opened: Opened | None,
-    ) -> None:
-        if opened is None:
-            self._initiator = new_initiator(session, view, header, recent)
-        else:
-            self._initiator = opened.initiator
-            self._initiator.rekey(view, header)
-        self._opened = opened
-        self.moves = Moves(
-            session.replica,
-            view,
-            header,
-            session.exchange,
-            session.aside,
-            session.ledger,
-            session.counts,
-            self._initiator,
-            self._carry_more,
-        )
-        self._session = session
-        self._view_count = len(view)
-        session.initiator = self._initiator
-        self._started_s = time.monotonic()
-        self._asks: set[asyncio.Task[None]] = set()
-        self._carries: set[asyncio.Task[None]] = set()
-        self._is_ending = False
-
-    async def run(self) -> None:
-        """Run until nothing is left to ask or to move."""
-        if self._opened is not None:
-            self._receive(self._opened.request_id, self._opened.response)
-        try:
-            while tasks := self._launched():
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                self._asks -= done
-                self._carries -= done
-                await self._end_of(done)
-                self._session.show_progress()
-        finally:
-            running = self._asks | self._carries
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        await self.moves.finish()
-
-    async def _end_of(self, done: set[asyncio.Task[None]]) -> None:
-        failed = [error for task in done if (error := task.exception())]
-        if not failed:
-            return
-        self._is_ending = True
-        passing = (NonceExpiredError, InterestChangedError)
-        faults = [error for error in failed if not isinstance(error, passing)]
-        # What came is stored in any case. After an expired nonce the peer refuses the batches in
-        # flight, too: each repeats its push, then ends.
-        waited_for = self.moves.storing if faults else self._carries
-        await asyncio.gather(*waited_for, return_exceptions=True)
-        raise (faults or failed)[0]
-
-    def _launched(self) -> set[asyncio.Task[None]]:
-        # Until the peer has given its mark, no other request can name it.
-        while not (self._asks and self._session.exchange.awaits_mark) and (
-            request := self._initiator.next_request(self._elapsed_s())
-        ):
-            self._asks.add(asyncio.create_task(self._ask(request)))
-        self._carry_more()
-        return self._asks | self._carries
-
-    def _carry_more(self) -> None:
-        while self._may_carry():
-            self._carries.add(asyncio.create_task(self.moves.carry(self.moves.take())))
-
-    def _may_carry(self) -> bool:
-        """Whether to carry a batch: a small one waits until nothing more can join it."""
-        waiting = self.moves.waiting_count
-        if not waiting or self._is_ending or len(self._carries) >= MOVES_IN_FLIGHT_MAX:
-            return False
-        return waiting >= MOVE_ELEMENTS_MAX or not self._asks
-
-    async def _ask(self, request: OutgoingRequest) -> None:
-        self._receive(request.request_id, await self._session.exchange.call(request.message))
-
-    def _receive(self, request_id: int, response: ReconResponse) -> None:
-        for event in self._initiator.receive(request_id, response, self._elapsed_s()):
-            self._take(event)
-        if self.moves.moved.is_overfull:
-            self._session.exchange.release()
-
-    def _take(self, event: Event) -> None:
-        session = self._session
-        match event:
-            case Have():
-                session.found_count += 1
-                session.missing_there += session.ledger.offer(event.ids)
-                self.moves.moved.offer(event.orders, event.ids)
-                if session.sends:
-                    self.moves.add_have(event)
-            case Need():
-                session.found_count += 1
-                session.missing_here += event.count
-                if session.fetches:
-                    self.moves.add_need(event)
-            case NotThere():
-                session.found_count += 1
-                session.aside.forget([row.tobytes() for row in event.ids])
-                self.moves.moved.leave_unnamed(event.orders, event.ids)
-            case Stated():
-                session.stated = event
-                if abs(event.count - self._view_count) > MOVED_MAX:
-                    self.moves.moved.give_up()
-            case Fault():
-                raise event.error
-            case Expired() | Busy() | Unsupported():
-                raise error_of(event)
-
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s

@@ -36,8 +36,9 @@ from sdstore.sds.effects import Deliver, Effect, Save
 from sdstore.sds.log import BackfillLog, LogEntry, MemoryLog, Staged
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN, HistoryEntry, Message
 from sdstore.sds.participant import Participant
+from sdstore.sync.comparison import MOVES_IN_FLIGHT_MAX
 from sdstore.sync.report import Progress, SyncOutcome, SyncReport
-from sdstore.sync.session import MOVES_IN_FLIGHT_MAX, sync_with_peer
+from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import (
     NONCE_EXPIRED,
     REFUSED,

@@ -137,10 +137,10 @@ FAULTS = [
     # The proof
     _fault(
         "a set is proved equal whatever the peer states",
-        "session:_Session._compare_everything",
+        "session:Session._compare_everything",
         instead(_proof_at_once),
     ),
-    _fault("idle pairs compare ranges", "session:_Session._is_idle", _awaited(lambda *_: False)),
+    _fault("idle pairs compare ranges", "session:Session._is_idle", _awaited(lambda *_: False)),
     # Content
     _fault("content may be another entry", "moves:read_items", _unlike_the_name),
     _fault("an item is read twice", "moves:Moves._store", _twice),
@@ -156,9 +156,7 @@ FAULTS = [
     _fault(
         "what was set aside is forgotten", "memory:PeerMemory.with_aside", after(lambda _, m, __: m)
     ),
-    _fault(
-        "a new policy is not noticed", "session:_Session._learn_policy", after(lambda *_: False)
-    ),
+    _fault("a new policy is not noticed", "session:Session._learn_policy", after(lambda *_: False)),
     _fault(
         "a time that is still to come is waited for",
         "memory:_is_due",

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import sdstore.sync.comparison as comparison_module
 import sdstore.sync.memory as memory_module
 import sdstore.sync.moves as moves_module
 import sdstore.sync.news as news_module
@@ -521,14 +522,14 @@ def run_world(seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> World:
     # Small batches, so that there are many moments to break a session at, and a small bound.
     batch, moved = world.rng.choice([4, 1_024]), world.rng.choice([15, 65_536])
     world.busy_max = min(world.busy_max, batch // 2)
-    for module in (moves_module, session_module):
+    for module in (moves_module, comparison_module):
         monkeypatch.setattr(module, "MOVE_ELEMENTS_MAX", batch)
-    for module in (news_module, session_module):
+    for module in (news_module, comparison_module):
         monkeypatch.setattr(module, "MOVED_MAX", moved)
     monkeypatch.setattr(session_module, "PASS_PAUSE_S", 0.0)
     # So that a seed gives the same world again.
     chance = SimpleNamespace(randbits=world.rng.getrandbits, urandom=world.rng.randbytes)
-    monkeypatch.setattr(session_module, "secrets", chance)
+    monkeypatch.setattr(comparison_module, "secrets", chance)
     monkeypatch.setattr(session_module, "os", chance)
     try:
         for _ in range(steps):

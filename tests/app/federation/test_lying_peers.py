@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sdstore.sync.comparison as comparison_module
 import sdstore.sync.moves as moves_module
-import sdstore.sync.session as session_module
 from app.errors import Code, Problem
 from app.node import Node
 from app.recon.replica import NodeReplica, Received
@@ -339,7 +339,7 @@ def test_a_peer_that_serves_drop_by_drop_is_left_when_the_budget_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = replace(DEFAULT_LIMITS, seconds_base=0.5, seconds_per_credit_mib=0.0)
-    monkeypatch.setattr(session_module, "RECON_LIMITS", hasty)
+    monkeypatch.setattr(comparison_module, "RECON_LIMITS", hasty)
 
     def drips(_: ReconRequest, response: ReconResponse) -> ReconResponse:
         if len(response.items) > 1:
