@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ from app.audit import Audit
 from app.bus import SiblingBus
 from app.errors import Problem
 from app.federation.links import Links
-from app.federation.peers import Peers, peer_id_of
+from app.federation.peers import Peers
+from app.federation.records import Records
 from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import Syncs
-from app.federation.transport import parse_peer_url
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
 from app.ingest.judge import Judge
@@ -48,7 +48,6 @@ from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
-from app.store.peerrows import PeerRow
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
 
@@ -109,8 +108,9 @@ class Node:
     ) -> AsyncIterator[Node]:
         """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
 
-        With several workers, only the first writes the index file and syncs with peers. `makes`: make a
-        database file if there is none; a worker that writes nothing never does.
+        With several workers, only the first writes the index file. On SQLite only the first syncs with
+        peers; on PostgreSQL each peer is held by one worker of one host. `makes`: make a database file if
+        there is none; a worker that writes nothing never does.
         """
         is_first = siblings is None or siblings.is_first
         writes = siblings is None or siblings.writes
@@ -140,11 +140,12 @@ class Node:
             closing.push_async_callback(node.peers.connections.close)
             closing.push_async_callback(node.relay.close)
             await closing.enter_async_context(_connected_to_others(node))
+            closing.push_async_callback(node.peers.close_records)
             closing.push_async_callback(node.syncs.close)
             # Registered before the start, so that a failed start leaves no loops running.
             closing.push_async_callback(node.peers.close)
             closing.push_async_callback(node.links.close)
-            if is_first:
+            if is_first or store.peers.is_shared:
                 await node.peers.start()
                 node.links.start()
             yield node
@@ -207,41 +208,6 @@ async def _save_index(node: Node, growth_min: int) -> None:
         _log.warning("the index was not written", exc_info=True)
 
 
-@dataclass(slots=True)
-class _Book:
-    """Keeps the peers that an operator added (`app.federation.peers.PeerBook`)."""
-
-    store: Store
-    committer: GroupCommitter
-
-    async def read(self) -> dict[str, str | None]:
-        """See `PeerBook`."""
-        kept = [each for each, _ in await self.store.peers.read()]
-        return {each.url: each.token or None for each in kept}
-
-    async def write(self, peers: Mapping[str, str | None]) -> None:
-        """See `PeerBook`."""
-        before = {each.url: each for each, _ in await self.store.peers.read()}
-        rows = [
-            PeerRow(
-                peer_id=peer_id_of(parse_peer_url(url)),
-                url=url,
-                origin="added",
-                token=token or "",
-            )
-            for url, token in peers.items()
-        ]
-
-        def write_all() -> None:
-            for url in before.keys() - peers.keys():
-                self.store.peers.remove(before[url].peer_id)
-            self.store.peers.add(rows)
-            for each in rows:
-                self.store.peers.set_token(each.peer_id, each.token, each.origin)
-
-        await self.committer.call(write_all)
-
-
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
     sharing = Sharing(limits)
     live = LiveHub(store, limits, sharing)
@@ -270,14 +236,14 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         lambda: interests.policy,
     )
     budgets = ReconBudgets(limits)
-    syncs = Syncs(limits)
+    records = Records(store, committer)
+    syncs = Syncs(limits, store.syncs, records.process)
     instance_id = instance_id_of(secret)
     relay = Relay(door, live, limits, lambda: interests.current)
     committer.listeners.append(relay.on_committed)
-    book = _Book(store, committer)
     audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
     spot_checks = SpotChecks(index, audit.findings, limits)
-    peers = Peers(replica, syncs, book, interests, settings, instance_id, spot_checks)
+    peers = Peers(replica, syncs, records, interests, settings, instance_id, spot_checks)
     relay.commit_listeners.append(peers.nudge_all)
     node = Node(
         settings=settings,

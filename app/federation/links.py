@@ -103,7 +103,7 @@ class Links:
 
     async def _watch(self) -> None:
         while True:
-            wanted = {peer.peer_id: peer for peer in self._peers.all()}
+            wanted = {peer.peer_id: peer for peer in self._peers.held()}
             # Also where the peer was removed and added again, perhaps with another token.
             for peer_id in [
                 each for each, (link, _) in self._links.items() if link.peer is not wanted.get(each)

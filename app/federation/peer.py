@@ -16,6 +16,7 @@ from app.errors import Code
 from app.federation.schedule import Verdict
 from app.federation.syncs import Sync
 from app.federation.transport import url_text
+from app.store.peerrows import CHANGING, PeerRow, clean_text
 from recon.errors import RemoteProtocolError
 from recon.session import Interest, decode_interest
 from sdstore.sync.memory import PeerMemory
@@ -97,7 +98,8 @@ COUNTED = (
 @dataclass(slots=True, eq=False)
 class Peer:
     """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
-    since the last good one; `code` and `reason` say why the last one failed."""
+    since the last good one; `code` and `reason` say why the last one failed. Times and what is missing:
+    as in `app.store.peerrows.PeerRow`."""
 
     peer_id: str
     url: httpx.URL
@@ -111,7 +113,13 @@ class Peer:
     reason: str = ""
     failures: int = 0
     last_sync: Sync | None = None
+    last_sync_id: str = ""
     next_sync_at_ms: int | None = None
+    in_sync_at_ms: int | None = None
+    proved_at_ms: int | None = None
+    missing_here: int | None = None
+    missing_there: int | None = None
+    apart_since_ms: int | None = None
     _interest_read: bytes = field(default=b"", repr=False)
     _interest: Interest | None = field(default=None, repr=False)
 
@@ -126,31 +134,69 @@ class Peer:
             "code": self.code,
             "reason": self.reason,
             "failures": self.failures,
-            "last_sync_id": self.last_sync.sync_id if self.last_sync else None,
+            "last_sync_id": self.last_sync_id or None,
             "next_sync_at_ms": self.next_sync_at_ms,
+            "in_sync_at_ms": self.in_sync_at_ms,
         }
+
+    def row(self) -> PeerRow:
+        """The peer as the database keeps it."""
+        return PeerRow(
+            peer_id=self.peer_id,
+            url=url_text(self.url),
+            origin=self.origin,
+            token=self.token or "",
+            **{name: getattr(self, name) for name in CHANGING},
+        )
+
+    def take(self, row: PeerRow) -> None:
+        """Become what the database has."""
+        self.token = row.token or None
+        for name in CHANGING:
+            setattr(self, name, getattr(row, name))
+        self.since_ms = self.since_ms or _now_ms()
+        self.state = PeerState(row.state) if row.state in set(PeerState) else PeerState.NEW
 
     def status(self) -> dict[str, Any]:
         """The peer with the report of its last sync."""
         report = self.last_sync.report if self.last_sync else None
         return self.document() | {"last_report": asdict(report) if report else None}
 
-    def learn(self, report: SyncReport) -> None:
-        """Record the result of a sync; log a change of the state.
+    def learn(self, report: SyncReport) -> bool:
+        """Record the result of a sync; log a change of the state, and return whether there was one.
 
         A fault of this node, such as an outage of its database, does not change the peer's state.
         """
         self.totals.add(report)
-        self.code, self.reason = report.code, report.detail
+        self.code, self.reason = report.code, clean_text(report.detail)
+        self._learn_divergence(report)
         if report.outcome is SyncOutcome.LOCAL_FAULT:
-            self.reason = f"the fault is this node's, not the peer's: {report.detail}"
-            return
+            self.reason = f"the fault is this node's, not the peer's: {self.reason}"
+            return False
         state = _state_of(report)
         if state is self.state:
-            return
+            return False
         self.state, self.since_ms = state, _now_ms()
         detail = f": {report.code}: {report.detail}" if report.code else ""
         _log.log(_LOG_LEVELS[state], "peer %s is %s%s", url_text(self.url), state, detail)
+        return True
+
+    def _learn_divergence(self, report: SyncReport) -> None:
+        now_ms = _now_ms()
+        if report.proved:
+            self.proved_at_ms = now_ms
+        if report.in_sync:
+            self.in_sync_at_ms = now_ms
+            self.missing_here = self.missing_there = 0
+        elif report.missing_here or report.missing_there:
+            came = report.entries_received + report.claims_received
+            went = report.entries_sent + report.claims_sent
+            self.missing_here = max(report.missing_here - came, 0)
+            self.missing_there = max(report.missing_there - went, 0)
+        if not self.missing_here:
+            self.apart_since_ms = None
+        elif self.apart_since_ms is None:
+            self.apart_since_ms = now_ms
 
     def wants_one_of(self, channels: Collection[str]) -> bool:
         """Whether the peer's interest, as last read, has one of the channels. True if it is not known."""

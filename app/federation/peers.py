@@ -3,6 +3,9 @@
 `app.federation.schedule` decides when to sync with which peer; one task here starts those sessions.
 Peers of the settings are added at each start; those that an operator added stay in the database until
 they are removed.
+
+All processes over one PostgreSQL database know all peers, and each peer is held by one of them, which
+syncs with it (`app.store.peerrows`). The others show what its row says.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from blake3 import blake3
@@ -24,9 +28,10 @@ from blake3 import blake3
 from app.errors import Code, Problem
 from app.federation.connections import Connections
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
+from app.federation.records import Records
 from app.federation.schedule import Schedule, Verdict
 from app.federation.spotchecks import SpotChecks
-from app.federation.syncs import RunSync, Sync, Syncs
+from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
 from app.federation.transport import (
     open_http_client,
     open_http_transport,
@@ -38,28 +43,24 @@ from app.ingest.committer import Committed
 from app.interests import Interests
 from app.recon.replica import NodeReplica
 from app.settings import Settings
+from app.store.peerrows import Lease, PeerRow
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.limits import SyncLimits
+from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import Progress, SyncError, SyncReport
 from sdstore.sync.session import sync_with_peer
 
 WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread over six hours
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
+LOOK_S = 1.0  # between two looks at the rows of peers, and two renewals of leases
+ABANDONED_LOOK_S = 10.0  # between two looks for sessions whose processes have ended
 CHANNELS_COMPARED_MAX = 64  # of one commit, with the interest of each peer; one of more is for all
+
+_SETTINGS = PeerOrigin.SETTINGS
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class PeerBook(Protocol):
-    """Keeps the peers that an operator added: URLs, and the access tokens for some of them."""
-
-    async def read(self) -> dict[str, str | None]:
-        """The peers that were written last."""
-
-    async def write(self, peers: Mapping[str, str | None]) -> None:
-        """Replace the peers. Raises Problem if the database cannot be written."""
 
 
 class _Metered(Awaitable[T]):
@@ -98,7 +99,7 @@ class Peers:
         self,
         replica: NodeReplica,
         syncs: Syncs,
-        book: PeerBook,
+        records: Records,
         interests: Interests,
         settings: Settings,
         instance_id: str,
@@ -108,7 +109,8 @@ class Peers:
         self.spot_checks = spot_checks
         self._replica = replica
         self._syncs = syncs
-        self._book = book
+        self._records = records
+        self._process = records.process
         self._interests = interests
         self._settings = settings
         self._limits = replica.limits
@@ -116,6 +118,12 @@ class Peers:
         self._instance_id = instance_id
         self.connections = Connections()
         self._peers: dict[str, Peer] = {}
+        self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
+        self._settings_are_added = False
+        # The peers that this process syncs with: those in the schedule.
+        self._held: set[str] = set()
+        self._looking = asyncio.Lock()
+        self._has_changed = asyncio.Event()
         # Stores that were synced with by URL, and their results; bounded like the sessions.
         self._strangers: dict[str, Peer] = {}
         self._schedule = Schedule(
@@ -125,25 +133,31 @@ class Peers:
             slow_sessions_max=self._limits.peer_sessions_slow_max,
         )
         self._is_due_earlier = asyncio.Event()
-        self._starting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Add the peers of the settings and those of the database, and begin to sync with them.
 
         The state of a peer shows whether it is down or not allowed.
         """
-        for text in self._settings.peers:
-            self._add(parse_peer_url(text), PeerOrigin.SETTINGS)
-        for text, token in (await self._book.read()).items():
-            with suppress(Problem):  # an older version accepted URLs that are refused now
-                self._add(parse_peer_url(text), PeerOrigin.ADDED, token)
-        self._starting = asyncio.create_task(self._keep_starting(), name="peers")
+        try:
+            if not self._records.is_shared:
+                await self._records.end_abandoned(_now_ms())
+            await self._look()
+        except Problem as problem:
+            # The peers of the settings work without their rows; `_keep_looking` tries again.
+            _log.warning("the peers cannot be written to the database: %s", problem.detail)
+            for peer_id, url in self._settings_peers.items():
+                self._begin(self._peers.setdefault(peer_id, Peer(peer_id, url, _SETTINGS)))
+        self._tasks.append(asyncio.create_task(self._keep_starting(), name="peers"))
+        self._tasks.append(asyncio.create_task(self._keep_looking(), name="leases"))
+        self._tasks.append(asyncio.create_task(self._keep_writing(), name="records"))
 
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def add(self, url_text: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing one with this URL; it is kept across restarts.
@@ -158,23 +172,22 @@ class Peers:
             await self._replace_token(known, token)
             return known
         await self._contact(url, token)
-        peer = self._add(url, PeerOrigin.ADDED, token)
-        try:
-            await self._keep()
-        except Problem:
-            self._forget(peer)
-            raise
-        return peer
+        async with self._looking:
+            if len(self._peers) >= self._limits.peers_max:
+                raise Problem(
+                    Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
+                )
+            peer = Peer(peer_id_of(url), url, PeerOrigin.ADDED, token)
+            await self._records.add(peer.row())
+            # An operator removed it after this process had looked, or a peer of former settings is kept.
+            await self._look_now()
+        return self.get(peer.peer_id)
 
     async def _replace_token(self, peer: Peer, token: str | None) -> None:
         if token is None or token == peer.token:
             return
-        before, peer.token = peer.token, token
-        try:
-            await self._keep()
-        except Problem:
-            peer.token = before
-            raise
+        await self._records.set_token(peer.peer_id, token, peer.origin)
+        peer.token = token
 
     async def _contact(self, url: httpx.URL, token: str | None) -> None:
         """Raise PEER_URL_REFUSED for an address that is not allowed, and for this node itself."""
@@ -187,40 +200,31 @@ class Peers:
         except TimeoutError:
             pass
 
-    async def _keep(self) -> None:
-        added = [each for each in self._peers.values() if each.origin is PeerOrigin.ADDED]
-        await self._book.write({url_text(each.url): each.token for each in added})
-
-    def _add(self, url: httpx.URL, origin: PeerOrigin, token: str | None = None) -> Peer:
-        peer_id = peer_id_of(url)
-        if peer_id not in self._peers:
-            if len(self._peers) >= self._limits.peers_max:
-                raise Problem(
-                    Code.TOO_MANY_ITEMS, f"a node has up to {self._limits.peers_max} peers"
-                )
-            self._peers[peer_id] = Peer(peer_id, url, origin, token)
-            self._schedule.add(peer_id, _now_s())
-            self._is_due_earlier.set()
-        return self._peers[peer_id]
-
     async def remove(self, peer_id: str) -> None:
         """Remove a peer; a running sync continues. A peer of the settings returns at the next start.
 
         Raises Problem: NOT_FOUND, and the errors of a write to the database."""
-        peer = self.get(peer_id)
-        self._forget(peer)
-        try:
-            await self._keep()
-        except Problem:
-            self._peers[peer_id] = peer
-            self._schedule.add(peer_id, _now_s(), peer.failures)
-            self._is_due_earlier.set()
-            raise
+        async with self._looking:
+            peer = self.get(peer_id)
+            await self._records.remove(peer_id)
+            self._forget(peer)
+
+    def _begin(self, peer: Peer) -> None:
+        """Sync with a peer from now on."""
+        self._held.add(peer.peer_id)
+        self._schedule.add(peer.peer_id, _now_s(), peer.failures)
+        self._is_due_earlier.set()
+
+    def _let_go(self, peer_id: str) -> None:
+        """Sync with a peer no longer."""
+        self._held.discard(peer_id)
+        self._schedule.remove(peer_id)
+        self._records.let_go(peer_id)
 
     def _forget(self, peer: Peer) -> None:
         self._peers.pop(peer.peer_id, None)
         self.spot_checks.forget(peer.peer_id)
-        self._schedule.remove(peer.peer_id)
+        self._let_go(peer.peer_id)
 
     def get(self, peer_id: str) -> Peer:
         """The peer with this ID. Raises Problem(NOT_FOUND)."""
@@ -232,11 +236,37 @@ class Peers:
         """All peers, oldest first."""
         return list(self._peers.values())
 
+    def held(self) -> list[Peer]:
+        """The peers that this process syncs with."""
+        return [each for each in self._peers.values() if each.peer_id in self._held]
+
     async def sync_peer(
         self, peer_id: str, channels: tuple[str, ...] = (), *, dry_run: bool = False
     ) -> Sync:
-        """Start a sync with a peer now. Raises Problem: NOT_FOUND, SYNC_BUSY, OVERLOADED."""
-        return self._start_asked(self.get(peer_id), channels, dry_run)
+        """Start a sync with a peer now, or make the process that holds the peer start it.
+
+        Raises Problem: NOT_FOUND, SYNC_BUSY, OVERLOADED.
+        """
+        peer = self.get(peer_id)
+        if peer_id in self._held or not self._records.is_shared:
+            return self._start_asked(peer, channels, dry_run)
+        return await self._request(peer, channels, dry_run)
+
+    async def _request(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
+        for row in await self._records.under_way():
+            if row.peer_id == peer.peer_id:
+                raise sync_busy(url_text(peer.url), row.sync_id)
+        sync = Sync(
+            sync_id=new_sync_id(),
+            peer_url=url_text(peer.url),
+            peer_id=peer.peer_id,
+            channels=channels,
+            dry_run=dry_run,
+            started_at_ms=_now_ms(),
+            started_by=StartedBy.OPERATOR,
+        )
+        await self._records.request(sync.row())
+        return sync
 
     async def sync_url(
         self, url_text: str, channels: tuple[str, ...] = (), *, dry_run: bool = False
@@ -249,21 +279,31 @@ class Peers:
         known = self._peers.get(peer_id_of(url))
         if known is None:
             await resolve(url, private_allowed=self._settings.allows_private_peers)
-        return self._start_asked(known or self._stranger(url), channels, dry_run)
+            return self._start_asked(self._stranger(url), channels, dry_run)
+        return await self.sync_peer(known.peer_id, channels, dry_run=dry_run)
 
     def _stranger(self, url: httpx.URL) -> Peer:
         while len(self._strangers) >= self._limits.syncs_remembered_max:
             del self._strangers[next(iter(self._strangers))]
         return self._strangers.setdefault(str(url), Peer("", url))
 
-    def _start_asked(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
+    def _start_asked(
+        self, peer: Peer, channels: tuple[str, ...], dry_run: bool, sync_id: str | None = None
+    ) -> Sync:
         """Start a requested sync without waiting for a retry: the peer may work again."""
-        sync = self._start(peer, channels, dry_run)
+        sync = self._start(peer, channels, dry_run, StartedBy.OPERATOR, sync_id)
         # The session is a task that has not begun. A sync that is refused changes nothing.
         peer.memory = peer.memory.unserved_due()
         return sync
 
-    def _start(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
+    def _start(
+        self,
+        peer: Peer,
+        channels: tuple[str, ...],
+        dry_run: bool,
+        started_by: StartedBy,
+        sync_id: str | None = None,
+    ) -> Sync:
         """Start a session. Raises Problem: SYNC_BUSY, OVERLOADED."""
         is_whole = not (dry_run or channels)
         sync = self._syncs.start(
@@ -272,9 +312,11 @@ class Peers:
             peer_id=peer.peer_id,
             channels=channels,
             dry_run=dry_run,
+            started_by=started_by,
+            sync_id=sync_id,
         )
-        peer.last_sync = sync
-        if self._peers.get(peer.peer_id) is peer:
+        peer.last_sync, peer.last_sync_id = sync, sync.sync_id
+        if self._is_held(peer):
             self._schedule.begin(peer.peer_id, _now_s(), is_whole=is_whole)
         return sync
 
@@ -317,16 +359,19 @@ class Peers:
                 except Problem as problem:
                     report = SyncReport.of_error(problem)
                 verdict = verdict_of(report)
-                if self._peers.get(peer.peer_id) is not peer:
+                if not self._is_held(peer):
                     self.strangers.add(report)
-                elif not dry_run:
-                    peer.learn(report)
+                elif not dry_run and peer.learn(report):
+                    self._has_changed.set()
                 return report
             finally:
-                if self._peers.get(peer.peer_id) is peer:
+                if self._is_held(peer):
                     self._ended(peer, verdict if is_whole else None, metered.cpu_s)
 
         return run_and_learn
+
+    def _is_held(self, peer: Peer) -> bool:
+        return peer.peer_id in self._held and self._peers.get(peer.peer_id) is peer
 
     def _jittered(self) -> SyncLimits:
         """The limits of one session: whole sessions with many peers do not fall due together."""
@@ -407,8 +452,12 @@ class Peers:
                     await self._is_due_earlier.wait()
 
     def _start_scheduled(self, peer: Peer) -> None:
+        was_nudged = self._schedule.was_nudged(peer.peer_id)
         try:
-            self._start(peer, (), False)
+            if self._records.is_in_time:
+                self._start(peer, (), False, StartedBy.NUDGE if was_nudged else StartedBy.SCHEDULE)
+            else:  # this process was paused, or the database is away: another one may hold the peer
+                self._ended(peer, Verdict.NOTHING)
         except Problem:  # a sync with this peer, or too many in all, are running: try next time
             self._ended(peer, Verdict.NOTHING)
         except Exception:  # noqa: BLE001 - the other peers must not wait for ever
@@ -426,6 +475,144 @@ class Peers:
         pause_s = self._schedule.start_s(peer.peer_id) - now_s
         peer.next_sync_at_ms = int((time.time() + max(pause_s, 0.0)) * 1_000)
         self._is_due_earlier.set()
+
+    async def memory_of(self, peer: Peer) -> PeerMemory:
+        """The memory of a peer, of whichever process holds it. Raises Problem(STORE_UNAVAILABLE)."""
+        return peer.memory if self._is_held(peer) else await self._records.memory(peer.peer_id)
+
+    # --- the database --------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Know what other processes have added, removed and learned; without the database, as before."""
+        if self._records.is_shared:
+            with suppress(Problem):
+                await self._look()
+
+    async def _look(self) -> None:
+        async with self._looking:
+            await self._look_now()
+
+    async def _look_now(self) -> None:
+        """Renew the leases, take those that have expired, and learn of peers that came or went."""
+        if not self._settings_are_added:
+            await self._records.forget_settings(self._settings_peers)
+            await self._records.add(
+                *(Peer(key, url, _SETTINGS).row() for key, url in self._settings_peers.items())
+            )
+            self._settings_are_added = True
+        new = await self._records.hold(self._settings_peers)
+        seen = set()
+        for row, lease in await self._records.read():
+            is_own_setting = row.peer_id in self._settings_peers
+            if row.origin == _SETTINGS and not (is_own_setting or lease.is_live):
+                continue  # of another host that has ended
+            peer = self._peers.get(row.peer_id)
+            if peer is None:
+                origin = _SETTINGS if is_own_setting else PeerOrigin(row.origin)
+                try:
+                    peer = Peer(row.peer_id, parse_peer_url(row.url), origin)
+                except Problem:  # an older version accepted URLs that are refused now
+                    continue
+                self._peers[row.peer_id] = peer
+            seen.add(row.peer_id)
+            await self._look_at(peer, row, lease, is_new=row.peer_id in new)
+        for gone in [each for each in self._peers.values() if each.peer_id not in seen]:
+            self._forget(gone)
+
+    async def _look_at(self, peer: Peer, row: PeerRow, lease: Lease, *, is_new: bool) -> None:
+        fence = self._records.fences.get(row.peer_id)
+        is_mine = fence is not None and (
+            not self._records.is_shared or (lease.holder, lease.fence) == (self._process, fence)
+        )
+        if is_mine and not is_new:  # what this process has in memory is newer than the row
+            peer.token = row.token or None
+            return
+        if peer.peer_id in self._held:
+            # The lease was lost, or expired and taken again: what a session does with it does not count.
+            self._end_session(peer, "another process syncs with the peer now")
+            if not is_mine:
+                _log.info("another process syncs with peer %s now", url_text(peer.url))
+                self._let_go(peer.peer_id)
+        peer.take(row)
+        if is_mine:
+            peer.memory = await self._records.memory(row.peer_id)
+            self._records.has_read(peer)
+            if self._records.is_shared:
+                _log.info("this process syncs with peer %s from now on", url_text(peer.url))
+            self._begin(peer)
+
+    @staticmethod
+    def _end_session(peer: Peer, reason: str) -> None:
+        sync = peer.last_sync
+        if sync is not None and sync.task is not None and not sync.is_finished:
+            sync.end_reason = reason
+            sync.task.cancel()
+
+    async def _keep_looking(self) -> None:
+        looks_at_abandoned_s = _now_s()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._settings_are_added and not self._records.is_shared:
+                return  # one process: nobody else changes the rows
+            try:
+                await self._look()
+                if self._records.is_shared:
+                    await self._take_up_requests()
+                    if _now_s() >= looks_at_abandoned_s:
+                        looks_at_abandoned_s = _now_s() + ABANDONED_LOOK_S
+                        await self._records.end_abandoned(_now_ms())
+            except Problem:
+                continue  # the database is away; readiness reports it
+            except Exception:  # noqa: BLE001 - the next look may succeed
+                _log.warning("the peers were not read from the database", exc_info=True)
+
+    async def _take_up_requests(self) -> None:
+        """Start the sessions that operators asked other processes for."""
+        for row in await self._records.under_way():
+            peer = self._peers.get(row.peer_id)
+            if row.process or peer is None or not self._is_held(peer):
+                continue
+            channels = tuple(map(str, row.document.get("channels", ())))
+            with suppress(Problem):  # a session with the peer is running: at a later look
+                self._start_asked(peer, channels, row.document.get("dry_run") is True, row.sync_id)
+
+    async def _keep_writing(self) -> None:
+        """Write what sessions have changed: once a second, and soon after the state of a peer changed."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._has_changed.wait()
+            self._has_changed.clear()
+            try:
+                await self.write()
+            except Problem:
+                await asyncio.sleep(LOOK_S)  # the database is away, or the queue is full
+            except Exception:  # noqa: BLE001 - the next attempt may succeed
+                _log.warning("the states of peers were not written", exc_info=True)
+                await asyncio.sleep(LOOK_S)
+
+    async def write(self, *, is_end: bool = False) -> None:
+        """Write what is due of peers and sessions; at the end of the process everything.
+
+        Raises Problem as `app.ingest.committer.GroupCommitter.call`.
+        """
+        due = self._syncs.unwritten()
+        shown = [(each, each.row(), each.progress) for each in due]
+        await self._records.write(self.held(), [row for _, row, _ in shown], is_end=is_end)
+        for sync, row, progress in shown:
+            is_end_written = row.finished_at_ms is not None
+            sync.recorded = (progress, inf if is_end_written else time.monotonic())
+
+    async def close_records(self) -> None:
+        """Write the last changes, and let other processes take the peers. Sessions have ended."""
+        with suppress(Problem):
+            await self.write(is_end=True)
+        with suppress(Problem):
+            await self._records.release()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _now_s() -> float:

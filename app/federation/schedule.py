@@ -69,6 +69,7 @@ class _Peer:
     started_s: float | None = None
     took_s: float = inf
     is_apart: bool = False
+    was_nudged: bool = False
 
     @property
     def start_s(self) -> float:
@@ -187,8 +188,13 @@ class Schedule:
         """A session with a peer begins. A whole one has all news up to now: later news needs another."""
         peer = self._peers[peer_id]
         peer.started_s = now_s
+        peer.was_nudged = peer.nudged_s is not None
         if is_whole:
             peer.nudged_s = None
+
+    def was_nudged(self, peer_id: str) -> bool:
+        """Whether news were waiting when the running session began."""
+        return self._peers[peer_id].was_nudged
 
     def end(self, peer_id: str, now_s: float, verdict: Verdict, cost_s: float = 0.0) -> None:
         """The session with a peer has ended; it took `cost_s` of this node's CPU time."""

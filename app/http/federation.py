@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from app.callers import Scope
+from app.federation.divergence import divergence_of
 from app.federation.syncs import Sync, SyncEvent
 from app.http.call import Call, Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_only
 from app.http.routing import AnsweredBy, CurrentCall, Routes
 
-routes = Routes("federation", answered_by=AnsweredBy.FIRST)
+routes = Routes("federation", answered_by=AnsweredBy.WRITER)
 
 
 def utf8_text(value: str) -> str:
@@ -53,6 +55,7 @@ class SyncUrlBody(SyncBody):
 @routes.add("GET /v1/peers", Scope.ADMIN)
 async def list_peers(call: CurrentCall) -> Reply:
     """All peers."""
+    await call.node.peers.refresh()
     return json_only({"peers": [peer.document() for peer in call.node.peers.all()]})
 
 
@@ -63,6 +66,7 @@ async def list_peers(call: CurrentCall) -> Reply:
 )
 async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     """Add a peer; 200 if it is one already."""
+    await call.node.peers.refresh()
     known = {peer.peer_id for peer in call.node.peers.all()}
     peer = await call.node.peers.add(body.url, body.token)
     call.target = peer.peer_id
@@ -73,12 +77,14 @@ async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
 @routes.add("GET /v1/peers/{peer_id}", Scope.ADMIN)
 async def get_peer(call: CurrentCall, peer_id: str) -> Reply:
     """One peer."""
+    await call.node.peers.refresh()
     return json_only(call.node.peers.get(peer_id).document())
 
 
 @routes.add("DELETE /v1/peers/{peer_id}", Scope.ADMIN, replies={204: reply("Removed")})
 async def remove_peer(call: CurrentCall, peer_id: str) -> Reply:
     """Forget a peer; messages that it sent stay."""
+    await call.node.peers.refresh()
     await call.node.peers.remove(peer_id)
     return Reply(204, [])
 
@@ -86,13 +92,20 @@ async def remove_peer(call: CurrentCall, peer_id: str) -> Reply:
 @routes.add("GET /v1/peers/{peer_id}/status", Scope.ADMIN)
 async def peer_status(call: CurrentCall, peer_id: str) -> Reply:
     """Health of a peer and the record of divergence from it."""
-    return json_only(call.node.peers.get(peer_id).status())
+    node = call.node
+    await node.peers.refresh()
+    peer = node.peers.get(peer_id)
+    memory = await node.peers.memory_of(peer)
+    now_ms = time.time_ns() // 1_000_000
+    divergence = await divergence_of(peer, memory, node.store, node.index, now_ms)
+    return json_only(peer.status() | {"divergence": divergence})
 
 
 @routes.add("POST /v1/peers/{peer_id}/sync", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
 async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = None) -> Reply:
     """Start a session with a peer now."""
     wanted = body or SyncBody()
+    await call.node.peers.refresh()
     sync = await call.node.peers.sync_peer(
         peer_id, channels=tuple(wanted.channels), dry_run=wanted.dry_run
     )
@@ -102,12 +115,13 @@ async def sync_peer(call: CurrentCall, peer_id: str, body: SyncBody | None = Non
 @routes.add("GET /v1/syncs", Scope.ADMIN)
 async def list_syncs(call: CurrentCall) -> Reply:
     """Sessions, newest first."""
-    return json_only({"syncs": [sync.document() for sync in call.node.syncs.recent()]})
+    return json_only({"syncs": await call.node.syncs.documents()})
 
 
 @routes.add("POST /v1/syncs", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
 async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
     """Start a session with a store that is not a configured peer."""
+    await call.node.peers.refresh()
     sync = await call.node.peers.sync_url(
         body.peer_url, channels=tuple(body.channels), dry_run=body.dry_run
     )
@@ -117,14 +131,14 @@ async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
 @routes.add("GET /v1/syncs/{sync_id}", Scope.ADMIN)
 async def get_sync(call: CurrentCall, sync_id: str) -> Reply:
     """One session: percent in sync, segments of the range bar, report."""
-    return json_only(call.node.syncs.get(sync_id).document())
+    return json_only(await call.node.syncs.find(sync_id))
 
 
 @routes.add("GET /v1/syncs/{sync_id}/events", Scope.ADMIN, replies=EVENTS)
 async def sync_events(call: CurrentCall, sync_id: str) -> StreamedReply:
     """The session's state, now and after every change, as server-sent events."""
-    call.node.syncs.get(sync_id)
-    return event_stream(_sync_events(call.node.syncs.events(sync_id)))
+    await call.node.syncs.find(sync_id)
+    return event_stream(_sync_events(call.node.syncs.watch(sync_id)))
 
 
 async def _sync_events(events: AsyncIterator[SyncEvent]) -> AsyncGenerator[Sequence[bytes], None]:

@@ -68,8 +68,6 @@ class AnsweredBy(StrEnum):
 
     ANY = "any"
     WRITER = "writer"
-    FIRST = "first"
-    """It holds the peers and the syncs."""
 
 
 class _Parameter(NamedTuple):

@@ -247,6 +247,11 @@ class Arrivals:
                 break
         return found
 
+    async def received_at_ms(self, seq: int) -> int | None:
+        """When an entry was first seen; None if it is gone."""
+        rows = await self._database.rows(_received_at(self._sql), seq_of=seq)
+        return int(rows[0][0]) if rows else None
+
     async def watermark(self) -> tuple[int, int]:
         """The sequence and claim numbers up to which everything is committed."""
         entries, claims = await self.arrived()
@@ -389,6 +394,12 @@ def _between(
         ),
     )
     return sql.query(of_all.limit(constant(limit))), of_channels
+
+
+@cache
+def _received_at(sql: SqlDialect) -> Query:
+    wanted: Any = bindparam("seq_of", type_=BigInteger())
+    return sql.query(select(messages.c.received_at_ms).where(messages.c.seq == wanted))
 
 
 @cache

@@ -136,7 +136,9 @@ class PeerRow:
 
 
 _FIXED = ("peer_id", "url", "origin", "token")
-_CHANGING = tuple(f.name for f in fields(PeerRow) if f.name not in _FIXED)
+CHANGING = tuple(f.name for f in fields(PeerRow) if f.name not in _FIXED)
+"""The names of what sessions change."""
+
 _READ = tuple(f.name for f in fields(PeerRow))
 
 
@@ -228,7 +230,7 @@ class PeerRows:
         self, transaction: Transaction, changed: Sequence[tuple[PeerRow, bytes | None]]
     ) -> None:
         """Write what sessions change of peers in `standing`; with their encoded memories, or None to keep them."""
-        plain, whole = _CHANGING, (*_CHANGING, "memory")
+        plain, whole = CHANGING, (*CHANGING, "memory")
         columns = [each.name for each in peers.columns]
         for names, rows in (
             (plain, [(row, memory) for row, memory in changed if memory is None]),
