@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import Code, Problem
-from app.federation.peer import PeerOrigin
+from app.federation.peer import Peer, PeerOrigin
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon import endpoint as recon_endpoint
@@ -371,7 +371,9 @@ def test_a_sync_that_did_not_happen_says_nothing_about_its_peer(tmp_path: Path) 
                 raise Problem(Code.SYNC_BUSY, "a sync is under way")
 
             one.peers._start = is_busy  # type: ignore[method-assign]
-            peer = one.peers._add(httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
+            peer = Peer("dead", httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
+            one.peers._peers[peer.peer_id] = peer
+            one.peers._begin(peer)
             one.peers._schedule.add(peer.peer_id, 0.0, failures=3)
             while peer.next_sync_at_ms is None:  # noqa: ASYNC110 - set by each attempt
                 await asyncio.sleep(0.01)
@@ -498,7 +500,9 @@ def test_a_sync_that_is_refused_as_busy_leaves_what_is_remembered_of_its_peer(
 ) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (one,):
-            peer = one.peers._add(httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
+            peer = Peer("dead", httpx.URL("http://127.0.0.1:1/"), PeerOrigin.ADDED)
+            one.peers._peers[peer.peer_id] = peer
+            one.peers._begin(peer)
             known = peer.memory = PeerMemory(lost_asked=(Asked(bytes(32), 1, 0.0),))
             first = await one.peers.sync_peer(peer.peer_id)
             due = peer.memory
