@@ -249,8 +249,15 @@ class Peers:
         """
         peer = self.get(peer_id)
         if peer_id in self._held or not self._records.is_shared:
-            return self._start_asked(peer, channels, dry_run)
+            return await self._known_to_all(self._start_asked(peer, channels, dry_run))
         return await self._request(peer, channels, dry_run)
+
+    async def _known_to_all(self, sync: Sync) -> Sync:
+        """Write the record of a session at once, so that any process can be asked for it."""
+        if self._records.is_shared:
+            with suppress(Problem):  # it is written later
+                await self.write()
+        return sync
 
     async def _request(self, peer: Peer, channels: tuple[str, ...], dry_run: bool) -> Sync:
         for row in await self._records.under_way():
@@ -279,7 +286,8 @@ class Peers:
         known = self._peers.get(peer_id_of(url))
         if known is None:
             await resolve(url, private_allowed=self._settings.allows_private_peers)
-            return self._start_asked(self._stranger(url), channels, dry_run)
+            stranger = self._stranger(url)
+            return await self._known_to_all(self._start_asked(stranger, channels, dry_run))
         return await self.sync_peer(known.peer_id, channels, dry_run=dry_run)
 
     def _stranger(self, url: httpx.URL) -> Peer:
