@@ -48,6 +48,7 @@ from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
+from app.store.peerrows import GRACE_S
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
 
@@ -146,7 +147,7 @@ class Node:
             closing.push_async_callback(node.peers.close)
             closing.push_async_callback(node.links.close)
             if is_first or store.peers.is_shared:
-                await node.peers.start()
+                await node.peers.start(0.0 if is_first else GRACE_S)
                 node.links.start()
             yield node
 

@@ -135,11 +135,13 @@ class Peers:
         self._is_due_earlier = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
+    async def start(self, grace_s: float = 0.0) -> None:
         """Add the peers of the settings and those of the database, and begin to sync with them.
 
+        For `grace_s` after a peer became free this process leaves it to others.
         The state of a peer shows whether it is down or not allowed.
         """
+        self._records.grace_s = grace_s
         try:
             if not self._records.is_shared:
                 await self._records.end_abandoned(_now_ms())

@@ -29,10 +29,12 @@ PEER_WRITE_S = 10.0  # what a kill loses of a quiet peer; a commit costs the dis
 class Records:
     """The peers and sessions of one database, as one process writes them.
 
-    `process` names it. `fences`: of the peers that it holds.
+    `process` names it. `fences`: of the peers that it holds. `grace_s`: the time for which it leaves free
+    peers to others.
     """
 
     def __init__(self, store: Store, committer: GroupCommitter) -> None:
+        self.grace_s = 0.0
         self.process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.is_shared = store.peers.is_shared
         self.fences: dict[str, int] = {}
@@ -78,7 +80,7 @@ class Records:
     async def hold(self, settings_peers: Collection[str]) -> set[str]:
         """Renew the leases and take those that have expired; the peers that are newly held."""
         before_s = _now_s()
-        held = await self._store.peers.hold(self.process, settings_peers)
+        held = await self._store.peers.hold(self.process, settings_peers, grace_s=self.grace_s)
         self._held_until_s = before_s + LEASE_S
         new = {each for each, fence in held.items() if self.fences.get(each) != fence}
         self.fences |= held

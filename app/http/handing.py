@@ -76,9 +76,13 @@ class Handing:
 
     def takes(self, route: Route, call: Call) -> bool:
         """Whether a request is one for the first worker."""
-        if route.answered_by is AnsweredBy.ANY or self._siblings.writes:
-            return False
-        return route.writes is None or route.writes(call)
+        match route.answered_by:
+            case AnsweredBy.ANY:
+                return False
+            case AnsweredBy.FIRST:
+                return True
+            case AnsweredBy.WRITER:
+                return not self._siblings.writes and (route.writes is None or route.writes(call))
 
     async def pass_on(self, route: Route, call: Call) -> Reply | StreamedReply:
         """The first worker's reply. Raises Problem: `not_ready` while it is away, `overloaded`."""

@@ -68,6 +68,8 @@ class AnsweredBy(StrEnum):
 
     ANY = "any"
     WRITER = "writer"
+    FIRST = "first"
+    """It has the links with the peers, while it runs."""
 
 
 class _Parameter(NamedTuple):

@@ -44,7 +44,8 @@ from app.store.database import Database, Query, Row, SqlDialect, Transaction, hi
 from app.store.schema import peers
 from sdstore.sync.memory import Aside, AsideElement, Asked, Baseline, PeerMemory, Proof
 
-LEASE_S = 8.0  # a dead process is replaced within ten seconds
+LEASE_S = 6.0  # a dead process is replaced within ten seconds, the grace included
+GRACE_S = 2.0  # for which only the first worker of a host takes a free peer: it answers other stores' streams
 TEXT_MAX = 2_000  # characters of a peer's reason: a line of a table, not a log
 MEMORY_BYTES_MAX = 8 * 1024 * 1024  # one interest with all that a baseline counts in and out
 _PLAIN_BYTES_MAX = 8 * MEMORY_BYTES_MAX  # the JSON: hex is twice the bytes, and names are repeated
@@ -172,10 +173,12 @@ class PeerRows:
     def add(self, added: Iterable[PeerRow]) -> None:
         """Add peers whose IDs are not there yet. Raises `Problem` as `Store.writer.write`."""
         with self._database.transaction() as transaction:
-            last_no = transaction.rows(_last_no(self._sql))[0][0]
+            [(last_no, now_ms)] = transaction.rows(_last_no(self._sql, self.is_shared))
             known = {row[0] for row in transaction.rows(_ids(self._sql))}
             new = [each for each in added if each.peer_id not in known]
-            rows = [(last_no + n, *_clean(each), None, "", 0, 0) for n, each in enumerate(new, 1)]
+            rows = [
+                (last_no + n, *_clean(each), None, "", 0, now_ms) for n, each in enumerate(new, 1)
+            ]
             transaction.many(self._sql.insert(peers), rows)
 
     def remove(self, peer_id: str) -> None:
@@ -199,9 +202,13 @@ class PeerRows:
     # ---- leases
 
     async def hold(
-        self, process: str, settings_peers: Collection[str], lease_s: float = LEASE_S
+        self,
+        process: str,
+        settings_peers: Collection[str],
+        lease_s: float = LEASE_S,
+        grace_s: float = 0.0,
     ) -> dict[str, int]:
-        """Renew the leases of a process, and take those that have expired: fences by peer.
+        """Renew the leases of a process, and take those that expired `grace_s` ago: fences by peer.
 
         Of the peers of settings only those in `settings_peers`: other hosts have their tokens. One
         statement, without the writer's lock. A row that is being written is left out this time.
@@ -209,7 +216,9 @@ class PeerRows:
         if not self.is_shared:
             return {row[0]: 0 for row in await self._database.rows(_ids(self._sql))}
         query = _hold(self._sql, tuple(sorted(settings_peers)))
-        rows = await self._database.rows(query, me=process, lease_ms=int(lease_s * 1_000))
+        rows = await self._database.rows(
+            query, me=process, lease_ms=int(lease_s * 1_000), grace_ms=int(grace_s * 1_000)
+        )
         return dict(rows)
 
     async def release(self, process: str) -> None:
@@ -300,8 +309,10 @@ def _ids(sql: SqlDialect) -> Query:
 
 
 @cache
-def _last_no(sql: SqlDialect) -> Query:
-    return sql.query(select(highest(peers.c.peer_no)))
+def _last_no(sql: SqlDialect, is_shared: bool) -> Query:
+    """(last number, the clock): a new peer is free from now on."""
+    now_ms = clock_ms() if is_shared else literal_column("0", BigInteger)
+    return sql.query(select(highest(peers.c.peer_no), now_ms))
 
 
 @cache
@@ -316,10 +327,11 @@ def _hold(sql: SqlDialect, settings_peers: tuple[str, ...]) -> Query:
     may_hold = or_(
         peers.c.origin != "settings", *[peers.c.peer_id == each for each in settings_peers]
     )
+    grace_ms: Any = bindparam("grace_ms", type_=BigInteger())
     # In one order and without waiting, so that two processes cannot wait for each other.
     free = (
         select(peers.c.peer_no)
-        .where(may_hold, or_(peers.c.holder == _ME, peers.c.expires_ms <= clock_ms()))
+        .where(may_hold, or_(peers.c.holder == _ME, peers.c.expires_ms <= clock_ms() - grace_ms))
         .order_by(peers.c.peer_no)
         .with_for_update(skip_locked=True)
     )
@@ -337,7 +349,7 @@ def _hold(sql: SqlDialect, settings_peers: tuple[str, ...]) -> Query:
 
 @cache
 def _release(sql: SqlDialect) -> Query:
-    ended = update(peers).where(peers.c.holder == _ME).values(expires_ms=literal_column("0"))
+    ended = update(peers).where(peers.c.holder == _ME).values(expires_ms=clock_ms())
     return sql.query(ended.returning(peers.c.peer_id))
 
 
