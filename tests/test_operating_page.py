@@ -1,0 +1,117 @@
+"""docs/operating.md: its blocks run, its alerts name series that exist, its unit is one for systemd."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.demo.nodes import running_node
+from tests.support.cli import cli
+from tests.test_documented_commands import PASTE_S_MAX, checkout, clean_environment, free_ports
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+EXAMPLES = ROOT / "docs" / "operating"
+RULES: dict[str, Any] = yaml.safe_load((EXAMPLES / "alerts.yml").read_text(encoding="utf-8"))
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+INDENTED = re.findall(r"(?<=\n\n)((?:    .*\n)+)", PAGE)
+
+
+def run(text: str, folder: Path) -> str:
+    """The output of a script in a new folder; all that it started has ended."""
+    ports = free_ports(3)
+    for number, port in enumerate(ports):
+        text = text.replace(str(8_000 + number), str(port))
+    with (
+        checkout(folder),
+        subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=folder,
+            env=clean_environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as shell,
+    ):
+        try:
+            shown, _ = shell.communicate(timeout=PASTE_S_MAX)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)  # nodes that a failed script left
+    assert shell.returncode == 0, f"{text}\n{shown}"
+    return shown
+
+
+def test_the_page_has_the_blocks_that_are_run_here() -> None:
+    assert [block.split()[0] for block in BLOCKS] == ["sdstore", "echo", "sdstore"]
+    assert len(INDENTED) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3), ids=["two nodes", "three nodes", "backup"])
+def test_the_recipes_run_as_they_stand(number: int, tmp_path: Path) -> None:
+    shown = run(BLOCKS[number], tmp_path)
+    if number == 0:
+        assert "in sync" in shown
+    elif number == 1:
+        assert re.search(r"chat/lobby +1\b", shown)
+        assert re.search(r"game/chess +2\b", shown)
+    else:
+        assert "monday.db: sound" in shown
+
+
+def test_the_token_of_the_page_is_made(tmp_path: Path) -> None:
+    run(f'{INDENTED[0]}\ntest -n "$token"', tmp_path)
+
+
+@pytest.mark.slow
+def test_each_alert_is_about_series_that_a_node_has(tmp_path: Path) -> None:
+    rules = [rule for group in RULES["groups"] for rule in group["rules"]]
+    assert len(rules) == 3
+    with running_node(tmp_path / "one") as one, running_node(tmp_path / "two") as two:
+        assert cli("peers", "add", one, "--node", two).code == 0
+        assert cli("sync", one, "--node", two).code == 0
+        shown = subprocess.run(
+            ["curl", "-sf", f"{two}/metrics"], capture_output=True, text=True, check=True
+        )
+    series = set(re.findall(r"^(sdstore_\w+)", shown.stdout, re.MULTILINE))
+    for rule in rules:
+        assert rule["alert"] in PAGE
+        assert {"summary", "remedy"} <= rule["annotations"].keys()
+        named = set(re.findall(r"\bsdstore_\w+", rule["expr"]))
+        assert named or "up{" in rule["expr"]
+        assert named <= series, named - series
+
+
+def test_prometheus_takes_the_alerts() -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed")
+    subprocess.run([promtool, "check", "rules", str(EXAMPLES / "alerts.yml")], check=True)
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (EXAMPLES / "sdstore.service").read_text(encoding="utf-8")
+    words = re.search(r"^ExecStart=(\S+) (.*)$", unit, re.MULTILINE)
+    assert words is not None
+    for option in re.findall(r"--[a-z-]+", words[2]):
+        assert option in cli("serve", "--help").out
+    here = tmp_path / "sdstore.service"
+    # The program need not be installed where the test runs.
+    here.write_text(unit.replace(words[1], "/bin/true"), encoding="utf-8")
+    ran = subprocess.run(
+        [analyze, "verify", "--man=no", str(here)], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in ran.stderr.splitlines() if "sdstore.service" in line]
+    assert (ran.returncode, ours) == (0, []), ran.stderr
