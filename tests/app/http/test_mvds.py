@@ -217,7 +217,7 @@ async def test_nothing_is_acknowledged_if_the_node_cannot_write(
         interactive=True,
     )
 
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise Problem(Code.DISK_FULL, "full")
 
     async with Node.open(Settings(data_dir=tmp_path)) as node:
