@@ -20,6 +20,7 @@ BENCHMARKS = (
     "store",
     "frames",
     "http",
+    "workers",
     "postgres",
     "pipeline",
     "stampede",
