@@ -43,7 +43,7 @@ from tests.support.federation import (
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
 HERE = "tests.app.test_policy"
-QUICK = replace(DEFAULT_LIMITS, policy_call_s_max=0.2)
+PATIENT = replace(DEFAULT_LIMITS, policy_call_s_max=30)  # on a busy machine
 
 
 class Words:
@@ -87,7 +87,7 @@ def nothing_seen() -> Iterator[None]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[RunningNode]:
-    with running_node(tmp_path, QUICK, policy=f"{HERE}:Words") as node:
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
         yield node
 
 
@@ -119,7 +119,7 @@ def test_a_publication_is_accepted_refused_with_a_code_or_held(node: RunningNode
 def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) -> None:
     async def check() -> None:
         with_policy = {"policy": f"{HERE}:Words"}
-        async with open_nodes(tmp_path, with_policy, {}) as (one, two):
+        async with open_nodes(tmp_path, with_policy, {}, limits=PATIENT) as (one, two):
             door = one.door
             await door.publish_many([Publication(encode(of(b"good", n))) for n in range(250)])
             assert Words.seen == [(b"good", Way.BATCH)] * 250
@@ -167,7 +167,7 @@ def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: P
     from sdstore.wire import recon_pb2 as wire  # noqa: PLC0415
 
     async def check() -> None:
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}) as (one,):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=PATIENT) as (one,):
             limited = Caller(
                 "token", frozenset({Scope.PUBLISH}), Interest.make(channels=frozenset({"mine"}))
             )
@@ -206,21 +206,21 @@ def test_a_policy_that_fails_refuses_the_message_and_is_logged_once(
     assert node.publish(of(b"good")).status_code == 201
 
 
-def test_a_slow_policy_refuses_in_bounded_time_and_at_once_while_it_hangs(
-    node: RunningNode,
-) -> None:
-    started_s = time.monotonic()
-    assert node.publish(of(b"hang")).json()["code"] == "policy_failed"
-    assert time.monotonic() - started_s < 5
-    for number in range(20):
-        assert node.publish(of(b"good", number)).json()["code"] == "policy_failed"
-    # Reads go on.
-    assert node.http.get("/v1/channels").status_code == 200
-    Words.hang.set()
-    ends_s = time.monotonic() + 10
-    while node.publish(of(b"good")).status_code != 201:
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)
+def test_a_slow_policy_refuses_in_bounded_time_and_at_once_while_it_hangs(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, policy_call_s_max=0.2)
+    with running_node(tmp_path, limits, policy=f"{HERE}:Words") as node:
+        started_s = time.monotonic()
+        assert node.publish(of(b"hang")).json()["code"] == "policy_failed"
+        assert time.monotonic() - started_s < 10
+        for number in range(20):
+            assert node.publish(of(b"good", number)).json()["code"] == "policy_failed"
+        # Reads go on.
+        assert node.http.get("/v1/channels").status_code == 200
+        Words.hang.set()
+        ends_s = time.monotonic() + 20
+        while node.publish(of(b"good")).status_code != 201:
+            assert time.monotonic() < ends_s
+            time.sleep(0.02)
 
 
 def test_without_a_policy_nothing_runs(tmp_path: Path) -> None:
@@ -258,18 +258,18 @@ def test_a_released_message_is_stored_with_its_hints_and_not_judged_again(
 
 def test_a_dropped_message_stays_refused_after_a_restart(tmp_path: Path) -> None:
     digest = entry_digest(of(b"odd")).hex()
-    with running_node(tmp_path, policy=f"{HERE}:Words") as node:
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
         node.publish(of(b"odd"))
         assert node.http.delete(f"/v1/quarantine/{digest}").status_code == 204
         assert node.http.delete(f"/v1/quarantine/{digest}").status_code == 404
-    with running_node(tmp_path, policy=f"{HERE}:Milder") as node:
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Milder") as node:
         refused = node.publish(of(b"odd")).json()
         assert (refused["code"], refused["policy_code"]) == ("policy_refused", "dropped")
 
 
 def test_a_full_quarantine_refuses_and_displaces_nothing(tmp_path: Path) -> None:
     limits = replace(
-        DEFAULT_LIMITS,
+        PATIENT,
         quarantine_items_max=3,
         quarantine_bytes_max=5_000,
         quarantine_dropped_max=2,
@@ -294,7 +294,7 @@ def test_a_full_quarantine_refuses_and_displaces_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", [b"no database" * 100, b""])
 def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "quarantine.db").write_bytes(content)
-    with running_node(tmp_path, policy=f"{HERE}:Words") as node:
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
         published = node.publish(of(b"odd"))
         if content:
             assert published.json()["code"] == "policy_failed"
@@ -306,7 +306,7 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
 
 def test_two_processes_share_one_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.db"
-    with running_node(tmp_path, policy=f"{HERE}:Words") as node:
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
         node.publish(of(b"odd"))
         other = Quarantine(path, DEFAULT_LIMITS)
         (row,) = other.page(0, 10)
@@ -342,7 +342,10 @@ def test_refusals_are_local_policy_and_a_new_revision_makes_both_sides_look_agai
 
     async def check() -> None:
         memory, other_memory = Remembered(), Remembered()
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}) as (one, two):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
             await publish(two, [good, bad, odd])
             report = await sync(one, two, memory)
             assert (report.outcome, report.entries_received) == (SyncOutcome.IN_SYNC, 1), report
@@ -355,7 +358,10 @@ def test_refusals_are_local_policy_and_a_new_revision_makes_both_sides_look_agai
             await sync(one, two, memory)
             await sync(two, one, other_memory)
             assert Words.seen == []
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}) as (one, two):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
             pushed = await sync(two, one, other_memory)
             assert pushed.outcome is SyncOutcome.IN_SYNC, pushed
             # What is in the quarantine stays there.
@@ -374,11 +380,17 @@ def test_a_new_revision_fetches_what_the_old_one_refused_with_the_memory_of_befo
 ) -> None:
     async def check() -> None:
         memory = Remembered()
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}) as (one, two):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
             await publish(two, [of(b"good", 1), of(b"bad", 2)])
             report = await sync(one, two, memory)
             assert codes(report) == {("here", "policy_refused")}
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}) as (one, two):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Milder"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
             report = await sync(one, two, memory)
             assert (report.outcome, report.set_aside) == (SyncOutcome.IN_SYNC, ()), report
             assert await holdings(one) == await holdings(two)
@@ -395,7 +407,10 @@ def test_the_revision_is_part_of_the_policy_of_sessions() -> None:
 
 def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_path: Path) -> None:
     async def check() -> None:
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}) as (one, two):
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
             await publish(two, [of(b"raise", 1), of(b"good", 2)])
             memory = Remembered()
             report = await sync(one, two, memory)
@@ -472,7 +487,7 @@ def test_the_example_refuses_holds_and_slows_down(
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     monkeypatch.delitem(sys.modules, "policy", raising=False)
-    with running_node(tmp_path, policy="policy:Moderation") as node:
+    with running_node(tmp_path, PATIENT, policy="policy:Moderation") as node:
         assert node.publish(of(b"hello")).status_code == 201
         assert node.publish(of(b"x" * 20_000)).json()["policy_code"] == "too_long"
         assert node.publish(of(b"a casino")).json()["code"] == "quarantined"
@@ -481,7 +496,7 @@ def test_the_example_refuses_holds_and_slows_down(
 
 
 def test_many_callers_wait_for_the_policy_in_a_bounded_number(tmp_path: Path) -> None:
-    limits = replace(QUICK, requests_waiting_max=2, policy_call_s_max=5)
+    limits = replace(PATIENT, requests_waiting_max=2)
 
     async def check() -> None:
         async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=limits) as (one,):

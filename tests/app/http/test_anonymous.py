@@ -121,23 +121,26 @@ def test_a_flood_of_strangers_leaves_an_honest_stranger_and_a_token_their_servic
     with running_node(tmp_path, limits, **options) as node:
         sent = node.http.post("/v1/messages", content=frame("m", "c"), headers=PROTOBUF)
         assert sent.status_code == 201
-        statuses: list[int] = []
+        flood: list[httpx.Response] = []
         honest_s: list[float] = []
         known = token(tmp_path, Scope.READ)
+        began_s = time.monotonic()
         for number in range(300):
-            flood = node.http.get("/v1/messages/m", headers={"x-forwarded-for": "203.0.113.9"})
-            statuses.append(flood.status_code)
+            headers = {"x-forwarded-for": "203.0.113.9"}
+            flood.append(node.http.get("/v1/messages/m", headers=headers))
             if number % 10 == 0:
                 honest = {"x-forwarded-for": "203.0.113.10"}
                 started_s = time.monotonic()
                 for headers in (honest, known | {"x-forwarded-for": "203.0.113.9"}):
                     assert node.http.get("/v1/messages/m", headers=headers).status_code == 200
                 honest_s.append(time.monotonic() - started_s)
+        took_s = time.monotonic() - began_s
+        statuses = [each.status_code for each in flood]
         assert statuses[:60] == [200] * 60
-        assert 429 in statuses[60:62]
-        assert statuses.count(200) < 60 + 30  # one a second on a slow machine
-        assert int(flood.headers["retry-after"]) >= 1
-        assert flood.json()["code"] == "rate_limited"
+        assert statuses.count(200) <= 60 + took_s + 1  # one a second
+        first = flood[statuses.index(429)]
+        assert int(first.headers["retry-after"]) >= 1
+        assert first.json()["code"] == "rate_limited"
         assert sorted(honest_s)[len(honest_s) // 2] < 0.25
 
 
