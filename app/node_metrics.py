@@ -158,7 +158,8 @@ class _PeerCollector(Collector):
         self._peers = peers
 
     def collect(self) -> Iterator[Family]:
-        peers = [(url_text(peer.url), peer) for peer in self._peers.all()]
+        # Each peer is reported by the process that syncs with it.
+        peers = [(url_text(peer.url), peer) for peer in self._peers.held()]
         totals = [(url, peer.totals) for url, peer in peers]
         if self._peers.strangers.outcomes:
             totals.append((NOT_A_PEER, self._peers.strangers))
@@ -169,12 +170,26 @@ class _PeerCollector(Collector):
         failures = GaugeMetricFamily(
             "sdstore_peer_failures", "Failed syncs since the last good one", labels=("peer",)
         )
+        missing = GaugeMetricFamily(
+            "sdstore_peer_missing",
+            "Entries and hint claims that the last sync found missing on one side and did not move",
+            labels=("peer", "side"),
+        )
+        apart = GaugeMetricFamily(
+            "sdstore_peer_apart_since_timestamp_seconds",
+            "When a sync first left something missing here; absent if nothing is",
+            labels=("peer",),
+        )
         for url, peer in peers:
             for each in PeerState:
                 state.add_metric([url, each], peer.state is each)
             failures.add_metric([url], peer.failures)
-        yield state
-        yield failures
+            for side, count in (("here", peer.missing_here), ("there", peer.missing_there)):
+                if count is not None:
+                    missing.add_metric([url, side], count)
+            if peer.apart_since_ms is not None:
+                apart.add_metric([url], peer.apart_since_ms / 1_000)
+        yield from (state, failures, missing, apart)
         checks = CounterMetricFamily(
             "sdstore_audit_peer_checks", "Spot checks of peers", labels=("peer", "verdict")
         )

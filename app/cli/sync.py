@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -126,12 +126,22 @@ def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
                 task,
                 completed=progress["in_sync_percent"],
                 segments=progress["segments"],
-                figures=figures_of(progress),
+                figures=figures_of(progress) + _pace_of(document),
             )
             if document["state"] == "finished":
                 return dict(document)
             time.sleep(POLL_INTERVAL_S)
             document = client.sync(sync_id).document
+
+
+def _pace_of(document: Mapping[str, Any]) -> str:
+    """Rounds, entries a second, and the time that is left; a node of an earlier version gives none."""
+    pace = f"  round {document['progress']['rounds']}"
+    if document.get("entries_per_s"):
+        pace += f"  {document['entries_per_s']:,.0f}/s"
+    if document.get("eta_s"):
+        pace += f"  {document['eta_s']:,.0f} s left"
+    return pace
 
 
 def print_report(report: dict[str, Any], peer_url: str) -> None:
@@ -222,10 +232,17 @@ def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
             print_json(peer.document)
     elif found:
         rows = [
-            (peer.id, peer.url, peer.state, _since(peer), str(peer.document.get("failures", "")))
+            (
+                peer.id,
+                peer.url,
+                peer.state,
+                _time_of(peer, "since_ms"),
+                _time_of(peer, "in_sync_at_ms"),
+                str(peer.document.get("failures", "")),
+            )
             for peer in found
         ]
-        heads = ("ID", "URL", "state", "since", "failures")
+        heads = ("ID", "URL", "state", "since", "last in sync", "failures")
         print_table(table(*heads, rows=rows, right=["failures"]))
         for peer in found:
             if peer.document.get("code"):
@@ -273,11 +290,11 @@ def remove(
         stdout().print(f"removed peer {found.url}", markup=False)
 
 
-def _since(peer: Peer) -> str:
-    since_ms = peer.document.get("since_ms")
-    if not isinstance(since_ms, int):
+def _time_of(peer: Peer, name: str) -> str:
+    at_ms = peer.document.get(name)
+    if not isinstance(at_ms, int):
         return ""
-    return datetime.fromtimestamp(since_ms / 1_000).astimezone().isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at_ms / 1_000).astimezone().isoformat(timespec="seconds")
 
 
 def _named(client: StoreClient, name: str) -> Peer:

@@ -17,6 +17,7 @@ AREAS = (
     "ordering",
     "orders",
     "participant",
+    "peers",
     "policy",
     "recon",
     "relay",
