@@ -148,11 +148,6 @@ ON_POSTGRES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def sqlite_stores(tmp_path_factory: pytest.TempPathFactory) -> SqliteStores:
-    return SqliteStores(tmp_path_factory.mktemp("sqlite"))
-
-
 @pytest.mark.parametrize(
     ("harm", "kind"), [each[1:] for each in DAMAGES], ids=[name for name, *_ in DAMAGES]
 )
