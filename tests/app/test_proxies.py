@@ -132,12 +132,12 @@ def test_nothing_that_a_client_writes_changes_what_proxies_report(
     # The first address that the proxies report is the client's; the others are proxies.
     reported = [reported[0], *["10.0.0.9" for _ in reported[1:HOPS_MAX]]]
     expected = oracle(reported)
-    if expected not in {"10.0.0.9", "10.0.0.5", "192.0.2.7", "2001:db8:1::5"}:
-        assert client(", ".join([*hostile, *reported])) == expected
+    if any(ip_address(expected) in ip_network(each) for each in TRUSTED):
+        return  # a proxy called by itself: what is left of it counts
+    assert client(", ".join([*hostile, *reported])) == expected
     quoted = [f'for="[{each}]"' if ":" in each else f"for={each}" for each in reported]
     lines = [(b"forwarded", each.encode("latin-1")) for each in [*hostile, *quoted]]
-    if expected not in {"10.0.0.9", "10.0.0.5", "192.0.2.7", "2001:db8:1::5"}:
-        assert BY_FORWARDED.client(PROXY, lines).host == expected
+    assert BY_FORWARDED.client(PROXY, lines).host == expected
 
 
 @settings(max_examples=200, deadline=None)
