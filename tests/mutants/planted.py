@@ -25,6 +25,7 @@ AREAS = (
     "sds",
     "store",
     "sync",
+    "workers",
 )  # modules beside this one, each with its FAULTS
 
 

@@ -255,6 +255,22 @@ def test_nobody_outside_names_a_caller(tmp_path: Path) -> None:
         assert service.http.post("/siblings/recheck", headers=forged).status_code == 404
 
 
+def test_grants_of_a_caller_hold_at_the_writer(tmp_path: Path) -> None:
+    with running_workers(tmp_path, trust_loopback=False) as service:
+        tokens = service.workers[1].node.tokens.file
+        _, text = tokens.create(scopes=["publish"], channels=["mine"])
+        # The reader knows no channel of a frame: the writer refuses it.
+        statuses = [
+            service.http.post(
+                "/v1/messages",
+                content=encode(message("x", channel_id)),
+                headers=PROTOBUF | {"authorization": f"Bearer {text}"},
+            ).status_code
+            for channel_id in ("mine", "theirs")
+        ]
+        assert statuses == [201, 403]
+
+
 def test_the_writer_counts_each_caller_and_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
