@@ -74,6 +74,7 @@ class Code(StrEnum):
     SYNC_BUSY = "sync_busy"
     NOT_RELAYED = "not_relayed"
     # this node
+    INVALID_SETTING = "invalid_setting"
     OVERLOADED = "overloaded"
     NOT_READY = "not_ready"
     DISK_FULL = "disk_full"
@@ -134,6 +135,7 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.PEER_VERSION: (502, "The peer speaks another version of the protocol"),
     Code.SYNC_BUSY: (409, "A sync with this peer is already running"),
     Code.NOT_RELAYED: (422, "Stores do not relay this message"),
+    Code.INVALID_SETTING: (422, "A setting is not valid"),
     Code.OVERLOADED: (503, "The node is overloaded"),
     Code.NOT_READY: (503, "The node is not ready"),
     Code.DISK_FULL: (507, "The disk is full"),

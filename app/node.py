@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class Node:
     quarantine: Quarantine
     judge: Judge | None
     siblings: Siblings | None = None
+    tls: ssl.SSLContext | None = None
 
     @property
     def node_id(self) -> str:

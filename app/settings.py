@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+)
 
 from app.errors import Problem, SettingsError
 from app.proxies import check_proxies
@@ -203,6 +211,15 @@ class Settings(BaseModel):
         "on loopback every page that a browser of this machine opens",
     )
 
+    _config_file: Path | None = PrivateAttr(None)
+    _flags: dict[str, Any] | None = PrivateAttr(None)
+
+    def read_again(self) -> Settings:
+        """The settings that the same file, environment and flags give now. Raises SettingsError."""
+        if self._flags is None:  # they were not loaded
+            return self
+        return load_settings(self._config_file, self._flags)[0]
+
     @property
     def shown_database_url(self) -> str:
         """The database's URL without its password, in either place."""
@@ -282,6 +299,8 @@ def load_settings(
     _check_interest(settings)
     if settings.tls_key and not settings.tls_cert:
         raise SettingsError(f"tls_key ({provenance['tls_key']}): it needs tls_cert")
+    settings._config_file = config_file  # noqa: SLF001 - of this module
+    settings._flags = dict(flags or {})  # noqa: SLF001
     return settings, provenance
 
 

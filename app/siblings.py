@@ -10,6 +10,8 @@ writes the state of every worker into shared memory.
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing import get_context
@@ -37,6 +39,7 @@ class Board:
     """
 
     def __init__(self, workers_count: int) -> None:
+        self._supervisor_pid = os.getpid()  # it makes the board
         self._states = _spawn.RawArray("i", workers_count)
         self._restarts = _spawn.RawArray("q", workers_count)
         self._is_hurried = _spawn.RawValue("b", 0)
@@ -49,6 +52,11 @@ class Board:
     def hurry(self) -> None:
         """Make the workers stop without draining; a draining worker stops draining."""
         self._is_hurried.value = 1
+
+    def reload(self) -> None:
+        """Have the supervisor make all workers read their settings again."""
+        if os.getppid() == self._supervisor_pid:  # else it has ended, and so will this worker
+            os.kill(self._supervisor_pid, signal.SIGHUP)
 
     def set_state(self, number: int, state: WorkerState) -> None:
         """Set the state of a worker."""

@@ -1,4 +1,4 @@
-"""Verbs for what a running node wants of its peers: interests list, set, reset."""
+"""Verbs that change a running node: interests list, set, reset; reload."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from app.cli.output import CliError, Exit, counted, print_json, print_note, prin
 verbs = typer.Typer()
 interests = typer.Typer(help="Show and change which channels a running node syncs with its peers.")
 verbs.add_typer(interests, name="interests")
+
+
+@verbs.command()
+def reload(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
+    """Have a node read its settings again.
+
+    It takes over what can change while it runs, and names what takes a restart.
+    """
+    with node_client(node) as client:
+        found = client.reload()
+    if as_json:
+        print_json(dict(found))
+        return
+    stdout().print(f"changed: {', '.join(found['changed']) or 'nothing'}", markup=False)
+    if found["needs_restart"]:
+        print_note(f"not before a restart: {', '.join(found['needs_restart'])}")
 
 
 @interests.command("list")

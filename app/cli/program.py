@@ -43,6 +43,7 @@ MODULES = {
     "sync": "app.cli.sync",
     "peers": "app.cli.sync",
     "interests": "app.cli.interests",
+    "reload": "app.cli.interests",
     "token": "app.cli.tokens",
     "quarantine": "app.cli.quarantine",
     "import": "app.cli.store",

@@ -38,7 +38,7 @@ import uvicorn
 import uvloop
 
 from app.cli.output import CliError, Exit
-from app.errors import Problem
+from app.errors import Problem, SettingsError
 from app.http.application import create_app, create_sibling_app
 from app.http.handing import Handing, hearing
 from app.http.server import (
@@ -50,8 +50,9 @@ from app.http.server import (
     waiting_server,
 )
 from app.limits import DEFAULT_LIMITS, Limits
-from app.logs import start_logging
+from app.logs import set_level, start_logging
 from app.node import Node
+from app.reload import log_reload, merged, reload_settings
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
 from app.store.faults import DatabaseUnreachableError
@@ -123,6 +124,7 @@ def serve_node(
     again.
     """
     start_logging(settings)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limits = raise_descriptor_limit(DEFAULT_LIMITS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -183,10 +185,18 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, node)
         # The socket listens already, so whoever connects from now on is answered.
         ready(node)
         await server.serve(sockets=[listener])
         return signals.caught
+
+
+def _reload(node: Node) -> None:
+    try:
+        reload_settings(node)
+    except SettingsError as error:
+        _log.error("the settings stay as they are: %s", error)
 
 
 async def server_of(node: Node, siblings: Siblings | None, closing: AsyncExitStack) -> NodeServer:
@@ -291,6 +301,7 @@ class Worker:
         self._serves_since_s: float | None = None
         self._failures = 0
         self._due_at_s = 0.0
+        self._has_old_settings = False
 
     @property
     def waited_for(self) -> list[Any]:
@@ -304,8 +315,20 @@ class Worker:
         """Seconds until it is due to start; None while it runs."""
         return None if self._process is not None else max(0, self._due_at_s - time.monotonic())
 
+    def reload(self, settings: Settings) -> None:
+        """Have it read its settings again: at once if it serves, else when it does."""
+        self._settings, self._has_old_settings = settings, True
+        if self._serves_since_s is not None:
+            self._send_hangup()
+
+    def _send_hangup(self) -> None:
+        self._has_old_settings = False
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGHUP)
+
     def start(self, *, waits: bool) -> None:
         """Start a process; with `waits` it waits for a database that is away."""
+        self._has_old_settings = False
         self._note(WorkerState.STARTING)
         self._line, theirs = _spawn.Pipe()
         process = _spawn.Process(
@@ -338,6 +361,8 @@ class Worker:
             raise CliError(Exit.LOCAL_FAULT, "store_unavailable", started.fault)
         self._note(WorkerState.SERVING)
         self._serves_since_s = time.monotonic()
+        if self._has_old_settings:
+            self._send_hangup()
         return started.node_id
 
     def attend(self, told: Sequence[Any]) -> None:
@@ -399,7 +424,9 @@ class Workers:
             Worker(settings, listener, Siblings(number, own, paths, board, one_writes))
             for number, own in enumerate(own_listeners)
         ]
+        self._settings = settings
         self._stopped_by: list[int] = []
+        self._is_reload_due = False
         # A signal also writes to this pipe: while no worker runs, nothing else would end the wait.
         self._woken, self._waking = _spawn.Pipe(duplex=False)
 
@@ -407,6 +434,7 @@ class Workers:
         """Serve until a signal; `ready` is called with the node's ID when all answer."""
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_hangup)
         try:
             name = self._start_all()
             if name is not None:
@@ -452,9 +480,30 @@ class Workers:
             pauses_s = [each.pause_s for each in self._workers if each.pause_s is not None]
             waited_for = [self._woken, *(each for w in self._workers for each in w.waited_for)]
             told = connection.wait(waited_for, min(pauses_s, default=None))
+            if self._is_reload_due:
+                self._reload()
             if not self._stopped_by:
                 for worker in self._workers:
                     worker.attend(told)
+
+    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._is_reload_due:
+            self._is_reload_due = True
+            self._waking.send_bytes(b"!")
+
+    def _reload(self) -> None:
+        """Have all workers read their settings again; workers that start later get the new ones."""
+        self._is_reload_due = False
+        self._woken.recv_bytes()
+        try:
+            self._settings, found = merged(self._settings)
+        except SettingsError as error:
+            _log.error("the settings stay as they are: %s", error)
+            return
+        set_level(self._settings.log_level)
+        log_reload(found)
+        for worker in self._workers:
+            worker.reload(self._settings)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # A worker may be half started at this moment, so `run` tells the workers, not this handler.

@@ -155,6 +155,28 @@ class Peers:
         self._tasks.append(asyncio.create_task(self._keep_looking(), name="leases"))
         self._tasks.append(asyncio.create_task(self._keep_writing(), name="records"))
 
+    def configure(self, settings: Settings) -> None:
+        """Take over changed settings. Peers that left the settings are forgotten; their messages stay."""
+        before, self._settings = self._settings, settings
+        self._schedule.interval_s = settings.sync_interval_s
+        if self._starting is None:
+            return  # another worker has the peers
+        old, new = (
+            {peer_id_of(url): url for url in map(parse_peer_url, each.peers)}
+            for each in (before, settings)
+        )
+        for peer_id in old.keys() - new.keys():
+            peer = self._peers.get(peer_id)
+            if peer is not None and peer.origin is PeerOrigin.SETTINGS:
+                self._forget(peer)
+        for peer_id in new.keys() - old.keys():
+            url = new[peer_id]
+            try:
+                self._add(url, PeerOrigin.SETTINGS)
+            except Problem as problem:
+                _log.error("peer %s: %s", url_text(url), problem.detail)
+        self.nudge_all()
+
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
         for task in self._tasks:

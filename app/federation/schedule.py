@@ -95,7 +95,7 @@ class Schedule:
     def __init__(
         self, interval_s: float, random: Random, *, sessions_max: int, slow_sessions_max: int
     ) -> None:
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._random = random
         self._sessions_max = sessions_max
         self._slow_sessions_max = slow_sessions_max
@@ -216,19 +216,19 @@ class Schedule:
         elif verdict is Verdict.FAILED and peer.failures == 1:  # one early retry
             peer.ready_s = now_s + EARLY_RETRY_S
         elif verdict is Verdict.FAILED:  # only the peer's own nudge; the last one changed nothing
-            peer.ready_s, peer.nudged_s = now_s + self._interval_s, None
+            peer.ready_s, peer.nudged_s = now_s + self.interval_s, None
         else:  # nothing shared, or nothing possible here: the next cycle
             peer.ready_s = peer.due_s
 
     def _pause_s(self, failures: int) -> float:
-        slowest_s = max(BACKOFF_S_MAX, self._interval_s)
-        pause_s = min(self._interval_s * BACKOFF_FACTOR ** min(failures, 32), slowest_s)
+        slowest_s = max(BACKOFF_S_MAX, self.interval_s)
+        pause_s = min(self.interval_s * BACKOFF_FACTOR ** min(failures, 32), slowest_s)
         return pause_s * self._random.uniform(1 - JITTER, 1)
 
     def _nudged_pause_s(self, cost_s: float) -> float:
         healthy_count = sum(not peer.failures for peer in self._peers.values())
         pause_s = min(cost_s, COST_S_MAX) * healthy_count / SHARE
-        return max(PAUSE_S_MIN, min(pause_s, self._interval_s))
+        return max(PAUSE_S_MIN, min(pause_s, self.interval_s))
 
     def release(self, peer_id: str) -> None:
         """A session that was not whole has ended: nothing is known of the next one."""

@@ -27,6 +27,7 @@ from app.http import (
     quarantine,
     recon,
     relay,
+    reload,
     tokens,
 )
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
@@ -51,6 +52,7 @@ ROUTES = tuple(
         federation.routes,
         relay.routes,
         tokens.routes,
+        reload.routes,
         quarantine.routes,
         about.health,
         about.routes,

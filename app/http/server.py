@@ -112,6 +112,11 @@ class NodeServer(_TimelyServer):
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        self._node.tls = self.config.ssl  # a certificate can be replaced in it
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See `uvicorn.Server`. Also called for signals that came before it served."""
         self._signals_count += 1

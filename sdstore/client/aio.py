@@ -330,6 +330,10 @@ class AsyncStoreClient:
         """Return to the interest of the node's settings."""
         return await self._send(calls.reset_interests())
 
+    async def reload(self) -> Mapping[str, Any]:
+        """Have the node read its settings again; names what changed and what takes a restart."""
+        return await self._send(calls.reload())
+
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return await self._send(calls.syncs())

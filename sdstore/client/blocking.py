@@ -302,6 +302,10 @@ class StoreClient:
         """Return to the interest of the node's settings."""
         return self._send(calls.reset_interests())
 
+    def reload(self) -> Mapping[str, Any]:
+        """Have the node read its settings again; names what changed and what takes a restart."""
+        return self._send(calls.reload())
+
     def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return self._send(calls.syncs())

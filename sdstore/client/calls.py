@@ -279,6 +279,11 @@ def reset_interests() -> Call[Mapping[str, Any]]:
     return Call("DELETE", "v1/recon/interests", replies.document, _accept(JSON), is_repeatable=True)
 
 
+def reload() -> Call[Mapping[str, Any]]:
+    """The settings read again: which were taken over, and which take a restart."""
+    return Call("POST", "v1/reload", replies.document, _accept(JSON))
+
+
 def syncs() -> Call[list[Sync]]:
     """The sync sessions that the node remembers."""
     return Call("GET", "v1/syncs", replies.syncs, _accept(JSON))

@@ -30,6 +30,7 @@ LINES = {
 # Codes that no single request answers with: they depend on the address, other requests, or the node's
 # state, or are the outcome of an item alone.
 NOT_BY_ONE_REQUEST = {
+    Code.INVALID_SETTING,
     Code.TOKENS_UNAVAILABLE,
     Code.RATE_LIMITED,
     Code.POLICY_REFUSED,
