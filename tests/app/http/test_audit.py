@@ -94,8 +94,9 @@ def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
         f"/v1/tokens/sds_{made['id']}_***",
     )
     assert fourth["outcome"] == "404 not_found"
-    assert made["token"].rpartition("_")[2] not in caplog.text
-    assert not any("\n" in record.getMessage() for record in caplog.records)
+    # The client of the test may log its own requests.
+    lines = [each.getMessage() for each in caplog.records if not each.name.startswith("http")]
+    assert not any(made["token"].rpartition("_")[2] in line or "\n" in line for line in lines)
 
 
 def test_no_log_has_a_secret_or_content_and_lines_name_their_request_and_session(
