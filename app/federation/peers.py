@@ -120,6 +120,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
         self._settings_are_added = False
+        self._left_settings: set[str] = set()
         # The peers that this process syncs with: those in the schedule.
         self._held: set[str] = set()
         self._looking = asyncio.Lock()
@@ -157,25 +158,19 @@ class Peers:
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Peers that left the settings are forgotten; their messages stay."""
-        before, self._settings = self._settings, settings
+        self._settings = settings
         self._schedule.interval_s = settings.sync_interval_s
-        if self._starting is None:
-            return  # another worker has the peers
-        old, new = (
-            {peer_id_of(url): url for url in map(parse_peer_url, each.peers)}
-            for each in (before, settings)
-        )
-        for peer_id in old.keys() - new.keys():
-            peer = self._peers.get(peer_id)
-            if peer is not None and peer.origin is PeerOrigin.SETTINGS:
-                self._forget(peer)
-        for peer_id in new.keys() - old.keys():
-            url = new[peer_id]
-            try:
-                self._add(url, PeerOrigin.SETTINGS)
-            except Problem as problem:
-                _log.error("peer %s: %s", url_text(url), problem.detail)
+        new = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
+        # Written to the database by the next look, a moment later.
+        self._left_settings |= {
+            each for each in self._settings_peers.keys() - new.keys() if self._is_setting(each)
+        }
+        self._settings_peers, self._settings_are_added = new, False
         self.nudge_all()
+
+    def _is_setting(self, peer_id: str) -> bool:
+        peer = self._peers.get(peer_id)
+        return peer is not None and peer.origin is PeerOrigin.SETTINGS
 
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
@@ -526,6 +521,9 @@ class Peers:
 
     async def _look_now(self) -> None:
         """Renew the leases, take those that have expired, and learn of peers that came or went."""
+        for peer_id in self._left_settings - self._settings_peers.keys():
+            await self._records.remove(peer_id)
+        self._left_settings.clear()
         if not self._settings_are_added:
             await self._records.forget_settings(self._settings_peers)
             await self._records.add(

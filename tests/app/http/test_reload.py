@@ -74,7 +74,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
             "needs_restart": ["cors_origins"],
         }
         assert get("/v1/recon/interests")["channels"] == ["b"]
-        assert set(peer_urls()) == {"http://127.0.0.1:2", "http://127.0.0.1:3"}
+        wait_until(lambda: set(peer_urls()) == {"http://127.0.0.1:2", "http://127.0.0.1:3"})
         preflight = {"origin": "http://x", "access-control-request-method": "GET"}
         assert (
             httpx.options(f"{url}/v1/info", headers=preflight, trust_env=False).status_code != 200
@@ -90,7 +90,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
         file.write_text('drain_s = 0\nchannels = ["c"]\n')
         node.send_signal(signal.SIGHUP)
         wait_until(lambda: get("/v1/recon/interests")["channels"] == ["c"])
-        assert peer_urls() == []
+        wait_until(lambda: peer_urls() == [])
     assert "settings read again: peers, channels, log_level" in (tmp_path / "log").read_text()
 
 
