@@ -101,6 +101,6 @@ def test_either_side_can_be_killed_in_mid_session(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_either_side_can_be_killed_in_mid_session_25_times(tmp_path: Path) -> None:
-    done = kill_rounds(tmp_path, 25, seconds=100)
-    assert done >= 5, f"{done} rounds in the time"
+    done = kill_rounds(tmp_path, 25, seconds=75)
+    assert done >= 2, f"{done} rounds in the time"
     print(f"{done} rounds of 25 in the time")
