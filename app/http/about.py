@@ -103,11 +103,11 @@ async def _document(node: Node) -> dict[str, Any]:
     }
 
 
-@routes.add("GET /v1/audit", Scope.ADMIN)
+@routes.add("GET /v1/audit", Scope.ADMIN, answered_by=AnsweredBy.FIRST)
 async def audit(call: CurrentCall) -> Reply:
     """What the audit has proved about this node's store and index, and what it found wrong.
 
-    Of several workers, the first checks the store.
+    Of several workers, the first checks the store and answers.
     """
     peers = call.node.peers
     checked = peers.spot_checks.checked

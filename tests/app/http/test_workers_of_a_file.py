@@ -68,8 +68,10 @@ ANSWERED_BY_ALL = {
     "POST /v1/negentropy",
     "POST /v1/tokens",
     "DELETE /v1/tokens/{token_id}",
+    "POST /v1/reload",
 }
-"""What is not a GET and yet writes nothing to the database. Tokens are in a file of their own."""
+"""What is not a GET and yet writes nothing to the database. Tokens and settings are in files of their own,
+and a reload reaches all workers."""
 
 
 def test_each_route_that_is_no_get_goes_to_a_worker_that_writes_unless_it_is_known_to_read() -> (
@@ -81,6 +83,12 @@ def test_each_route_that_is_no_get_goes_to_a_worker_that_writes_unless_it_is_kno
         if route.answered_by is AnsweredBy.ANY and route.method != "GET"
     }
     assert answered_by_all == ANSWERED_BY_ALL
+
+
+def test_what_only_the_first_worker_knows_is_asked_of_it(service: RunningWorkers) -> None:
+    checking = [each.node.audit for each in service.workers]
+    checking[0].cpu_s = 12_345.678
+    assert service.http.get("/v1/audit").json()["cpu_s"] == pytest.approx(12_345.678, abs=60)
 
 
 def test_only_steps_of_a_reconciliation_that_push_go_to_the_writer() -> None:
