@@ -16,6 +16,7 @@ import yaml
 
 from app.demo.nodes import running_node
 from tests.support.cli import cli
+from tests.support.debian import program
 from tests.test_documented_commands import PASTE_S_MAX, checkout, clean_environment, free_ports
 
 ROOT = Path(__file__).parents[1]
@@ -93,9 +94,9 @@ def test_each_alert_is_about_series_that_a_node_has(tmp_path: Path) -> None:
         assert named <= series, named - series
 
 
+@pytest.mark.slow
 def test_prometheus_takes_the_alerts() -> None:
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("promtool is not installed")
+    promtool = program("promtool", package="prometheus")
     subprocess.run([promtool, "check", "rules", str(EXAMPLES / "alerts.yml")], check=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
 import subprocess
 import time
@@ -20,23 +19,11 @@ from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import free_port
+from tests.support.debian import program
 from tests.support.server import PROTOBUF, running_node
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "operating"
 STARTS_WITHIN_S = 20
-
-
-def program(package: str) -> str:
-    """The program of a Debian package, installed if the tests may do that; skips otherwise."""
-    found = shutil.which(package)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
-        quiet = {"env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True}
-        subprocess.run(install, check=False, timeout=300, **quiet)  # type: ignore[call-overload]
-        found = shutil.which(package)
-    if found is None:
-        pytest.skip(f"{package} is not installed")
-    return found
 
 
 def nginx(folder: Path, ports: tuple[int, int]) -> list[str]:
