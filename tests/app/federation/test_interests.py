@@ -132,6 +132,9 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
             peer, memory = Changing(two, (one, two)[side], at, then), Remembered()
             report = await sync(one, peer, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
+            # The initiator's own change is followed before the session ends.
+            if side == 0 and one.interests.current == then and is_wider:
+                assert await held(one) == await held(two) == {f"m{n}" for n in range(300)}
             if (one, two)[side].interests.current == then:
                 report = await sync(one, InProcessPeer(two), memory)
                 assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
