@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.federation.peer import Peer
 from app.ingest.committer import GroupCommitter
@@ -24,6 +24,7 @@ from app.store.syncrows import SyncRow
 from sdstore.sync.memory import PeerMemory
 
 PEER_WRITE_S = 10.0  # what a kill loses of a quiet peer; a commit costs the disk some milliseconds
+MEMORY_BYTES_PER_S = 100_000  # a large memory is written less often: 5 MB once in 50 s
 
 
 class Records:
@@ -41,7 +42,7 @@ class Records:
         self._store = store
         self._committer = committer
         self._held_until_s = 0.0
-        self._written: dict[str, tuple[PeerRow, PeerMemory, float]] = {}
+        self._written: dict[str, _Written] = {}
 
     async def read(self) -> list[tuple[PeerRow, Lease]]:
         """All peers, oldest first."""
@@ -99,7 +100,7 @@ class Records:
 
     def has_read(self, peer: Peer) -> None:
         """The peer's row and memory are those of the database."""
-        self._written[peer.peer_id] = (peer.row(), peer.memory, _now_s())
+        self._written[peer.peer_id] = _Written(peer.row(), peer.memory, 0, _now_s())
 
     async def write(
         self, held: Sequence[Peer], syncs: Sequence[SyncRow], *, is_end: bool = False
@@ -113,43 +114,45 @@ class Records:
         due = [each for each in held if self._is_due(each, now_s, is_end=is_end)]
         if not (due or syncs):
             return
-        rows: list[tuple[PeerRow, PeerMemory, bytes | None]] = []
+        rows: list[tuple[_Written, bytes | None]] = []
         for each in due:
-            before = self._written.get(each.peer_id)
             row, memory, raw = each.row(), each.memory, None
-            if before is None or before[1] is not memory:
+            before = self._written.get(each.peer_id)
+            if before is None or is_end or _lasting(memory) != _lasting(before.memory):
                 # A large memory takes a tenth of a second.
                 raw = await asyncio.to_thread(self._store.peers.codec.encode, each.peer_id, memory)
-            rows.append((row, memory, raw))
+            size = before.memory_bytes if before and raw is None else len(raw or b"")
+            rows.append((_Written(row, memory, size, now_s), raw))
         fences = dict(self.fences)
 
         def write_all() -> set[str]:
             with self._store.transaction() as transaction:
                 standing = self._store.peers.standing(transaction, self.process, fences)
                 self._store.peers.write(
-                    transaction, [(row, raw) for row, _, raw in rows if row.peer_id in standing]
+                    transaction,
+                    [(new.row, raw) for new, raw in rows if new.row.peer_id in standing],
                 )
                 ours = [each for each in syncs if not each.peer_id or each.peer_id in standing]
                 self._store.syncs.write(transaction, ours)
             return standing
 
         standing = await self._committer.call(write_all)
-        for row, memory, _ in rows:
-            if row.peer_id in standing:
-                self._written[row.peer_id] = (row, memory, now_s)
+        for new, _ in rows:
+            if new.row.peer_id in standing:
+                self._written[new.row.peer_id] = new
 
     def _is_due(self, peer: Peer, now_s: float, *, is_end: bool) -> bool:
         before = self._written.get(peer.peer_id)
         if before is None:
             return True
-        row, memory, at_s = before
-        now = peer.row()
+        row, now = before.row, peer.row()
         if (now.state, now.code) != (row.state, row.code):
             return True
-        is_changed = memory is not peer.memory or now != replace(
+        is_changed = before.memory is not peer.memory or now != replace(
             row, next_sync_at_ms=now.next_sync_at_ms
         )
-        return is_changed and (is_end or now_s - at_s >= PEER_WRITE_S)
+        pause_s = max(PEER_WRITE_S, before.memory_bytes / MEMORY_BYTES_PER_S)
+        return is_changed and (is_end or now_s - before.at_s >= pause_s)
 
     # ---- sessions
 
@@ -169,6 +172,28 @@ class Records:
     async def end_abandoned(self, now_ms: int) -> None:
         """End the records of sessions whose processes have ended. Raises as `add`."""
         await self._committer.call(lambda: self._store.syncs.end_abandoned(now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What was written last of a peer, and when; `memory_bytes` is the size of its encoded memory."""
+
+    row: PeerRow
+    memory: PeerMemory
+    memory_bytes: int
+    at_s: float
+
+
+def _lasting(memory: PeerMemory) -> PeerMemory:
+    """A memory without what each session changes: a session after a restart does as well without it."""
+    return replace(
+        memory,
+        responder_nonce=b"",
+        interest_read_at_s=0.0,
+        arrived_count=0,
+        proof=None,
+        lost_after=0,
+    )
 
 
 def _now_s() -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
@@ -120,7 +121,12 @@ def test_the_state_of_a_peer_survives_a_restart_and_peers_of_former_settings_go(
         assert node.http.get("/v1/peers").json()["peers"] == []
 
 
-def test_idle_sessions_cost_no_writes_and_are_not_kept(tmp_path: Path) -> None:
+def test_idle_sessions_cost_no_writes_and_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow the machine: no session is a long one, and no periodic write is due.
+    monkeypatch.setattr("app.federation.records.PEER_WRITE_S", QUIET_S)
+    monkeypatch.setattr("app.federation.syncs.RECORD_INTERVAL_S", QUIET_S)
     with running_node(tmp_path / "b") as b:
         b.publish(message(1))
         with running_node(tmp_path / "a", peers=[b.url], sync_interval_s=0.02) as a:
@@ -187,3 +193,29 @@ def test_a_session_that_a_killed_process_had_under_way_is_finished_at_the_next_s
         events = node.http.get("/v1/syncs/x/events").text
         assert "event: end" in events
         assert httpx.get(f"{node.url}/v1/syncs/y", trust_env=False).status_code == 404
+
+
+def test_a_memory_is_written_again_only_where_a_restart_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.federation.records.PEER_WRITE_S", 0.0)
+    memory = "SELECT memory FROM peers"
+    proved = "SELECT proved_at_ms FROM peers"
+    folder = tmp_path / "a"
+    with running_node(tmp_path / "b") as b:
+        b.publish(message(1))
+        with running_node(folder, peers=[b.url], sync_interval_s=QUIET_S) as a:
+            wait_until(lambda: peer_of(a)["state"] == "healthy")
+
+            def is_kept_as_it_is() -> bool:
+                """Whether a session that finds nothing leaves the memory's bytes as they are."""
+                memories, before = in_database(folder, memory), in_database(folder, proved)
+                synced(a)
+                wait_until(lambda: in_database(folder, proved) != before)
+                return memories == in_database(folder, memory) != [(None,)]
+
+            wait_until(is_kept_as_it_is)
+            written = in_database(folder, memory)
+            b.publish(message(2))
+            synced(a)
+            wait_until(lambda: in_database(folder, memory) != written)

@@ -55,6 +55,19 @@ def two_hosts(
         yield one, two
 
 
+def started_at(node: RunningNode, peer_id: str) -> dict[str, Any]:
+    """A session that an operator starts, once no other one with the peer is running."""
+
+    def start() -> dict[str, Any] | None:
+        reply = node.http.post(f"/v1/peers/{peer_id}/sync")
+        assert reply.status_code in (202, 409), reply.text
+        started: dict[str, Any] = reply.json()
+        return started if reply.status_code == 202 else None
+
+    found: dict[str, Any] = wait_until(start)
+    return found
+
+
 def holder_of(database_url: str) -> tuple[str, int]:
     with psycopg.connect(database_url) as connection:
         [found] = connection.execute("SELECT holder, fence FROM peers").fetchall()
@@ -76,9 +89,7 @@ def test_peers_and_sessions_of_one_host_are_those_of_the_others(
             wait_until(lambda node=node: peers_of(node)[peer.url]["state"] == "healthy", 5)
         # An operator can ask any of them; one of the two holds the peer.
         for node, other in ((one, two), (two, one)):
-            reply = node.http.post(f"/v1/peers/{added['id']}/sync")
-            assert reply.status_code == 202, reply.text
-            started = reply.json()
+            started = started_at(node, added["id"])
             assert started["started_by"] == "operator"
             # The other host follows the session by its record.
             events = other.http.get(f"/v1/syncs/{started['id']}/events").text

@@ -177,13 +177,13 @@ async def test_one_process_holds_a_peer_until_its_lease_expires(
 ) -> None:
     async with postgres_stores.open() as store:
         store.peers.add([A])
-        first = await store.peers.hold("p", (), lease_s=0.3)
+        first = await store.peers.hold("p", (), lease_s=1.0)
         assert first == {A.peer_id: 1}
-        assert await store.peers.hold("p", (), lease_s=0.3) == first  # renewed
+        assert await store.peers.hold("p", (), lease_s=1.0) == first  # renewed
         assert await store.peers.hold("q", ()) == {}
         [(_, lease)] = await store.peers.read()
         assert lease == ("p", 1, True)
-        await asyncio.sleep(0.35)
+        await asyncio.sleep(1.05)
         assert [lease for _, lease in await store.peers.read()] == [("p", 1, False)]
         # Nobody has taken the peer yet, and still the lease is over.
         assert not write(store, "p", first, replace(A, failures=9))
@@ -232,10 +232,10 @@ async def test_nobody_takes_a_peer_while_its_holder_writes(
 ) -> None:
     async with postgres_stores.open() as store:
         store.peers.add([A])
-        fences = await store.peers.hold("p", (), lease_s=0.3)
+        fences = await store.peers.hold("p", (), lease_s=1.0)
         with store.transaction() as transaction:
             assert store.peers.standing(transaction, "p", fences) == {A.peer_id}
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.1)
             assert await store.peers.hold("q", ()) == {}
             store.peers.write(transaction, [(replace(A, failures=1), None)])
         assert await store.peers.hold("q", ()) == {A.peer_id: 2}

@@ -87,11 +87,11 @@ async def test_a_record_that_nobody_touches_has_ended_by_the_databases_clock(
 ) -> None:
     async with postgres_stores.open() as store:
         write(store, row(1, None), replace(row(2, None), process=""))
-        assert store.syncs.end_abandoned(9, 0.4) == []
-        await asyncio.sleep(0.3)
+        assert store.syncs.end_abandoned(9, 1.5) == []
+        await asyncio.sleep(1.0)
         write(store, row(1, None))
-        await asyncio.sleep(0.2)
-        assert store.syncs.end_abandoned(9, 0.4) == ["s2"]
+        await asyncio.sleep(0.7)
+        assert store.syncs.end_abandoned(9, 1.5) == ["s2"]
         found = await store.syncs.get("s2")
         assert found is not None
         assert found.document["detail"] == "no process took the session up"
