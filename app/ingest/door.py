@@ -31,6 +31,7 @@ class Door:
         store: Store,
         committer: GroupCommitter,
         limits: Limits,
+        *,
         listeners: Sequence[Listener] = (),
         watermark: Watermark | None = None,
         judge: Judge | None = None,

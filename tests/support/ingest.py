@@ -32,7 +32,8 @@ async def open_ingest(url: str, limits: Limits = DEFAULT_LIMITS) -> AsyncIterato
     await committer.start()
     committed: list[Committed] = []
     relayed: list[Relayed] = []
-    door = Door(store, committer, limits, [committed.extend], [relayed.append])
+    door = Door(store, committer, limits, listeners=[committed.extend])
+    door.relay_listeners.append(relayed.append)
     try:
         yield Ingest(store, committer, door, committed, relayed)
     finally:
