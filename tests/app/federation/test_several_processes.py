@@ -189,7 +189,7 @@ def test_another_process_takes_over_within_the_lease_when_the_holder_is_killed(
 ) -> None:
     url, both = processes
     with running_node(tmp_path / "peer") as peer:
-        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False)
+        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False, timeout=30)
         holder, other = holding(url, both)
         before = holder_of(url)
         holder.end(signal.SIGKILL)
@@ -200,6 +200,7 @@ def test_another_process_takes_over_within_the_lease_when_the_holder_is_killed(
             content=frame,
             headers={"content-type": "application/x-protobuf"},
             trust_env=False,
+            timeout=30,
         )
         assert published.status_code == 201
         wait_until(lambda: peer.http.get("/v1/feed").json()["messages"], LEASE_S + 10)
@@ -215,7 +216,7 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
 ) -> None:
     url, both = processes
     with running_node(tmp_path / "peer") as peer:
-        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False)
+        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False, timeout=30)
         holder, _ = holding(url, both)
         before = holder_of(url)
         assert holder.process is not None
@@ -235,7 +236,9 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
             after = wait_until(lambda: holder_of(url))
             # Its session was due: the peer goes away and comes back, and both would note that.
             started = httpx.post(
-                f"{holder.url}/v1/peers/{peers_at(holder)[0]['id']}/sync", trust_env=False
+                f"{holder.url}/v1/peers/{peers_at(holder)[0]['id']}/sync",
+                trust_env=False,
+                timeout=30,
             )
             assert started.status_code == 202
             time.sleep(4)
@@ -248,7 +251,7 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
 
 
 def peers_at(process: StoreProcess) -> list[dict[str, Any]]:
-    reply = httpx.get(f"{process.url}/v1/peers", trust_env=False)
+    reply = httpx.get(f"{process.url}/v1/peers", trust_env=False, timeout=30)
     found: list[dict[str, Any]] = reply.json()["peers"]
     return found
 

@@ -57,7 +57,9 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
     with serving(tmp_path, text) as (node, url, file):
 
         def get(path: str) -> dict[str, object]:
-            document: dict[str, object] = httpx.get(f"{url}{path}", trust_env=False).json()
+            document: dict[str, object] = httpx.get(
+                f"{url}{path}", trust_env=False, timeout=30
+            ).json()
             return document
 
         def peer_urls() -> list[str]:
@@ -68,7 +70,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
             'drain_s = 0\nchannels = ["b"]\nlog_level = "debug"\ncors_origins = ["*"]\n'
             'peers = ["http://127.0.0.1:2", "http://127.0.0.1:3"]\n'
         )
-        answer = httpx.post(f"{url}/v1/reload", trust_env=False)
+        answer = httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
         assert answer.json() == {
             "changed": ["peers", "channels", "log_level"],
             "needs_restart": ["cors_origins"],
@@ -80,7 +82,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
             httpx.options(f"{url}/v1/info", headers=preflight, trust_env=False).status_code != 200
         )
         file.write_text('drain_s = 0\nchannels = ["c"]\npeers = []\nno_such = 1\n')
-        refused = httpx.post(f"{url}/v1/reload", trust_env=False)
+        refused = httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
         assert "no_such" in refused.json()["detail"]
         node.send_signal(signal.SIGHUP)
@@ -102,7 +104,7 @@ def test_all_workers_take_part(tmp_path: Path, way: str) -> None:
             """What the workers say; each new connection can reach another one."""
             found = set()
             for _ in range(12):
-                answer = httpx.get(f"{url}/v1/recon/interests", trust_env=False)
+                answer = httpx.get(f"{url}/v1/recon/interests", trust_env=False, timeout=30)
                 found |= set(answer.json()["channels"])
             return found
 
@@ -111,6 +113,8 @@ def test_all_workers_take_part(tmp_path: Path, way: str) -> None:
         if way == "signal":
             node.send_signal(signal.SIGHUP)
         else:
-            assert httpx.post(f"{url}/v1/reload", trust_env=False).json()["changed"] == ["channels"]
+            assert httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30).json()[
+                "changed"
+            ] == ["channels"]
         wait_until(lambda: channels() == {"b"})
         assert node.poll() is None
