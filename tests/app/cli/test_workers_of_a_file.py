@@ -73,15 +73,20 @@ class Publisher(Thread):
         self._stopped = Event()
 
     def run(self) -> None:
+        # A connection for each request: any reader may take it.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(
+            base_url=self._url, headers=PROTOBUF, trust_env=False, timeout=60, limits=limits
+        ) as client:
+            self._publish(client)
+
+    def _publish(self, client: httpx.Client) -> None:
         number = 0
         while not self._stopped.is_set():
             number += 1
             frame = encode(Message(f"m{number}", "c", lamport_timestamp=number, content=b"hi"))
             try:
-                answer = httpx.post(
-                    f"{self._url}/v1/messages", content=frame, headers=PROTOBUF,
-                    trust_env=False, timeout=60,
-                )  # fmt: skip
+                answer = client.post("/v1/messages", content=frame)
             except httpx.TransportError:
                 self.statuses.add(0)
                 continue
@@ -90,7 +95,7 @@ class Publisher(Thread):
                 self.acknowledged.append(number)
             else:
                 assert int(answer.headers["retry-after"]) > 0
-                time.sleep(0.05)
+            time.sleep(0.01)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -102,16 +107,18 @@ def kill_rounds(data_dir: Path, rounds: int, seed: int) -> None:
     with service(data_dir) as (pid, url):
         publisher = Publisher(url)
         publisher.start()
-        for _ in range(rounds):
-            time.sleep(rng.uniform(0.05, 0.5))
-            before = len(publisher.acknowledged)
-            victim = pid_of(pid, data_dir, writes=True)
-            os.kill(victim, signal.SIGKILL)
-            # Reads go on, on the readers that were there.
-            page = httpx.get(f"{url}/v1/feed?limit=1", trust_env=False, timeout=30)
-            assert page.status_code == 200, seed
-            wait_until(lambda before=before: len(publisher.acknowledged) > before + 3)  # type: ignore[misc]
-        publisher.stop()
+        try:
+            for _ in range(rounds):
+                time.sleep(rng.uniform(0.05, 0.5))
+                before = len(publisher.acknowledged)
+                victim = pid_of(pid, data_dir, writes=True)
+                os.kill(victim, signal.SIGKILL)
+                # Reads go on, on the readers that were there.
+                page = httpx.get(f"{url}/v1/feed?limit=1", trust_env=False, timeout=30)
+                assert page.status_code == 200, seed
+                wait_until(lambda before=before: len(publisher.acknowledged) > before + 3)  # type: ignore[misc]
+        finally:
+            publisher.stop()
         assert publisher.statuses <= {200, 201, 503}, seed
         kept = {
             int(item["message"]["lamport_timestamp"])
