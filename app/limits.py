@@ -334,7 +334,7 @@ class Limits:
         16 * MIB, "bytes of frames", "of that queue, which all peers share: 800 js-waku frames"
     )
     relay_age_s: int = _bound(
-        10, "seconds", "in that queue; an older message is of no use to who waits for it now"
+        10, "seconds", "in that queue; an older message is of no use to live readers"
     )
     relay_seen_max: int = _bound(
         131_072, "frame hashes", "20 MB; a minute of messages at relay_messages_per_s"

@@ -50,6 +50,10 @@ CANNOT_RUN = {
     ".venv/bin/python examples/chat.py ada": (
         "needs a terminal for each person: tests/test_chat_example.py"
     ),
+    "sdstore serve --public-url https://store.example --trusted-proxy 127.0.0.1": (
+        "serves until it is stopped, behind a proxy: tests/app/http/test_real_proxies.py"
+    ),
+    "sdstore quarantine list": ("needs messages in the quarantine: tests/app/test_policy.py"),
     'spark.read.format("sdstore").option("url", "sqlite:///data/sdstore.db").load()': (
         "lines of a Spark program: tests/pipeline/test_source.py and test_live.py run them"
     ),
@@ -107,7 +111,7 @@ def is_minute(block: Block) -> bool:
 
 def talking_to(url: str, text: str) -> str:
     """The commands with the node at `url` in place of the default one; a --node of their own wins."""
-    verbs = "publish|get|hint|channels|gaps|tail|backfill|sync|wait"
+    verbs = "publish|get|hint|channels|gaps|tail|backfill|sync|wait|interests (?:list|set|reset)"
     return re.sub(rf"(sdstore (?:{verbs}))\b", rf"\1 --node {url}", text)
 
 

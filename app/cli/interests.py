@@ -19,7 +19,7 @@ verbs.add_typer(interests, name="interests")
 def reload(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
     """Have a node read its settings again.
 
-    It takes over what can change while it runs, and names what takes a restart.
+    It applies what can change while it runs, and names the settings that need a restart.
     """
     with node_client(node) as client:
         found = client.reload()
@@ -33,7 +33,7 @@ def reload(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
 
 @interests.command("list")
 def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
-    """List what a node wants, and who said so."""
+    """Show which channels a node syncs, and who set that."""
     with node_client(node) as client:
         _print(client.interests(), as_json=as_json)
 
@@ -51,21 +51,23 @@ def set_(
     ] = None,
     lamport_from: Annotated[
         int | None,
-        typer.Option("--from-lamport", metavar="N", help="The lowest Lamport timestamp."),
+        typer.Option("--from-lamport", metavar="N", help="The lowest Lamport timestamp to sync."),
     ] = None,
     lamport_to: Annotated[
         int | None,
-        typer.Option("--to-lamport", metavar="N", help="The first Lamport timestamp above."),
+        typer.Option(
+            "--to-lamport", metavar="N", help="The first Lamport timestamp above those to sync."
+        ),
     ] = None,
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """Change what a node wants.
+    """Change which channels a node syncs.
 
-    It is kept, and wins over the settings until `interests reset`.
+    The node keeps the change, which wins over the settings until `interests reset`.
 
-    What the node lacks is fetched at once. What it holds and does not want any more stays readable,
-    and is not synced.
+    What the node lacks is fetched at once. What it holds outside the new interest stays readable,
+    and is no longer synced.
     """
     if not (everything or channel or prefix):
         detail = "name --all, --channel or --prefix"
@@ -83,7 +85,7 @@ def set_(
 
 @interests.command()
 def reset(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
-    """Return to the settings."""
+    """Return to the interest of the settings."""
     with node_client(node) as client:
         _print(client.reset_interests(), as_json=as_json)
 

@@ -54,9 +54,9 @@ class InterestBody(BaseModel):
     def _says_what(self) -> InterestBody:
         # An empty body must not end all syncs.
         if not self.model_fields_set & {"all", "channels", "prefixes"}:
-            raise ValueError("it names neither all, nor channels, nor prefixes")
+            raise ValueError("name all, channels or prefixes")
         if self.all and (self.channels or self.prefixes):
-            raise ValueError("all leaves no room for channels or prefixes")
+            raise ValueError("all: true cannot be combined with channels or prefixes")
         return self
 
 
