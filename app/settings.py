@@ -175,7 +175,7 @@ class Settings(BaseModel):
     )
     proxy_header: Literal["x-forwarded-for", "forwarded"] = Field(
         "x-forwarded-for",
-        description="the header in which trusted proxies say from where they were called",
+        description="the header in which trusted proxies name the client's address",
     )
     insecure: bool = Field(
         False,

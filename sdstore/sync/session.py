@@ -169,7 +169,7 @@ async def _judged(session: Session, seconds_max: float) -> tuple[SyncOutcome, st
     if not session.fetches and (session.missing_here or session.missing_there):
         return SyncOutcome.DIFFERENT, "", ""
     if session.unserved_count and len(session.agreed) > 1:
-        detail = "a side changed what it wants again and again during the session"
+        detail = f"an interest changed during the session; {session.unserved_count} offered elements were not served"
         return SyncOutcome.PARTIAL, SyncCode.OVERLOADED, detail
     if session.unserved_count:
         detail = f"the peer offered {session.unserved_count} elements that it did not serve"
