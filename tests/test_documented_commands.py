@@ -307,7 +307,13 @@ def inline(beginning: str) -> list[tuple[str, str]]:
 
 def verb_of(words: Sequence[str]) -> list[str]:
     """The verb, and what is below it: `snapshot export`."""
-    group = "--help" not in words and words[1] in ("snapshot", "peers", "token")
+    group = "--help" not in words and words[1] in (
+        "snapshot",
+        "peers",
+        "token",
+        "interests",
+        "quarantine",
+    )
     return list(words[1 : 3 if group and len(words) > 2 else 2])
 
 
