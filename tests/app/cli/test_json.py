@@ -17,7 +17,8 @@ from tests.support.federation import message
 
 SYNC_KEYS = {
     "id", "peer_url", "peer_id", "channels", "dry_run", "state", "started_at_ms",
-    "finished_at_ms", "progress", "report",
+    "finished_at_ms", "progress", "report", "started_by", "process", "outcome", "entries_per_s",
+    "bytes_per_s", "eta_s",
 }  # fmt: skip
 REPORT_KEYS = {
     "outcome", "code", "detail", "elements", "missing_here", "missing_there", "proved", "rounds",
