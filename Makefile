@@ -47,10 +47,10 @@ format: setup  ## format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: setup  ## the test suite (≤ 15 minutes)
+test: setup  ## the test suite (some 20 minutes on two cores)
 	$(PY) -m pytest -m "not slow and not soak" --durations=25 $(ARGS)
 
-test-slow: setup  ## the slow tier (≤ 35 minutes)
+test-slow: setup  ## the slow tier (some 45 minutes on two cores)
 	$(PY) -m pytest -m "slow and not soak" --timeout 1800 --durations=25 $(ARGS)
 
 soak: setup  ## full counts for the record (SOAK_MINUTES=…)
