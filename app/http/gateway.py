@@ -125,9 +125,7 @@ class Gateway:
             else:
                 await self._answer(match, call, receive, answer)
         except (Problem, RequestValidationError, HTTPException) as error:
-            problem = _as_problem(error)
-            code = problem.code
-            await answer.give(problem_reply(problem))
+            code = await _refuse(answer, error)
         except ClientGoneError:
             pass
         except Exception:  # noqa: BLE001 - the caller gets a problem document for any fault
@@ -396,6 +394,17 @@ async def _paid(parts: Parts, bucket: Bucket) -> AsyncGenerator[Sequence[bytes],
         async for part in parts:
             bucket.spend(sum(map(len, part)))
             yield part
+
+
+async def _refuse(answer: Answer, error: Problem | RequestValidationError | HTTPException) -> str:
+    """Answer with a problem document; its code.
+
+    The caller's frame must not keep the problem: with its traceback it would be a cycle that keeps the
+    request's body until the next collection.
+    """
+    problem = _as_problem(error)
+    await answer.give(problem_reply(problem))
+    return problem.code
 
 
 def _release(place: Holding | None) -> None:
