@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.scratch import in_scratch
+
 BENCHMARKS = (
     "recon",
     "requests",
@@ -56,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

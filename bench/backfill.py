@@ -23,6 +23,7 @@ from random import Random
 
 from bench.http_servers import Served, serving
 from bench.loading import load_file
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.client import AsyncStoreClient
 from sdstore.client.backfill import drain
@@ -239,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

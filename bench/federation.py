@@ -28,6 +28,7 @@ from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB, prepare_file
 from bench.frame_workloads import filter_frames, small_frames
 from bench.http_servers import Served, serving
 from bench.loading import load_file
+from bench.scratch import in_scratch
 from bench.store import entry_of, message_row
 from bench.table import publish
 
@@ -169,4 +170,4 @@ def sessions_begun(http: httpx.Client) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

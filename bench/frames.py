@@ -29,6 +29,7 @@ from app.store.schema import frames
 from app.store.sqlite import SQLITE
 from app.store.store import Store
 from bench.frame_workloads import LONG_HISTORY, filter_frames, small_frames
+from bench.scratch import in_scratch
 from bench.table import publish
 
 GROUP_ITEMS = 200
@@ -203,4 +204,4 @@ def leave_unpacked(path: Path, entries: Sequence[NewEntry]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

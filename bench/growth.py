@@ -27,6 +27,7 @@ from app.node import Node
 from app.recon.budget import Allowance
 from app.settings import Settings
 from bench.loading import load_file
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -173,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

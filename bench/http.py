@@ -28,6 +28,7 @@ from bench.http_load import Load, any_of, generate, request
 from bench.http_servers import Served, serving
 from bench.loading import Item, load, new_database
 from bench.postgres_server import running_postgres
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import decode
 from sdstore.wire import store_pb2 as wire
@@ -223,4 +224,4 @@ def _in_turn_with_bare(target: Target, asked: Sequence[bytes]) -> tuple[Load, Lo
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

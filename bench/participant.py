@@ -32,6 +32,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.client.participantfile import ParticipantFile
 from sdstore.sds.bloom import Form
@@ -247,4 +248,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

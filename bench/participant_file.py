@@ -25,6 +25,7 @@ from random import Random
 from typing import Any
 
 from bench.frame_workloads import filter_frames
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.client import ParticipantFile
 from sdstore.sds.codec import decode, encode
@@ -131,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

@@ -34,6 +34,7 @@ from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from bench.loading import Item, load_file
 from bench.postgres_server import THROW_AWAY, running_postgres
+from bench.scratch import in_scratch
 from bench.spark_steps import Steps
 from bench.table import RESULTS, publish
 from pipeline.diff import diff
@@ -241,4 +242,4 @@ def draw(table: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

@@ -35,6 +35,7 @@ from app.store.schema import frames, messages, migrate
 from bench.frame_workloads import small_frames
 from bench.loading import new_database, open_door
 from bench.postgres_server import running_postgres
+from bench.scratch import in_scratch
 from bench.table import publish
 
 SIZES, QUICK_SIZES = (10_000, 100_000, 1_000_000), (10_000,)
@@ -172,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

@@ -21,8 +21,8 @@ SYSTEM_VERSIONS = Path("/usr/lib/postgresql")
 # The server refuses to run as root.
 SERVER_USER = "nobody" if os.geteuid() == 0 else None
 # A killed process's writes stay in the system's cache. Only a power failure would need fsync, and no test
-# causes one.
-THROW_AWAY = ("fsync=off",)
+# causes one. Shared memory in files of the server's folder goes away with it, even if the server is killed.
+THROW_AWAY = ("fsync=off", "dynamic_shared_memory_type=mmap")
 # Ends the server and its folder when its standard input ends: with the process that started it. Nobody waits
 # for the folder to go: after a run it has some 300,000 files, which takes up to two minutes.
 _GUARD = (

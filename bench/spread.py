@@ -31,6 +31,7 @@ import matplotlib as mpl
 from app.federation.schedule import Schedule, Verdict
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
+from bench.scratch import in_scratch
 from bench.spread_nodes import measure_nodes
 from bench.table import publish
 
@@ -316,4 +317,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

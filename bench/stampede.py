@@ -34,6 +34,7 @@ import zstandard
 
 from bench import steady_reader
 from bench.loading import load_file
+from bench.scratch import in_scratch
 from bench.table import publish
 from recon.elements import U8, U64, Mask, heads_of, order_of_lamport
 from recon.hashing import idle_root
@@ -597,4 +598,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

@@ -37,6 +37,7 @@ from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB
 from app.store.store import Store
 from bench.frame_workloads import filter_frames, small_frames
 from bench.loading import load_file
+from bench.scratch import in_scratch
 from bench.table import publish
 
 BATCH = 1_000
@@ -230,4 +231,4 @@ async def timed_read(read: Callable[[], Awaitable[object]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

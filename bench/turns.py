@@ -27,6 +27,7 @@ from statistics import median, quantiles
 
 import httpx
 
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
@@ -271,4 +272,4 @@ def _node(tree: Path) -> Iterator[Node]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_scratch(main))

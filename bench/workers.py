@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.http_servers import Served
+from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -153,4 +154,4 @@ def _row(count: int, turns: Sequence[Turn], one_per_s: float, running: Service) 
 
 
 if __name__ == "__main__":
-    main()
+    in_scratch(main)

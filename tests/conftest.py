@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
+
+from bench.scratch import NotEnoughRoomError, scratch_folder
+
+FREE_BYTES_MIN = 5 << 30
+"""What the tests write at a time, and the gibibyte that nodes keep free on their disk."""
 
 # Nodes that tests stop need not wait until a load balancer has noticed.
 os.environ.setdefault("SDSTORE_DRAIN_S", "0")
@@ -22,6 +28,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The first draw of text in a fresh checkout builds a table of Unicode, which takes seconds.
 settings.register_profile("sdstore", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sdstore")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Put what the tests leave into one folder that goes away with this session."""
+    closing = ExitStack()
+    config.add_cleanup(closing.close)
+    try:
+        folder = closing.enter_context(scratch_folder(FREE_BYTES_MIN))
+    except NotEnoughRoomError as error:
+        raise pytest.UsageError(str(error)) from None
+    if config.option.basetemp is None:
+        config.option.basetemp = folder / "pytest"
+    # For jobs on a few rows, the JVM spends most of its time on compiling what then runs once.
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java} -Djava.io.tmpdir={folder}")
 
 
 @pytest.fixture(scope="session", autouse=True)

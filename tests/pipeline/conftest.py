@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.stores import Stores
-
-
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-"""For jobs on a few rows, the JVM spends most of its time on compiling what then runs once."""
 
 
 @pytest.fixture(scope="session")
