@@ -25,7 +25,7 @@ CHANNELS_BYTES_MAX = 4_096
 BATCH_BYTES_MAX = 1 << 20
 """Bytes of notices that are sent to a sibling at once, unless one alone has more."""
 
-_FRAME, _COMMIT = b"f", b"c"
+_FRAME, _COMMIT, _PUSHED = b"f", b"c", b"p"
 
 
 class Listener(Protocol):
@@ -34,8 +34,11 @@ class Listener(Protocol):
     def on_sibling_frame(self, frame: bytes, origin: str) -> None:
         """A frame to relay; `origin` as in `app.relay`."""
 
-    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
-        """Messages of these channels were committed; None: of any."""
+    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
+        """Messages of these channels were committed; None: of any.
+
+        `source` as in `app.ingest.committer.Committed`, if all have the same; otherwise empty.
+        """
 
 
 class Bus(Protocol):
@@ -50,7 +53,7 @@ class Bus(Protocol):
     def send_frame(self, frame: bytes, origin: str) -> None:
         """See `Listener`."""
 
-    def send_commit(self, channels: Collection[str] | None) -> None:
+    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """See `Listener`."""
 
 
@@ -62,7 +65,7 @@ class NoBus:
     def send_frame(self, frame: bytes, origin: str) -> None:
         """Nobody listens."""
 
-    def send_commit(self, channels: Collection[str] | None) -> None:
+    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """Nobody listens."""
 
 
@@ -76,6 +79,7 @@ class Outgoing:
         self._frames_bytes = 0
         self._has_commit = False
         self._channels: set[str] | None = set()
+        self._source = ""
         self._filled = asyncio.Event()
 
     def send_frame(self, frame: bytes, origin: str) -> None:
@@ -92,8 +96,9 @@ class Outgoing:
             self.dropped_count += 1
         self._filled.set()
 
-    def send_commit(self, channels: Collection[str] | None) -> None:
+    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """See `Bus`. Commits that wait share one notice."""
+        self._source = source if source == self._source or not self._has_commit else ""
         self._has_commit = True
         if channels is None:
             self._channels = None
@@ -110,7 +115,10 @@ class Outgoing:
         bytes_count = 0
         if self._has_commit:
             channels = None if self._channels is None else sorted(self._channels)
-            notices.append(_COMMIT + orjson.dumps(channels))
+            if self._source:
+                notices.append(_PUSHED + orjson.dumps([self._source, channels]))
+            else:
+                notices.append(_COMMIT + orjson.dumps(channels))
             self._has_commit, self._channels = False, set()
         while self._frames and (not notices or bytes_count + len(self._frames[0]) <= bytes_max):
             notice = self._frames.popleft()
@@ -143,10 +151,10 @@ class SiblingBus:
         for reader in self._readers:
             reader.send_frame(frame, origin)
 
-    def send_commit(self, channels: Collection[str] | None) -> None:
+    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """See `Bus`."""
         for reader in self._readers:
-            reader.send_commit(channels)
+            reader.send_commit(channels, source)
 
     async def stream(self) -> AsyncGenerator[Sequence[bytes], None]:
         """The notices from now on, for one sibling: each behind its length, 4 bytes, big endian.
@@ -196,14 +204,19 @@ def hand_over(notice: bytes, listener: Listener) -> bool:
         length = 1 + rest[0]
         listener.on_sibling_frame(rest[length:], rest[1:length].decode("ascii", "replace"))
         return True
-    if kind == _COMMIT:
-        try:
-            channels = orjson.loads(rest)
-        except orjson.JSONDecodeError:
+    try:
+        document = orjson.loads(rest)
+    except orjson.JSONDecodeError:
+        return False
+    match kind, document:
+        case (b"c", None | [*_] as channels) if _are_texts(channels):
+            listener.on_sibling_commit(channels, "")
+        case (b"p", [str() as source, None | [*_] as channels]) if _are_texts(channels):
+            listener.on_sibling_commit(channels, source)
+        case _:
             return False
-        if channels is None or (
-            isinstance(channels, list) and all(isinstance(each, str) for each in channels)
-        ):
-            listener.on_sibling_commit(channels)
-            return True
-    return False
+    return True
+
+
+def _are_texts(channels: list[object] | None) -> bool:
+    return all(isinstance(each, str) for each in channels or ())

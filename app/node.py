@@ -247,7 +247,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
     spot_checks = SpotChecks(index, audit.findings, limits)
     peers = Peers(replica, syncs, records, interests, settings, instance_id, spot_checks)
-    relay.commit_listeners.append(peers.nudge_all)
+    relay.commit_listeners.append(peers.on_news)
     node = Node(
         settings=settings,
         limits=limits,

@@ -94,8 +94,8 @@ class Relay:
     ) -> None:
         self.counters = RelayCounters()
         self.bus: Bus = NoBus()
-        self.commit_listeners: list[Callable[[], None]] = []
-        """Called when another process has committed messages."""
+        self.commit_listeners: list[Callable[[Collection[str] | None, str], None]] = []
+        """Called when another process has committed messages, as `Listener.on_sibling_commit`."""
         self.changed = asyncio.Event()
         """Replaced by a new event, and set, whenever a reader may have something to do."""
         self.is_closed = False
@@ -210,8 +210,9 @@ class Relay:
             if len(channels) > CHANNELS_NAMED_MAX:
                 break
         named = channels if 0 < len(channels) <= CHANNELS_NAMED_MAX else None
-        self._nudge(named, sources.pop() if named and len(sources) == 1 else "")
-        self.bus.send_commit(named)
+        source = sources.pop() if named and len(sources) == 1 else ""
+        self._nudge(named, source)
+        self.bus.send_commit(named, source)
 
     def on_interest_changed(self) -> None:
         """This store wants something else: its readers' sessions may have something to move."""
@@ -243,12 +244,12 @@ class Relay:
             return
         self._pass_on(Relayed(frame, message, dialect), origin, is_on_bus=True)
 
-    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
-        """Another worker has committed messages of these channels; None: of any."""
+    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
+        """See `app.bus.Listener`."""
         self._live.on_committed([])
-        self._nudge(channels)
+        self._nudge(channels, source)
         for listener in self.commit_listeners:
-            listener()
+            listener(channels, source)
 
     # ---- readers
 

@@ -93,12 +93,12 @@ class Links:
     @property
     def count(self) -> int:
         """Links that are up."""
-        return sum(link.instance is not None for link, _ in self._links.values())
+        return sum(link.is_up for link, _ in self._links.values())
 
     def reads(self, instance_id: str) -> bool:
         """Whether a link is up with the peer of this instance ID."""
         return bool(instance_id) and any(
-            link.instance == instance_id for link, _ in self._links.values()
+            link.peer.instance == instance_id for link, _ in self._links.values()
         )
 
     async def _watch(self) -> None:
@@ -120,7 +120,7 @@ class Links:
 
 
 class Link:
-    """The link with one peer. `instance` is the instance ID of the peer while the link is up."""
+    """The link with one peer; `Peer.instance` names the store at its other end."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Link:
         limits: Limits,
         own_instance: str,
     ) -> None:
-        self.instance: str | None = None
+        self.is_up = False
         self.peer = peer
         self._peers = peers
         self._relay = relay
@@ -141,6 +141,12 @@ class Link:
 
     async def keep(self, nudge: Callable[[str], None]) -> None:
         """Keep the link up for as long as the task runs."""
+        try:
+            await self._keep(nudge)
+        finally:
+            self.peer.instance = ""
+
+    async def _keep(self, nudge: Callable[[str], None]) -> None:
         failures = 0
         while True:
             began_s = time.monotonic()
@@ -153,7 +159,7 @@ class Link:
             except Exception as error:  # noqa: BLE001 - the link must live on
                 _log.exception("the link with %s failed", url_text(self.peer.url))
                 reason = type(error).__name__
-            self._is_down(reason)
+            self._end(reason)
             failures = 1 if time.monotonic() - began_s > STEADY_S else failures + 1
             pause_s = min(RETRY_S_MIN * 2 ** min(failures - 1, 16), self._limits.relay_retry_s_max)
             await asyncio.sleep(pause_s * random.uniform(1 - RETRY_JITTER, 1))
@@ -168,7 +174,7 @@ class Link:
             client.stream("GET", "v1/relay", headers=headers, timeout=timeout) as response,
         ):
             self._check(response, await _refusal(response))
-            self._is_up(response.headers.get(INSTANCE_HEADER, ""))
+            self._begin(response.headers.get(INSTANCE_HEADER, ""))
             # Nudges of the time without a link are lost.
             nudge(self.peer.peer_id)
             sending = asyncio.create_task(self._send(client))
@@ -192,16 +198,17 @@ class Link:
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             raise misbehaved("the answer is not a stream of events")
 
-    def _is_up(self, instance: str) -> None:
-        self.instance, self._is_read, self._ahead_s = instance, False, 0.0
+    def _begin(self, instance: str) -> None:
+        self.is_up, self._is_read, self._ahead_s = True, False, 0.0
+        self.peer.instance = instance
         _log.info("the link with %s is up", url_text(self.peer.url))
         self._relay.wake()
 
-    def _is_down(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         # The state of the peer reports why it cannot be reached; here only the end of a link is news.
-        level = logging.DEBUG if self.instance is None else logging.INFO
+        level = logging.INFO if self.is_up else logging.DEBUG
         _log.log(level, "the link with %s is down: %s", url_text(self.peer.url), reason)
-        self.instance = None
+        self.is_up, self.peer.instance = False, ""
         self._relay.wake()
 
     # ---- down the link
@@ -212,7 +219,7 @@ class Link:
             arrived = events.feed(chunk)
             frames = [frame for each in arrived if (frame := self._read(each, nudge)) is not None]
             if frames:
-                await self._relay.take(frames, self.instance or "")
+                await self._relay.take(frames, self.peer.instance)
             await self._pace(len(arrived), sum(map(len, frames)))
         raise misbehaved("the stream ended")
 
@@ -248,7 +255,7 @@ class Link:
     async def _send(self, client: httpx.AsyncClient) -> None:
         """Send what is relayed here, while the peer does not read this node's own stream."""
         relay, limits = self._relay, self._limits
-        reader: RelayReader = relay.reader(_everything, self.instance or "")
+        reader: RelayReader = relay.reader(_everything, self.peer.instance)
         while True:
             changed = relay.changed
             batch = reader.take(limits.relay_age_s, limits.relay_batch_items_max)

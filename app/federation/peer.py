@@ -98,8 +98,9 @@ COUNTED = (
 @dataclass(slots=True, eq=False)
 class Peer:
     """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
-    since the last good one; `code` and `reason` say why the last one failed. Times and what is missing:
-    as in `app.store.peerrows.PeerRow`."""
+    since the last good one; `code` and `reason` say why the last one failed. `instance`: its instance ID
+    while the link with it is up, otherwise empty. Times and what is missing: as in
+    `app.store.peerrows.PeerRow`."""
 
     peer_id: str
     url: httpx.URL
@@ -112,6 +113,7 @@ class Peer:
     code: str = ""
     reason: str = ""
     failures: int = 0
+    instance: str = ""
     last_sync: Sync | None = None
     last_sync_id: str = ""
     next_sync_at_ms: int | None = None

@@ -450,17 +450,24 @@ class Peers:
         self.nudge_all()
 
     def on_committed(self, committed: Sequence[Committed]) -> None:
-        """Nudge the peers that want something of a commit (a listener of ingest).
-
-        What a session brought is no news for its peer.
-        """
+        """Nudge the peers that want something of a commit (a listener of ingest)."""
         if not self._schedule.hears_news:
             return  # as for most commits of a busy node: this is on the way of each publication
         channels = {each.entry.message.channel_id for each in committed}
-        without = {each.source for each in committed}
-        if len(without) > 1:
-            without = set()  # each source lacks what the other brought
-        if 0 < len(channels) <= CHANNELS_COMPARED_MAX:
+        sources = {each.source for each in committed}
+        # Of several sources each lacks what the others brought.
+        self.on_news(channels, sources.pop() if len(sources) == 1 else "")
+
+    def on_news(self, channels: Collection[str] | None, source: str) -> None:
+        """Nudge the peers that want messages of these channels, or of any (None), but not `source`.
+
+        What a session brought is no news for its peer, whichever of the two started the session.
+        """
+        without = set()
+        if source:
+            peers = self._peers.values()
+            without = {each.peer_id for each in peers if source in (each.peer_id, each.instance)}
+        if channels and len(channels) <= CHANNELS_COMPARED_MAX:
             wanted = list(filter(self._interests.current.matches, channels))
             peers = self._peers.values()
             without |= {

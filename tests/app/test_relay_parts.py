@@ -23,12 +23,14 @@ class Heard:
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, str]] = []
         self.commits: list[Collection[str] | None] = []
+        self.sources: list[str] = []
 
     def on_sibling_frame(self, frame: bytes, origin: str) -> None:
         self.frames.append((frame, origin))
 
-    def on_sibling_commit(self, channels: Collection[str] | None) -> None:
+    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
         self.commits.append(channels)
+        self.sources.append(source)
 
 
 def test_a_hash_is_remembered_for_its_time_and_no_more_than_so_many() -> None:
@@ -63,6 +65,22 @@ async def test_frames_and_their_origins_travel_unchanged_and_commits_together() 
     heard = await sent_by(outgoing)
     assert heard.frames == [(b"", ""), (b"\0\xff", "f" * 32)]
     assert heard.commits == [["a", "b"]]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("sources", "told"), [(["x"], "x"), (["x", "x"], "x"), (["x", "y"], ""), (["", "x"], "")]
+)
+async def test_a_notice_of_commits_names_their_source_if_all_have_the_same(
+    sources: list[str], told: str
+) -> None:
+    outgoing = Outgoing(DEFAULT_LIMITS)
+    for source in sources:
+        outgoing.send_commit({"a"}, source)
+    heard = await sent_by(outgoing)
+    assert (heard.commits, heard.sources) == ([["a"]], [told])
+    outgoing.send_commit(None)  # of its own, the notice before is sent
+    assert (await sent_by(outgoing)).sources == [""]
 
 
 @pytest.mark.anyio
@@ -127,7 +145,22 @@ def test_lost_or_foreign_payloads_never_make_another_notice(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"x", b"f", b"c", b"c{}", b"c[1]", b'c["a", null]', b"c\xff", b'c"text"']
+    "garbage",
+    [
+        b"",
+        b"x",
+        b"f",
+        b"c",
+        b"c{}",
+        b"c[1]",
+        b'c["a", null]',
+        b"c\xff",
+        b'c"text"',
+        b"p",
+        b"pnull",
+        b'p["a"]',
+        b'p["a", [1]]',
+    ],
 )
 def test_garbage_on_the_bus_is_not_a_notice(garbage: bytes) -> None:
     heard = Heard()

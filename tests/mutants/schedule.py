@@ -80,6 +80,18 @@ FAULTS = [
     ),
     _fault("every commit is for every peer", "peer:Peer.wants_one_of", returns(True), _NODES),
     Fault(
+        "schedule: other processes do not learn the source of a commit",
+        "app.bus:_PUSHED",
+        instead(b"c"),
+        _NODES,
+    ),
+    _fault(
+        "a store that pushes is not known as a peer",
+        "peer:Peer.instance",
+        instead(property(lambda _: "", lambda *_: None)),
+        _NODES,
+    ),
+    Fault(
         "schedule: the source of what a session brought is not known",
         "app.recon.replica:NodeReplica.for_peer",
         before(lambda replica, _: (replica, "")),
