@@ -1,7 +1,8 @@
 """What the processes that share one database tell each other at once, without asking it.
 
-Two kinds of notices: a frame to relay, and that messages of some channels were committed. Notices are
-best effort: one that is lost costs a relayed message, or makes a commit known at the next poll only.
+Three kinds of notices: a frame to relay, that messages of some channels were committed, and that a process
+is there. Notices are best effort: one that is lost costs a relayed message, or makes a commit known at
+the next poll only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import orjson
 
@@ -25,7 +26,20 @@ CHANNELS_BYTES_MAX = 4_096
 BATCH_BYTES_MAX = 1 << 20
 """Bytes of notices that are sent to a sibling at once, unless one alone has more."""
 
-_FRAME, _COMMIT, _PUSHED = b"f", b"c", b"p"
+_FRAME, _COMMIT, _PUSHED, _PRESENCE = b"f", b"c", b"p", b"l"
+
+
+class Presence(NamedTuple):
+    """A process that is there, and is about to stop if `is_leaving`.
+
+    `settings_peers`: the IDs of the peers of its settings. `reads`: the instance IDs of the stores whose
+    streams it reads.
+    """
+
+    process: str
+    settings_peers: Sequence[str]
+    reads: Sequence[str]
+    is_leaving: bool = False
 
 
 class Listener(Protocol):
@@ -39,6 +53,9 @@ class Listener(Protocol):
 
         `source` as in `app.ingest.committer.Committed`, if all have the same; otherwise empty.
         """
+
+    def on_sibling_presence(self, presence: Presence) -> None:
+        """A process announces itself."""
 
 
 class Bus(Protocol):
@@ -56,6 +73,9 @@ class Bus(Protocol):
     def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """See `Listener`."""
 
+    def send_presence(self, presence: Presence) -> None:
+        """See `Listener`."""
+
 
 class NoBus:
     """The bus of a process that shares its database with no other."""
@@ -68,9 +88,12 @@ class NoBus:
     def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """Nobody listens."""
 
+    def send_presence(self, presence: Presence) -> None:
+        """Nobody listens."""
+
 
 class Outgoing:
-    """Notices that wait to be sent: a bounded queue of frames, and one notice of all commits."""
+    """Notices that wait to be sent: a bounded queue of frames, one notice of all commits, one presence."""
 
     def __init__(self, limits: Limits) -> None:
         self.dropped_count = 0
@@ -80,6 +103,7 @@ class Outgoing:
         self._has_commit = False
         self._channels: set[str] | None = set()
         self._source = ""
+        self._presence = b""
         self._filled = asyncio.Event()
 
     def send_frame(self, frame: bytes, origin: str) -> None:
@@ -108,6 +132,11 @@ class Outgoing:
                 self._channels = None
         self._filled.set()
 
+    def send_presence(self, presence: Presence) -> None:
+        """See `Bus`. A newer one takes the place of one that waits."""
+        self._presence = _PRESENCE + orjson.dumps(list(presence))
+        self._filled.set()
+
     async def next(self, bytes_max: int) -> list[bytes]:
         """The next notices, up to `bytes_max` bytes, but one at least."""
         await self._filled.wait()
@@ -120,6 +149,9 @@ class Outgoing:
             else:
                 notices.append(_COMMIT + orjson.dumps(channels))
             self._has_commit, self._channels = False, set()
+        if self._presence:
+            notices.append(self._presence)
+            self._presence = b""
         while self._frames and (not notices or bytes_count + len(self._frames[0]) <= bytes_max):
             notice = self._frames.popleft()
             self._frames_bytes -= len(notice)
@@ -155,6 +187,9 @@ class SiblingBus:
         """See `Bus`."""
         for reader in self._readers:
             reader.send_commit(channels, source)
+
+    def send_presence(self, presence: Presence) -> None:
+        """Its siblings have no peers and no links."""
 
     async def stream(self) -> AsyncGenerator[Sequence[bytes], None]:
         """The notices from now on, for one sibling: each behind its length, 4 bytes, big endian.
@@ -213,6 +248,10 @@ def hand_over(notice: bytes, listener: Listener) -> bool:
             listener.on_sibling_commit(channels, "")
         case (b"p", [str() as source, None | [*_] as channels]) if _are_texts(channels):
             listener.on_sibling_commit(channels, source)
+        case (b"l", [str() as process, [*_] as peers, [*_] as reads, bool() as is_leaving]) if (
+            _are_texts(peers) and _are_texts(reads)
+        ):
+            listener.on_sibling_presence(Presence(process, peers, reads, is_leaving))
         case _:
             return False
     return True

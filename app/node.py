@@ -49,7 +49,6 @@ from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
-from app.store.peerrows import GRACE_S
 from app.store.store import Store
 from app.tokens import TokenFile, Tokens, tokens_path
 
@@ -149,7 +148,7 @@ class Node:
             closing.push_async_callback(node.peers.close)
             closing.push_async_callback(node.links.close)
             if is_first or store.peers.is_shared:
-                await node.peers.start(0.0 if is_first else GRACE_S)
+                await node.peers.start()
                 node.links.start()
             yield node
 
@@ -248,6 +247,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     spot_checks = SpotChecks(index, audit.findings, limits)
     peers = Peers(replica, syncs, records, interests, settings, instance_id, spot_checks)
     relay.commit_listeners.append(peers.on_news)
+    peers.announcing = relay.announce
     node = Node(
         settings=settings,
         limits=limits,
@@ -277,6 +277,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         judge=judge,
     )
     committer.listeners.append(node.peers.on_committed)
+    relay.presence_listeners.append(node.links.on_presence)
     interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
     node.metrics.register(node.mvds)
     node.metrics.register(watermark)

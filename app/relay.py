@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
-from app.bus import Bus, NoBus
+from app.bus import Bus, NoBus, Presence
 from app.callers import Caller, Scope
 from app.entries import Outcome, OutcomeKind
 from app.errors import Code, Problem
@@ -96,6 +96,8 @@ class Relay:
         self.bus: Bus = NoBus()
         self.commit_listeners: list[Callable[[Collection[str] | None, str], None]] = []
         """Called when another process has committed messages, as `Listener.on_sibling_commit`."""
+        self.presence_listeners: list[Callable[[Presence], None]] = []
+        """Called when another process announces itself."""
         self.changed = asyncio.Event()
         """Replaced by a new event, and set, whenever a reader may have something to do."""
         self.is_closed = False
@@ -250,6 +252,15 @@ class Relay:
         self._nudge(channels, source)
         for listener in self.commit_listeners:
             listener(channels, source)
+
+    def announce(self, presence: Presence) -> None:
+        """Tell the other workers that this one is there."""
+        self.bus.send_presence(presence)
+
+    def on_sibling_presence(self, presence: Presence) -> None:
+        """See `app.bus.Listener`."""
+        for listener in self.presence_listeners:
+            listener(presence)
 
     # ---- readers
 

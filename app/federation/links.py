@@ -22,6 +22,7 @@ from typing import TypeVar
 import httpx
 import orjson
 
+from app.bus import Presence
 from app.errors import Code, Problem
 from app.federation.peer import Peer
 from app.federation.peers import Peers
@@ -96,10 +97,16 @@ class Links:
         return sum(link.is_up for link, _ in self._links.values())
 
     def reads(self, instance_id: str) -> bool:
-        """Whether a link is up with the peer of this instance ID."""
-        return bool(instance_id) and any(
-            link.peer.instance == instance_id for link, _ in self._links.values()
+        """Whether a process of this database has a link with the store of this instance ID."""
+        return bool(instance_id) and (
+            any(link.peer.instance == instance_id for link, _ in self._links.values())
+            or self._peers.processes.reads(instance_id, asyncio.get_running_loop().time())
         )
+
+    def on_presence(self, presence: Presence) -> None:
+        """Another process of the database announces itself."""
+        if self._peers.processes.heard(presence, asyncio.get_running_loop().time()):
+            self._relay.wake()
 
     async def _watch(self) -> None:
         while True:
@@ -202,6 +209,7 @@ class Link:
         self.is_up, self._is_read, self._ahead_s = True, False, 0.0
         self.peer.instance = instance
         _log.info("the link with %s is up", url_text(self.peer.url))
+        self._peers.announce()
         self._relay.wake()
 
     def _end(self, reason: str) -> None:
@@ -209,6 +217,7 @@ class Link:
         level = logging.INFO if self.is_up else logging.DEBUG
         _log.log(level, "the link with %s is down: %s", url_text(self.peer.url), reason)
         self.is_up, self.peer.instance = False, ""
+        self._peers.announce()
         self._relay.wake()
 
     # ---- down the link

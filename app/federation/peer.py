@@ -125,6 +125,11 @@ class Peer:
     _interest_read: bytes = field(default=b"", repr=False)
     _interest: Interest | None = field(default=None, repr=False)
 
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a session with it runs in this process."""
+        return self.last_sync is not None and not self.last_sync.is_finished
+
     def document(self) -> dict[str, Any]:
         """The peer as JSON."""
         return {

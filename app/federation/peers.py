@@ -5,7 +5,8 @@ Peers of the settings are added at each start; those that an operator added stay
 they are removed.
 
 All processes over one PostgreSQL database know all peers, and each peer is held by one of them, which
-syncs with it (`app.store.peerrows`). The others show what its row says.
+syncs with it (`app.store.peerrows`). The processes share the peers (`app.federation.shares`). Those that do
+not hold a peer show what its row says.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any, TypeVar
 import httpx
 from blake3 import blake3
 
+from app.bus import Presence
 from app.errors import Code, Problem
 from app.federation.connections import Connections
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.records import Records
 from app.federation.schedule import Schedule, Verdict
+from app.federation.shares import NO_SHARE, Processes, Share, share_of
 from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
 from app.federation.transport import (
@@ -92,7 +95,8 @@ class Peers:
     """All peers of a node. Call `start` before and `close` after use.
 
     `instance_id` is this node's own ID: a server that answers with it is this node, not a peer.
-    `strangers` sums the syncs with stores that are not peers.
+    `strangers` sums the syncs with stores that are not peers. `processes`: the others over the database;
+    `announcing` is called to tell them of this one.
     """
 
     def __init__(
@@ -117,6 +121,8 @@ class Peers:
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
         self.connections = Connections()
+        self.processes = Processes()
+        self.announcing: Callable[[Presence], None] = lambda _: None
         self._peers: dict[str, Peer] = {}
         self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
         self._settings_are_added = False
@@ -136,13 +142,11 @@ class Peers:
         self._is_due_earlier = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, grace_s: float = 0.0) -> None:
+    async def start(self) -> None:
         """Add the peers of the settings and those of the database, and begin to sync with them.
 
-        For `grace_s` after a peer became free this process leaves it to others.
         The state of a peer shows whether it is down or not allowed.
         """
-        self._records.grace_s = grace_s
         try:
             if not self._records.is_shared:
                 await self._records.end_abandoned(_now_ms())
@@ -174,6 +178,7 @@ class Peers:
 
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
+        self.announce(is_leaving=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -537,9 +542,9 @@ class Peers:
                 *(Peer(key, url, _SETTINGS).row() for key, url in self._settings_peers.items())
             )
             self._settings_are_added = True
-        new = await self._records.hold(self._settings_peers)
+        rows, new = await self._hold()
         seen = set()
-        for row, lease in await self._records.read():
+        for row, lease in rows:
             is_own_setting = row.peer_id in self._settings_peers
             if row.origin == _SETTINGS and not (is_own_setting or lease.is_live):
                 continue  # of another host that has ended
@@ -555,6 +560,41 @@ class Peers:
             await self._look_at(peer, row, lease, is_new=row.peer_id in new)
         for gone in [each for each in self._peers.values() if each.peer_id not in seen]:
             self._forget(gone)
+
+    async def _hold(self) -> tuple[list[tuple[PeerRow, Lease]], set[str]]:
+        """Hold this process's share; all rows, and the peers that are newly held."""
+        self.announce()
+        rows = await self._records.read()
+        share = self._share(rows)
+        if share.surplus:
+            await self._hand_on(share.surplus)
+        new = await self._records.hold(self._settings_peers, share.left)
+        if new or share.surplus:
+            rows = await self._records.read()
+        return rows, new
+
+    def announce(self, *, is_leaving: bool = False) -> None:
+        """Tell the other processes that this one is there, and whose streams it reads."""
+        reads = [each.instance for each in self.held() if each.instance]
+        self.announcing(Presence(self._process, [*self._settings_peers], reads, is_leaving))
+
+    def _share(self, rows: Sequence[tuple[PeerRow, Lease]]) -> Share:
+        if not self._records.is_shared:
+            return NO_SHARE
+        others = self.processes.live(_now_s())
+        settings_peers = {each.process: each.settings_peers for each in others}
+        settings_peers[self._process] = tuple(self._settings_peers)
+        idle = [each.peer_id for each in self.held() if not each.is_syncing]
+        return share_of(self._process, settings_peers, rows, idle)
+
+    async def _hand_on(self, surplus: Collection[str]) -> None:
+        """Give up peers, with all that this process knows of them. Raises Problem: it keeps them."""
+        await self.write(is_end=True)
+        given = [each for each in surplus if not self._peers[each].is_syncing]
+        for peer_id in given:
+            self._let_go(peer_id)
+        # If this fails, the next look takes them again.
+        await self._records.release(given)
 
     async def _look_at(self, peer: Peer, row: PeerRow, lease: Lease, *, is_new: bool) -> None:
         fence = self._records.fences.get(row.peer_id)
@@ -581,7 +621,7 @@ class Peers:
     @staticmethod
     def _end_session(peer: Peer, reason: str) -> None:
         sync = peer.last_sync
-        if sync is not None and sync.task is not None and not sync.is_finished:
+        if sync is not None and sync.task is not None and peer.is_syncing:
             sync.end_reason = reason
             sync.task.cancel()
 

@@ -30,12 +30,10 @@ MEMORY_BYTES_PER_S = 100_000  # a large memory is written less often: 5 MB once 
 class Records:
     """The peers and sessions of one database, as one process writes them.
 
-    `process` names it. `fences`: of the peers that it holds. `grace_s`: the time for which it leaves free
-    peers to others.
+    `process` names it. `fences`: of the peers that it holds.
     """
 
     def __init__(self, store: Store, committer: GroupCommitter) -> None:
-        self.grace_s = 0.0
         self.process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.is_shared = store.peers.is_shared
         self.fences: dict[str, int] = {}
@@ -78,10 +76,12 @@ class Records:
         """Whether the leases still hold by this process's own clock: it was not paused for too long."""
         return not self.is_shared or _now_s() < self._held_until_s
 
-    async def hold(self, settings_peers: Collection[str]) -> set[str]:
-        """Renew the leases and take those that have expired; the peers that are newly held."""
+    async def hold(self, settings_peers: Collection[str], left: Collection[str]) -> set[str]:
+        """Renew the leases and take those that have expired; the peers that are newly held.
+
+        Those in `left` have to be free for a moment."""
         before_s = _now_s()
-        held = await self._store.peers.hold(self.process, settings_peers, grace_s=self.grace_s)
+        held = await self._store.peers.hold(self.process, settings_peers, left=left)
         self._held_until_s = before_s + LEASE_S
         new = {each for each, fence in held.items() if self.fences.get(each) != fence}
         self.fences |= held
@@ -92,9 +92,9 @@ class Records:
         self.fences.pop(peer_id, None)
         self._written.pop(peer_id, None)
 
-    async def release(self) -> None:
-        """End the leases, so that other processes take the peers at once."""
-        await self._store.peers.release(self.process)
+    async def release(self, peer_ids: Collection[str] | None = None) -> None:
+        """End the leases of all or some peers, so that other processes take them at once."""
+        await self._store.peers.release(self.process, peer_ids)
 
     # ---- what sessions change
 

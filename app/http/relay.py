@@ -32,7 +32,7 @@ _HEARTBEAT = b": still here\n\n"
 _NUDGE = b"event: nudge\ndata: {}\n\n"
 
 
-# The first worker has the links, so it can say whether it reads the caller's stream.
+# On SQLite the first worker has the links, so it can say whether it reads the caller's stream.
 @routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS, answered_by=AnsweredBy.FIRST)
 async def stream(call: CurrentCall) -> StreamedReply:
     """Nudges and relayed messages, for a store that has this one as its peer.

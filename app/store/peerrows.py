@@ -23,11 +23,15 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
+    Boolean,
     ColumnElement,
     Text,
     Update,
+    all_,
     and_,
+    any_,
     bindparam,
     case,
     cast,
@@ -45,7 +49,7 @@ from app.store.schema import peers
 from sdstore.sync.memory import Aside, AsideElement, Asked, Baseline, PeerMemory, Proof
 
 LEASE_S = 6.0  # a dead process is replaced within ten seconds, the grace included
-GRACE_S = 2.0  # for which only the first worker of a host takes a free peer: it answers other stores' streams
+GRACE_S = 2.0  # for which a free peer is left to the process whose share it is; twice the time between looks
 TEXT_MAX = 2_000  # characters of a peer's reason: a line of a table, not a log
 MEMORY_BYTES_MAX = 8 * 1024 * 1024  # one interest with all that a baseline counts in and out
 _PLAIN_BYTES_MAX = 8 * MEMORY_BYTES_MAX  # the JSON: hex is twice the bytes, and names are repeated
@@ -206,25 +210,27 @@ class PeerRows:
         process: str,
         settings_peers: Collection[str],
         lease_s: float = LEASE_S,
-        grace_s: float = 0.0,
+        left: Collection[str] = (),
     ) -> dict[str, int]:
-        """Renew the leases of a process, and take those that expired `grace_s` ago: fences by peer.
+        """Renew the leases of a process, and take those that have expired: fences by peer.
 
-        Of the peers of settings only those in `settings_peers`: other hosts have their tokens. One
+        Those in `left` only when they expired `GRACE_S` ago. Of the peers of settings only those in `settings_peers`: other hosts have their tokens. One
         statement, without the writer's lock. A row that is being written is left out this time.
         """
         if not self.is_shared:
             return {row[0]: 0 for row in await self._database.rows(_ids(self._sql))}
         query = _hold(self._sql, tuple(sorted(settings_peers)))
         rows = await self._database.rows(
-            query, me=process, lease_ms=int(lease_s * 1_000), grace_ms=int(grace_s * 1_000)
+            query, me=process, lease_ms=int(lease_s * 1_000), left=sorted(left)
         )
         return dict(rows)
 
-    async def release(self, process: str) -> None:
-        """End all leases of a process, so that others take them at once."""
+    async def release(self, process: str, released: Collection[str] | None = None) -> None:
+        """End leases of a process, all or those of some peers, so that others take them at once."""
         if self.is_shared:
-            await self._database.rows(_release(self._sql), me=process)
+            await self._database.rows(
+                _release(self._sql), me=process, all=released is None, some=sorted(released or ())
+            )
 
     def standing(
         self, transaction: Transaction, process: str, fences: Mapping[str, int]
@@ -288,6 +294,10 @@ def clock_ms() -> ColumnElement[int]:
     return cast(now_s * literal_column("1000"), BigInteger)
 
 
+def _ids_bound(name: str) -> Any:
+    return bindparam(name, type_=ARRAY(Text()))
+
+
 @cache
 def _all(sql: SqlDialect, is_shared: bool) -> Query:
     read = [peers.c[name] for name in _READ]
@@ -327,11 +337,14 @@ def _hold(sql: SqlDialect, settings_peers: tuple[str, ...]) -> Query:
     may_hold = or_(
         peers.c.origin != "settings", *[peers.c.peer_id == each for each in settings_peers]
     )
-    grace_ms: Any = bindparam("grace_ms", type_=BigInteger())
+    is_free = or_(
+        and_(peers.c.expires_ms <= clock_ms(), peers.c.peer_id != all_(_ids_bound("left"))),
+        peers.c.expires_ms <= clock_ms() - literal_column(str(int(GRACE_S * 1_000))),
+    )
     # In one order and without waiting, so that two processes cannot wait for each other.
     free = (
         select(peers.c.peer_no)
-        .where(may_hold, or_(peers.c.holder == _ME, peers.c.expires_ms <= clock_ms() - grace_ms))
+        .where(may_hold, or_(peers.c.holder == _ME, is_free))
         .order_by(peers.c.peer_no)
         .with_for_update(skip_locked=True)
     )
@@ -349,7 +362,13 @@ def _hold(sql: SqlDialect, settings_peers: tuple[str, ...]) -> Query:
 
 @cache
 def _release(sql: SqlDialect) -> Query:
-    ended = update(peers).where(peers.c.holder == _ME).values(expires_ms=clock_ms())
+    is_meant = or_(bindparam("all", type_=Boolean()), peers.c.peer_id == any_(_ids_bound("some")))
+    # Without a holder: the next renewal of this process's leases must not take them back.
+    ended = (
+        update(peers)
+        .where(peers.c.holder == _ME, is_meant)
+        .values(holder=literal_column("''"), expires_ms=clock_ms())
+    )
     return sql.query(ended.returning(peers.c.peer_id))
 
 

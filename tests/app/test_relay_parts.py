@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.bus import Outgoing, hand_over
+from app.bus import Outgoing, Presence, hand_over
 from app.limits import DEFAULT_LIMITS
 from app.relay import Seen
 from app.store.notifybus import PART_CHARS, Parts
@@ -24,6 +24,7 @@ class Heard:
         self.frames: list[tuple[bytes, str]] = []
         self.commits: list[Collection[str] | None] = []
         self.sources: list[str] = []
+        self.presences: list[Presence] = []
 
     def on_sibling_frame(self, frame: bytes, origin: str) -> None:
         self.frames.append((frame, origin))
@@ -31,6 +32,9 @@ class Heard:
     def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
         self.commits.append(channels)
         self.sources.append(source)
+
+    def on_sibling_presence(self, presence: Presence) -> None:
+        self.presences.append(presence)
 
 
 def test_a_hash_is_remembered_for_its_time_and_no_more_than_so_many() -> None:
@@ -65,6 +69,14 @@ async def test_frames_and_their_origins_travel_unchanged_and_commits_together() 
     heard = await sent_by(outgoing)
     assert heard.frames == [(b"", ""), (b"\0\xff", "f" * 32)]
     assert heard.commits == [["a", "b"]]
+
+
+@pytest.mark.anyio
+async def test_the_newest_word_of_a_process_takes_the_place_of_one_that_waits() -> None:
+    outgoing = Outgoing(DEFAULT_LIMITS)
+    outgoing.send_presence(Presence("p", ["x"], []))
+    outgoing.send_presence(Presence("p", ["x"], ["a", "b"], is_leaving=True))
+    assert (await sent_by(outgoing)).presences == [Presence("p", ["x"], ["a", "b"], True)]
 
 
 @pytest.mark.anyio
@@ -160,6 +172,8 @@ def test_lost_or_foreign_payloads_never_make_another_notice(seed: int) -> None:
         b"pnull",
         b'p["a"]',
         b'p["a", [1]]',
+        b'l["p", [], []]',
+        b'l["p", [1], [], false]',
     ],
 )
 def test_garbage_on_the_bus_is_not_a_notice(garbage: bytes) -> None:

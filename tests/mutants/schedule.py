@@ -81,8 +81,8 @@ FAULTS = [
     _fault("every commit is for every peer", "peer:Peer.wants_one_of", returns(True), _NODES),
     Fault(
         "schedule: other processes do not learn the source of a commit",
-        "app.bus:_PUSHED",
-        instead(b"c"),
+        "app.bus:Outgoing.send_commit",
+        before(lambda bus, channels, source="": (bus, channels)),
         _NODES,
     ),
     _fault(

@@ -74,6 +74,42 @@ def holder_of(database_url: str) -> tuple[str, int]:
         return found
 
 
+def shares_of(database_url: str) -> dict[str, int]:
+    """How many peers each process holds under a live lease; those that nobody holds under ""."""
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute(
+            "SELECT CASE WHEN expires_ms > extract(epoch FROM clock_timestamp()) * 1000"
+            " THEN holder ELSE '' END, count(*) FROM peers GROUP BY 1"
+        ).fetchall()
+    return dict(rows)
+
+
+def test_a_host_that_starts_gets_its_share_of_the_peers_and_gives_it_back(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    url = postgres_stores.new_url()
+    settings: dict[str, Any] = {"database_url": url, "sync_interval_s": QUIET_S}
+    with ExitStack() as closing:
+        peers = [closing.enter_context(running_node(tmp_path / f"peer{n}")) for n in range(2)]
+        one = closing.enter_context(running_node(tmp_path / "one", **settings))
+        for each in (*(peer.url for peer in peers), DEAD, f"{DEAD}1"):
+            assert one.http.post("/v1/peers", json={"url": each}).status_code == 201
+        wait_until(lambda: [*shares_of(url).values()] == [4])
+        with running_node(tmp_path / "two", **settings) as two:
+            wait_until(lambda: sorted(shares_of(url).values()) == [2, 2], 10)
+            # Each message goes out once to each peer, whoever holds it, and at once.
+            for number, node in enumerate((one, two)):
+                node.publish(message(number))
+                for peer in peers:
+                    wait_until(
+                        lambda peer=peer, number=number: (
+                            peer.http.get(f"/v1/messages/m{number}").is_success
+                        ),
+                        10,
+                    )
+        wait_until(lambda: [*shares_of(url).values()] == [4], LEASE_S)
+
+
 def test_peers_and_sessions_of_one_host_are_those_of_the_others(
     postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
@@ -208,6 +244,61 @@ def test_another_process_takes_over_within_the_lease_when_the_holder_is_killed(
         after = holder_of(url)
         assert after[0] != before[0]
         assert after[1] == before[1] + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_share_the_peers_also_after_kill_9_and_none_waits_longer_than_a_lease(
+    postgres_stores: PostgresStores, tmp_path: Path, count: int
+) -> None:
+    url, peers_count = postgres_stores.new_url(), 8
+    with ExitStack() as closing:
+        found = [
+            StoreProcess(tmp_path / str(n), "--database", url, "--sync-interval", 3_600)
+            for n in range(count)
+        ]
+        for each in found:
+            closing.callback(lambda each=each: each.process and each.end(signal.SIGKILL))
+            each.start()
+        for n in range(peers_count):
+            httpx.post(
+                f"{found[n % count].url}/v1/peers",
+                json={"url": f"{DEAD}{n}"},
+                trust_env=False,
+                timeout=30,
+            ).raise_for_status()
+        longest_s = 0.0
+        free_since_s: dict[str, float] = {}
+        with psycopg.connect(url, autocommit=True) as connection:
+
+            def are_shared(processes_count: int) -> bool:
+                nonlocal longest_s
+                now_s = time.monotonic()
+                free = connection.execute(
+                    "SELECT peer_id FROM peers"
+                    " WHERE expires_ms <= extract(epoch FROM clock_timestamp()) * 1000"
+                ).fetchall()
+                for (peer_id,) in free:
+                    longest_s = max(longest_s, now_s - free_since_s.setdefault(peer_id, now_s))
+                for peer_id in free_since_s.keys() - {peer_id for (peer_id,) in free}:
+                    del free_since_s[peer_id]
+                shares = shares_of(url)
+                return (
+                    "" not in shares
+                    and sum(shares.values()) == peers_count
+                    and max(shares.values()) <= -(-peers_count // processes_count)
+                )
+
+            wait_until(lambda: are_shared(count), 20)
+            # One is killed: the others have its peers soon, each its share.
+            found[0].end(signal.SIGKILL)
+            killed_s = time.monotonic()
+            wait_until(lambda: are_shared(count - 1), LEASE_S + 4)
+            assert time.monotonic() - killed_s <= LEASE_S + 4
+            # It comes back, and gets its share again.
+            found[0].start()
+            wait_until(lambda: are_shared(count) and len(shares_of(url)) == count, 20)
+        assert longest_s <= LEASE_S
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.store.peerrows import MEMORY_BYTES_MAX, MemoryCodec, PeerRow
+from app.store.peerrows import GRACE_S, MEMORY_BYTES_MAX, MemoryCodec, PeerRow
 from app.store.store import Store
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
@@ -214,6 +214,24 @@ async def test_a_released_peer_is_taken_at_once(postgres_stores: PostgresStores)
         await store.peers.hold("p", ())
         await store.peers.release("p")
         assert (await store.peers.hold("q", ())).keys() == {A.peer_id, B.peer_id}
+
+
+async def test_a_peer_that_was_handed_on_is_left_to_others_for_a_moment(
+    postgres_stores: PostgresStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with postgres_stores.open() as store:
+        store.peers.add([A, B])
+        fences = await store.peers.hold("p", ())
+        await store.peers.release("p", [A.peer_id])
+        assert not write(store, "p", fences, A)
+        assert (await store.peers.hold("p", (), left=[A.peer_id])).keys() == {B.peer_id}
+        assert await store.peers.hold("q", ()) == {A.peer_id: fences[A.peer_id] + 1}
+        assert not write(store, "p", fences, A)
+        # One that nobody takes is anybody's again after that moment.
+        await store.peers.release("q", [A.peer_id])
+        assert await store.peers.hold("r", (), left=[A.peer_id]) == {}
+        await asyncio.sleep(GRACE_S)
+        assert (await store.peers.hold("r", (), left=[A.peer_id])).keys() == {A.peer_id}
 
 
 async def test_peers_of_settings_are_held_only_by_processes_with_these_settings(
