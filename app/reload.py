@@ -49,11 +49,11 @@ def reload_settings(node: Node) -> Reloaded:
     """
     settings, found = merged(node.settings)
     if settings.tls_cert is not None:
-        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     node.settings = settings
     set_level(settings.log_level)
     if node.tls is not None:
-        _load_certificate(node.tls, settings)
+        load_certificate(node.tls, settings)
     node.interests.configure(interest_of(settings))
     node.peers.configure(settings)
     node.tokens.look()
@@ -82,11 +82,15 @@ def log_reload(found: Reloaded) -> None:
         _log.warning("not before a restart: %s", ", ".join(found.needs_restart))
 
 
-def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Load the certificate of the settings, if they have one. Raises SettingsError."""
     if settings.tls_cert is None:
         return
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
-        detail = f"tls_cert, tls_key: {error.strerror or error}"
+        key = f"tls_key {settings.tls_key}"
+        if settings.tls_key is None:
+            key = "no tls_key, so the file must contain the key too"
+        detail = f"tls_cert {settings.tls_cert}, {key}: {error.strerror or error}"
         raise SettingsError(detail) from None

@@ -225,9 +225,13 @@ def _check(
     expires_in_s: float | None,
 ) -> None:
     """Raise Problem unless a token can be made of these."""
-    if not scopes or not set(scopes) <= set(GRANTED_SCOPES):
-        names = ", ".join(GRANTED_SCOPES)
+    names = ", ".join(GRANTED_SCOPES)
+    if not scopes:
         raise Problem(Code.INVALID_PARAMETER, f"a token has at least one scope of: {names}")
+    for each in scopes:
+        if each not in GRANTED_SCOPES:
+            detail = f"{each[:100]!r} is not a scope; the scopes are: {names}"
+            raise Problem(Code.INVALID_PARAMETER, detail)
     if Scope.ADMIN in scopes and (channels or prefixes):
         detail = "an operator's actions reach every channel: the scope admin cannot be limited"
         raise Problem(Code.INVALID_PARAMETER, detail)

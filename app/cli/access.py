@@ -61,7 +61,8 @@ def read_token(file: Path) -> str:
     try:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(Exit.LOCAL_FAULT, "cannot_read", f"{file}: {error}") from None
+        detail = f"{file}: {getattr(error, 'strerror', None) or error}"
+        raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
     if not text or any(each.isspace() for each in text):
         raise CliError(Exit.USAGE, "invalid_parameter", f"{file} does not contain one token")
     return text

@@ -179,6 +179,8 @@ def wait(
     with loading():
         import httpx  # noqa: PLC0415 - a fifth of a second
 
+        from sdstore.client.exchange import network_reason  # noqa: PLC0415
+
     started = monotonic()
     refusal = "no answer"
     with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX, verify=access.tls() or True) as client:
@@ -190,7 +192,7 @@ def wait(
                     break
                 refusal = f"/readyz answers {answer.status_code}"
             except httpx.HTTPError as error:
-                refusal = str(error) or type(error).__name__
+                refusal = network_reason(error)
             if monotonic() - started > timeout_s:
                 detail = f"{node} is not ready after {timeout_s:g} s: {refusal}"
                 raise CliError(Exit.LOCAL_FAULT, "timeout", detail)

@@ -52,7 +52,7 @@ from app.http.server import (
 from app.limits import DEFAULT_LIMITS, Limits
 from app.logs import set_level, start_logging
 from app.node import Node
-from app.reload import log_reload, merged, reload_settings
+from app.reload import load_certificate, log_reload, merged, reload_settings
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
 from app.store.faults import DatabaseUnreachableError
@@ -78,12 +78,9 @@ def bind(settings: Settings) -> socket.socket:
     """The listening socket. Raises CliError where the system refuses the address, or a file of TLS."""
     if settings.tls_cert is not None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                settings.tls_cert, settings.tls_key, password=""
-            )
-        except (OSError, ssl.SSLError) as error:
-            detail = f"{settings.tls_cert}, {settings.tls_key}: {error.strerror or error}"
-            raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
+            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+        except SettingsError as error:
+            raise CliError(Exit.LOCAL_FAULT, "cannot_read", str(error)) from None
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)

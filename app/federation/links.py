@@ -30,7 +30,7 @@ from app.federation.transport import url_text
 from app.limits import Limits
 from app.relay import Passing, Relay, RelayReader
 from sdstore.client.errors import StoreError, error_of_reply
-from sdstore.client.exchange import CONNECT_TIMEOUT_S
+from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
 from sdstore.client.live import EventReader, ServerEvent
 from sdstore.client.transport import (
     BUSY_STATUS,
@@ -162,7 +162,7 @@ class Link:
             except (Problem, SyncError, StoreError) as error:
                 reason = error.detail
             except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
-                reason = str(error) or type(error).__name__
+                reason = network_reason(error)
             except Exception as error:  # noqa: BLE001 - the link must live on
                 _log.exception("the link with %s failed", url_text(self.peer.url))
                 reason = type(error).__name__

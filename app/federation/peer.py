@@ -124,6 +124,7 @@ class Peer:
     apart_since_ms: int | None = None
     _interest_read: bytes = field(default=b"", repr=False)
     _interest: Interest | None = field(default=None, repr=False)
+    _fault: str = ""  # the code of the last session, if it failed by a fault of this node
 
     @property
     def is_syncing(self) -> bool:
@@ -172,14 +173,22 @@ class Peer:
     def learn(self, report: SyncReport) -> bool:
         """Record the result of a sync; log a change of the state, and return whether there was one.
 
-        A fault of this node, such as an outage of its database, does not change the peer's state.
+        A fault of this node, such as an outage of its database, does not change the peer's state. It is
+        logged once, until a session ends otherwise.
         """
         self.totals.add(report)
         self.code, self.reason = report.code, clean_text(report.detail)
         self._learn_divergence(report)
         if report.outcome is SyncOutcome.LOCAL_FAULT:
+            if report.code != self._fault:
+                said = f"{report.code}: {self.reason}"
+                _log.warning(
+                    "no sync with peer %s, by a fault of this node: %s", url_text(self.url), said
+                )
+            self._fault = report.code
             self.reason = f"the fault is this node's, not the peer's: {self.reason}"
             return False
+        self._fault = ""
         state = _state_of(report)
         if state is self.state:
             return False

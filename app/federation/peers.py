@@ -702,7 +702,8 @@ def _token_in(file: Path) -> str:
     try:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        detail = f"the token file {file} of a peer cannot be read: {error}"
+        reason = getattr(error, "strerror", None) or error
+        detail = f"the token file {file} of a peer cannot be read: {reason}"
         raise Problem(Code.TOKENS_UNAVAILABLE, detail) from None
     if not text or any(each.isspace() for each in text):
         raise Problem(Code.TOKENS_UNAVAILABLE, f"{file} does not contain one token")

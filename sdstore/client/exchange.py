@@ -1,5 +1,8 @@
 """Shared by both transports: httpx settings, bounds on answers, errors of the network."""
 
+import os
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,9 +89,9 @@ def network_errors() -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        raise StoreError("timeout", 0, _described(error)) from error
+        raise StoreError("timeout", 0, network_reason(error)) from error
     except httpx.TransportError as error:
-        raise StoreError("unreachable", 0, _described(error)) from error
+        raise StoreError("unreachable", 0, network_reason(error)) from error
 
 
 def checked_url(url: str) -> str:
@@ -134,5 +137,17 @@ class EmptyPages:
             raise malformed_reply(f"the node returned {self._count} empty pages in a row")
 
 
-def _described(error: httpx.TransportError) -> str:
-    return str(error) or type(error).__name__
+def network_reason(error: BaseException) -> str:
+    """Why a call failed, in the system's own words: httpx names some errors only in their causes."""
+    reason, cause = error, error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            reason = cause
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"the certificate is not trusted: {reason.verify_message}"
+    if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
+        return "the server does not speak TLS: is this the URL of an http server?"
+    if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError | socket.gaierror):
+        return os.strerror(reason.errno) if reason.errno else str(reason)
+    return str(reason) or type(reason).__name__

@@ -13,7 +13,7 @@ import httpx
 import zstandard
 
 from sdstore.client.errors import StoreError, error_of_reply, is_web_page, not_a_store
-from sdstore.client.exchange import CONNECT_TIMEOUT_S
+from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
 from sdstore.sync.report import SyncCode, SyncError, misbehaved
 
 PROTOBUF = "application/x-protobuf"
@@ -93,9 +93,8 @@ class HttpTransport:
         except StoreError as error:
             return error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            detail = str(error) or type(error).__name__
             where = self._http.base_url.netloc.decode()
-            return StoreError("unreachable", 0, f"{where}: {detail}")
+            return StoreError("unreachable", 0, f"{where}: {network_reason(error)}")
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"accept": PROTOBUF, "accept-encoding": "zstd"}

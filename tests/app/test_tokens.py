@@ -57,6 +57,7 @@ def test_a_token_without_channels_covers_every_channel(file: TokenFile) -> None:
     "made",
     [
         {"scopes": []},
+        {"scopes": [Scope.READ, "reed"]},
         {"scopes": [Scope.OPEN]},
         {"scopes": [Scope.ADMIN], "channels": ["a"]},
         {"scopes": [Scope.READ], "prefixes": [""]},

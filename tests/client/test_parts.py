@@ -1,6 +1,9 @@
 """The pure parts of the clients: retry, batching, bounded bodies, both clients alike."""
 
+import asyncio
 import inspect
+import socket
+import ssl
 
 import httpx
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from sdstore.client import AsyncStoreClient, Options, PublishItem, Retry, StoreClient, StoreError
 from sdstore.client.batching import Batcher, batches
 from sdstore.client.errors import error_of_reply
-from sdstore.client.exchange import BoundedBody
+from sdstore.client.exchange import BoundedBody, network_reason
 
 UNREACHABLE = StoreError("unreachable", 0, "x")
 
@@ -46,6 +49,27 @@ def test_the_nodes_own_pause_is_kept_unless_it_is_too_long() -> None:
 )
 def test_retry_after_is_read_in_seconds(header: str, seconds: float | None) -> None:
     assert error_of_reply(503, {"retry-after": header}, b"").retry_after_s == seconds
+
+
+def test_the_reason_of_a_failed_call_is_the_systems_own() -> None:
+    async def reason(url: str) -> str:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            with pytest.raises(httpx.ConnectError) as failed:
+                await client.get(url)
+        return network_reason(failed.value)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert asyncio.run(reason(f"http://127.0.0.1:{port}")) == "Connection refused"
+
+    unknown_ca = httpx.ConnectError("x")
+    unknown_ca.__cause__ = ssl.SSLCertVerificationError(1, "long")
+    unknown_ca.__cause__.verify_message = "unable to get local issuer certificate"
+    assert (
+        network_reason(unknown_ca)
+        == "the certificate is not trusted: unable to get local issuer certificate"
+    )
+    assert network_reason(httpx.ReadTimeout("")) == "ReadTimeout"
 
 
 @given(

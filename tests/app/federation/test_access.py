@@ -196,5 +196,6 @@ def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path, ca: P
     for cert in (tmp_path / "absent.pem", ca / "ca.pem"):
         result = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-cert", cert)
         assert (result.code, str(cert) in result.err) == (6, True)
+        assert "no tls_key, so the file must contain the key too" in result.err
     key_alone = cli("serve", "--port", 0, "--data-dir", tmp_path, "--tls-key", ca / "node.pem")
     assert (key_alone.code, "it needs tls_cert" in key_alone.err) == (2, True)

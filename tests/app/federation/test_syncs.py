@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from app.errors import Code, Problem
+from app.federation.peer import Peer
 from app.federation.syncs import SyncEvent, Syncs
+from app.federation.transport import parse_peer_url
 from app.limits import DEFAULT_LIMITS
 from sdstore.sync.report import Progress, SyncCode, SyncOutcome, SyncReport
 
@@ -123,6 +125,24 @@ def test_a_session_that_breaks_still_ends_with_a_report() -> None:
         assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, Code.INTERNAL_ERROR)
 
     asyncio.run(scenario())
+
+
+def test_a_fault_of_this_node_is_logged_once_and_leaves_the_peers_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    peer = Peer("p", parse_peer_url("http://peer.example"))
+    fault = SyncReport.of_error(
+        Problem(Code.TOKENS_UNAVAILABLE, "b.token does not contain a token")
+    )
+    for report in (fault, fault, REPORT, fault):
+        peer.learn(report)
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    line = (
+        "no sync with peer http://peer.example, by a fault of this node: "
+        "tokens_unavailable: b.token does not contain a token"
+    )
+    assert said == [line, line]
+    assert peer.state == "healthy"
 
 
 def test_every_code_of_the_driver_is_a_documented_code_of_the_node() -> None:
