@@ -61,6 +61,13 @@ def _never_wait(right: Any) -> Any:
     return wrong
 
 
+def _never_leaves(right: Any) -> Any:
+    def wrong(processes: Any, presence: Any, now_s: float) -> Any:
+        return right(processes, presence, now_s) if presence.reads else False
+
+    return wrong
+
+
 def _for_ever(right: Any) -> Any:
     def wrong(seen: Any, frame_hash: bytes, now_s: float) -> Any:
         return right(seen, frame_hash, 0.0)
@@ -142,6 +149,18 @@ FAULTS = [
         "app.bus:Outgoing.send_frame",
         nothing,
         "test_processes_of_one_database_hear_what_the_others_relay_and_commit",
+    ),
+    _fault(
+        "only the own links count as reading",
+        "app.federation.shares:Processes.reads",
+        returns(False),
+        "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
+    ),
+    _fault(
+        "a process that leaves is taken to read on",
+        "app.federation.shares:Processes.heard",
+        _never_leaves,
+        "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
     ),
     _fault("a hash is remembered for ever", "app.relay:Seen.add", _for_ever),
     _fault("a process hears itself", "app.store.notifybus:Parts.join", _also_own),

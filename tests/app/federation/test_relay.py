@@ -598,6 +598,39 @@ def test_processes_of_one_database_hear_what_the_others_relay_and_commit(
         assert time.monotonic() - started < 1
 
 
+def test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream(
+    tmp_path: Path, postgres_stores: PostgresStores
+) -> None:
+    """a sends to b1, which it has as its peer; b2, over the same database, has the link with a."""
+    url, quiet = postgres_stores.new_url(), {"sync_interval_s": 3_600}
+    posted = 'sdstore_http_requests_total{method="POST",route="/v1/relay"'
+    with (
+        running_node(tmp_path / "b1", database_url=url, **quiet) as b1,
+        running_node(tmp_path / "a", peers=[b1.url], **quiet) as a,
+        hearing(b1) as at_b1,
+    ):
+        links_up(a, 1)
+        instance = a.http.get("/v1/recon/interests").headers["sds-instance"]
+        with streaming(b1, {"sds-instance": instance}) as told:
+            with running_node(tmp_path / "b2", database_url=url, peers=[a.url], **quiet):
+                while next(told) != ("reading", {"is_read": True}):
+                    pass
+                time.sleep(SETTLE_S)  # a is told the same
+                for number in range(10):
+                    a.publish(ephemeral(f"m{number}"))
+                wait_until(lambda: len(at_b1) == 10)
+                time.sleep(SETTLE_S)
+                assert metric(b1, posted) == 0
+            # b2 has gone, and said so: a sends by itself.
+            while next(told) != ("reading", {"is_read": False}):
+                pass
+            time.sleep(SETTLE_S)
+        a.publish(ephemeral("last"))
+        wait_until(lambda: "last" in at_b1)
+        assert metric(b1, posted) == 1
+        assert sorted(at_b1) == sorted([*(f"m{number}" for number in range(10)), "last"])
+
+
 def test_processes_hear_each_other_again_after_the_server_ends_their_connections(
     tmp_path: Path, postgres_stores: PostgresStores
 ) -> None:
