@@ -64,6 +64,8 @@ def frame(message_id: str, channel_id: str, random: Random) -> bytes:
 class CountingPeer:
     """A transport into a node of this process."""
 
+    told_policy: int | None = None
+
     def __init__(self, node: Node) -> None:
         self.bytes_up = 0
         self.bytes_down = 0

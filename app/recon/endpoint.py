@@ -99,9 +99,7 @@ class ReconEndpoint:
         Raises Problem: `invalid_recon_request`, `recon_budget_spent`.
         """
         self._budgets.check(caller.name)
-        if self._replica.is_disk_low:
-            # A policy of its own: the peer offers again what it kept when the disk has room.
-            caller = replace(caller, scopes=caller.scopes - {Scope.PUBLISH})
+        caller = self._granted(caller)
         try:
             request = wire.ReconRequest.FromString(body)
             # A byte of an interest or of ranges costs about as much as hashing an element. Roots and
@@ -132,6 +130,16 @@ class ReconEndpoint:
             raise Problem(
                 Code.INVALID_RECON_REQUEST, str(error), extra={"fault": error.code}
             ) from None
+
+    def policy_for(self, caller: Caller, wanted: InterestState) -> int:
+        """The `policy` of answers to a caller while this node has this interest."""
+        return _policy_for(self._granted(caller), wanted)
+
+    def _granted(self, caller: Caller) -> Caller:
+        if not self._replica.is_disk_low:
+            return caller
+        # A policy of its own: the peer offers again what it kept when the disk has room.
+        return replace(caller, scopes=caller.scopes - {Scope.PUBLISH})
 
     def _refusal(self, request: wire.ReconRequest, pair: bytes) -> wire.ReconResponse | None:
         if is_own_nonce(request.session.initiator_nonce, self._replica.nonce_secret):

@@ -7,6 +7,7 @@ bytes of frames are repeated bloom filters.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import httpx
@@ -29,6 +30,10 @@ INSTANCE_HEADER = "sds-instance"
 """The header with the ID of a node's data directory: in its requests to other stores, and in its replies
 to `GET /v1/recon/interests` and `GET /v1/relay`."""
 
+POLICY_HEADER = "sds-policy"
+"""The header with a store's policy towards the caller, a decimal number, in the reply to
+`GET /v1/recon/interests`."""
+
 OWN_URL = "this URL leads to this node itself, or to one that runs on a copy of its data directory"
 
 BUSY_STATUS = frozenset(
@@ -39,6 +44,17 @@ BUSY_STATUS = frozenset(
         httpx.codes.INSUFFICIENT_STORAGE,
     }
 )
+
+
+_POLICY = re.compile("[0-9]{1,10}")
+_POLICY_MAX = 2**32 - 1
+
+
+def _policy_in(headers: httpx.Headers) -> int | None:
+    """The policy in a reply's headers; None without one, and for any other text."""
+    told = headers.get(POLICY_HEADER, "")
+    policy = int(told) if _POLICY.fullmatch(told) else None
+    return None if policy is None or policy > _POLICY_MAX else policy
 
 
 class HttpTransport:
@@ -59,6 +75,7 @@ class HttpTransport:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.told_policy: int | None = None
         self._http = http
         self._reply_bytes_max = reply_bytes_max
         self._reads_zstd = False
@@ -118,6 +135,7 @@ class HttpTransport:
             if response.status_code != httpx.codes.OK:
                 raw = await self._read(response, ERROR_BODY_BYTES_MAX)
                 raise error_of_reply(response.status_code, response.headers, raw)
+            self.told_policy = _policy_in(response.headers)
             if is_web_page(response.headers):
                 raw = await self._read(response, ERROR_BODY_BYTES_MAX)
                 raise not_a_store(response.status_code, response.headers, raw)

@@ -21,10 +21,14 @@ from sdstore.wire.recon_pb2 import Fetch, ReconRequest, ReconResponse, Session
 
 
 class Transport(Protocol):
-    """The two calls that a session makes. A method raises `SyncError` if the peer is at fault."""
+    """The two calls that a session makes. A method raises `SyncError` if the peer is at fault.
+
+    `told_policy`: the policy that the peer gave with its interest; None if it gave none.
+    """
 
     bytes_up: int
     bytes_down: int
+    told_policy: int | None
 
     async def interest(self) -> bytes:
         """The canonical bytes of the peer's interest."""

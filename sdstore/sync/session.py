@@ -302,6 +302,11 @@ class Session:
     async def _peer_interest(self) -> bytes:
         if age_s(self._memory.interest_read_at_s) > self.limits.nonce_lifetime_s:
             interest = await self._transport.interest()
+            policy = self._transport.told_policy
+            if policy is not None:
+                # An answer with another policy shows that the interest has changed meanwhile.
+                self._memory = self._memory.with_policy(policy)
+                self._agreed_policy = policy
             self._memory = replace(self._memory, interest=interest, interest_read_at_s=time.time())
         return self._memory.interest
 

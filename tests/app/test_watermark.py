@@ -20,6 +20,7 @@ from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncOutcome
 from tests.support.disks import small_disk
 from tests.support.federation import (
+    CALLER,
     InProcessPeer,
     Remembered,
     holdings,
@@ -106,6 +107,7 @@ def test_a_push_is_refused_as_policy_and_offered_again_when_there_is_room(
             report = await sync(one, two, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
             assert report.entries_received == 10  # what it has, it serves
+            assert memory.value.policy == two.recon.policy_for(CALLER, two.interests.state)
             assert {each["lacked_by"] for each in report.set_aside} == {"there"}
             assert len(await holdings(two)) == 20
             low(two, is_low=False)

@@ -11,6 +11,7 @@ from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _SESSION = ("tests/sync/test_session.py",)
 _NEWS = ("tests/sync/test_news.py",)
+_INTERESTS = ("tests/app/federation/test_interests.py",)
 _NODES_NEWS = ("tests/app/federation/test_news.py",)
 
 
@@ -91,6 +92,12 @@ def _without_up_to(_: Any, exchange: Any, message: Any) -> None:
 
 
 FAULTS = [
+    Fault(
+        "sync: the policy that goes with an interest is not told",
+        "app.recon.endpoint:ReconEndpoint.policy_for",
+        returns(None),
+        _INTERESTS,
+    ),
     # News
     _fault("what was brought is compared again", "news:Moved.counted_out", returns({}), _NEWS),
     _fault("what was sent is fetched again", "news:Moved.counted_in", returns({}), _NEWS),

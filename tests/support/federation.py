@@ -81,6 +81,7 @@ class InProcessPeer:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.told_policy: int | None = None
         self.requests: list[ReconRequest] = []
         self._node = node
         self._mangle = mangle
@@ -88,6 +89,7 @@ class InProcessPeer:
 
     async def interest(self) -> bytes:
         """The node's interest."""
+        self.told_policy = self._node.recon.policy_for(CALLER, self._node.interests.state)
         return self._node.interests.current.encode()
 
     async def recon(self, request: bytes) -> bytes:

@@ -237,6 +237,7 @@ class MemoryPeer:
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.told_policy: int | None = None
         self.requests: list[ReconRequest] = []
         self.gives_marks = gives_marks
         self.own_interest = interest

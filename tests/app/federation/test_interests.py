@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,7 +18,7 @@ from app.node import Node
 from recon.elements import order_of_lamport
 from recon.limits import INTEREST_NAMES_MAX
 from recon.session import Interest, SessionKey
-from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
 from tests.support.federation import (
     InProcessPeer,
     Remembered,
@@ -149,6 +149,55 @@ def test_a_change_in_mid_session_is_followed_by_that_session(
             )
 
     run(scenario())
+
+
+class Brief(InProcessPeer):
+    """A peer that wants something else only while it is asked what it wants."""
+
+    def __init__(self, node: Node, briefly: Interest) -> None:
+        super().__init__(node)
+        self._briefly = briefly
+
+    async def interest(self) -> bytes:
+        before, interests = self._node.interests.current, self._node.interests
+        if len(self.requests) == 0:
+            await interests.set(self._briefly)
+        told = await super().interest()
+        await interests.set(before)
+        return told
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_an_interest_that_went_away_and_came_back_is_noticed_at_the_next_answer(
+    tmp_path: Path, is_answered: bool
+) -> None:
+    """The peer's answers have the policy of before, but not the one that came with its interest."""
+
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            memory = Remembered()
+            assert (await sync(one, InProcessPeer(two), memory)).proved
+            memory.value = replace(memory.value, interest_read_at_s=0.0)  # ten minutes later
+            peer = Brief(two, channels("a"))
+            if not is_answered:
+                # The session that read the interest got no answer; what it read is remembered.
+                peer.recon = _hangs_up  # type: ignore[method-assign]
+                assert (await sync(one, peer, memory)).outcome is not SyncOutcome.IN_SYNC
+                peer = InProcessPeer(two)  # type: ignore[assignment]
+            await publish(one, [message(1, "a"), message(2, "b")])
+            await publish(two, [message(3, "a"), message(4, "b")])
+            report = await sync(one, peer, memory)
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+            assert await held(one) == await held(two) == {"m1", "m2", "m3", "m4"}
+            # It costs nothing afterwards: the next session is over the news again.
+            last = await sync(one, InProcessPeer(two), memory)
+            assert (last.outcome, last.requests) == (SyncOutcome.IN_SYNC, 1)
+
+    run(scenario())
+
+
+async def _hangs_up(_request: bytes) -> bytes:
+    raise SyncError(SyncCode.PEER_UNREACHABLE, "it hung up")
 
 
 class Stale(InProcessPeer):
@@ -313,26 +362,22 @@ def test_no_random_world_whose_interests_change_loses_anything(tmp_path: Path) -
     run(scenario())
 
 
-def random_interest(random: Random, number: int) -> Interest:
-    """Everything, a prefix, or a list; sometimes with a window. No two numbers have the same one.
-
-    Two changes that lead back to the first interest between two answers remain unnoticed until the
-    peer's interest is read again.
-    """
+def random_interest(random: Random) -> Interest:
+    """Everything, a prefix, or a list; sometimes with a window. Some come again and again."""
     low, high = sorted(random.sample(range(70), 2))
     names = random.sample([f"c{n}" for n in range(4)], random.randrange(5))
     return Interest.make(
         everything=random.random() < 0.3,
-        channels=frozenset([*names, f"nothing {number}"]),
+        channels=frozenset(names),
         prefixes=frozenset({"c"} if random.random() < 0.1 else ()),
-        lamport_from=low if random.random() < 0.3 else -number,
+        lamport_from=low if random.random() < 0.3 else None,
         lamport_to=high if random.random() < 0.3 else None,
     )
 
 
 async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) -> None:
     """Sessions while interests change; when they rest, both hold everything of the mutual interest."""
-    random, numbers_drawn = Random(seed), count(1)
+    random, wanted = Random(seed), [EVERYTHING]
 
     async def happen() -> None:
         for node in (one, two):
@@ -340,9 +385,18 @@ async def changing_world(seed: int, one: Node, two: Node, sessions: int = 10) ->
             hints = {f"m{n}": (b"hint %d" % random.randrange(90),) for n in numbers}
             await publish(node, [message(n, f"c{n % 4}") for n in numbers], hints)
             if random.random() < 0.2:
-                await node.interests.set(random_interest(random, next(numbers_drawn)))
+                wanted.append(node.interests.current)
+                again = random.random() < 0.5
+                await node.interests.set(
+                    random.choice(wanted) if again else random_interest(random)
+                )
 
     class Restless(InProcessPeer):
+        async def interest(self) -> bytes:
+            told = await super().interest()
+            await happen()
+            return told
+
         async def recon(self, request: bytes) -> bytes:
             await happen()
             return await super().recon(request)

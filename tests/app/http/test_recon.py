@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from app.callers import Caller
+from app.callers import Caller, Scope
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import VIEW_COST_MIN
+from app.tokens import TokenFile
 from recon.elements import ALL_ORDERS, WHOLE, Bound, Range
 from recon.events import Need
 from recon.fetch import FetchQueue, pack_fetch
@@ -110,6 +111,40 @@ def test_first_contact_brings_the_nonce_of_the_pair_and_a_forged_one_is_refused(
     forged = SessionHeader(NONCE, os.urandom(16), EVERYTHING)
     assert ask(node, request_in(forged)).status == wire.NONCE_EXPIRED
     assert ask(node, request_in(header)).status == wire.OK
+
+
+@pytest.mark.parametrize("scopes", [None, [Scope.SYNC], [Scope.SYNC, Scope.PUBLISH]])
+def test_an_interest_comes_with_the_policy_that_answers_have_under_it(
+    tmp_path: Path, scopes: list[Scope] | None
+) -> None:
+    headers = dict(PROTOBUF)
+    if scopes is not None:
+        _, secret = TokenFile(tmp_path / "tokens.json").create(scopes=scopes, channels=["a", "b"])
+        headers["authorization"] = f"Bearer {secret}"
+    with running_node(tmp_path) as node:
+
+        def both() -> tuple[int, int]:
+            at = node.http.get(
+                "/v1/recon/interests", headers={**headers, "accept": PROTOBUF["content-type"]}
+            )
+            session = wire.Session(initiator_nonce=NONCE, interest_bytes=at.content)
+            request = wire.ReconRequest(
+                version=PROTOCOL_VERSION, session=session, renew=True, total=True
+            )
+            answer = node.http.post(
+                "/v1/recon", content=request.SerializeToString(), headers=headers
+            )
+            response = wire.ReconResponse.FromString(answer.content)
+            assert response.status == wire.OK
+            return int(at.headers["sds-policy"]), response.policy
+
+        policies = [both()]
+        if scopes is None:
+            for channels in (["a"], ["b"], ["a"]):
+                node.http.put("/v1/recon/interests", json={"channels": channels}).raise_for_status()
+                policies.append(both())
+        assert all(of_interest == of_answer for of_interest, of_answer in policies)
+        assert len(set(policies)) == (3 if scopes is None else 1)
 
 
 def test_a_request_that_renews_is_answered_under_the_nonce_that_it_is_given(
