@@ -26,7 +26,7 @@ CHANNELS_BYTES_MAX = 4_096
 BATCH_BYTES_MAX = 1 << 20
 """Bytes of notices that are sent to a sibling at once, unless one alone has more."""
 
-_FRAME, _COMMIT, _PUSHED, _PRESENCE = b"f", b"c", b"p", b"l"
+_FRAME, _WAY, _COMMIT, _PUSHED, _PRESENCE = b"f", b"w", b"c", b"p", b"l"
 
 
 class Presence(NamedTuple):
@@ -45,8 +45,8 @@ class Presence(NamedTuple):
 class Listener(Protocol):
     """Takes the notices of other processes."""
 
-    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
-        """A frame to relay; `origin` as in `app.relay`."""
+    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
+        """A frame to relay; `origin` and `via` as in `app.relay`."""
 
     def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
         """Messages of these channels were committed; None: of any.
@@ -67,7 +67,7 @@ class Bus(Protocol):
     @property
     def dropped_count(self) -> int: ...
 
-    def send_frame(self, frame: bytes, origin: str) -> None:
+    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
         """See `Listener`."""
 
     def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
@@ -82,7 +82,7 @@ class NoBus:
 
     dropped_count = 0
 
-    def send_frame(self, frame: bytes, origin: str) -> None:
+    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
         """Nobody listens."""
 
     def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
@@ -106,10 +106,12 @@ class Outgoing:
         self._presence = b""
         self._filled = asyncio.Event()
 
-    def send_frame(self, frame: bytes, origin: str) -> None:
+    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
         """See `Bus`. The oldest frames are dropped where too many wait."""
         name = origin.encode()
         notice = _FRAME + bytes([len(name)]) + name + frame
+        if via:
+            notice = _WAY + len(via).to_bytes(2, "big") + via + notice
         self._frames.append(notice)
         self._frames_bytes += len(notice)
         while (
@@ -178,10 +180,10 @@ class SiblingBus:
         """See `Bus`; of all siblings together."""
         return self._dropped_count + sum(each.dropped_count for each in self._readers)
 
-    def send_frame(self, frame: bytes, origin: str) -> None:
+    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
         """See `Bus`."""
         for reader in self._readers:
-            reader.send_frame(frame, origin)
+            reader.send_frame(frame, origin, via)
 
     def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
         """See `Bus`."""
@@ -235,9 +237,13 @@ class Notices:
 def hand_over(notice: bytes, listener: Listener) -> bool:
     """Give a notice to the listener; False if it is not a notice."""
     kind, rest = notice[:1], notice[1:]
+    via = b""
+    if kind == _WAY:
+        length = 2 + int.from_bytes(rest[:2], "big")
+        via, kind, rest = rest[2:length], rest[length : length + 1], rest[length + 1 :]
     if kind == _FRAME and rest:
         length = 1 + rest[0]
-        listener.on_sibling_frame(rest[length:], rest[1:length].decode("ascii", "replace"))
+        listener.on_sibling_frame(rest[length:], rest[1:length].decode("ascii", "replace"), via)
         return True
     try:
         document = orjson.loads(rest)

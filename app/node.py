@@ -241,7 +241,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     records = Records(store, committer)
     syncs = Syncs(limits, store.syncs, records.process)
     instance_id = instance_id_of(secret)
-    relay = Relay(door, live, limits, lambda: interests.current)
+    relay = Relay(door, live, limits, lambda: interests.current, instance_id)
     committer.listeners.append(relay.on_committed)
     audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
     spot_checks = SpotChecks(index, audit.findings, limits)

@@ -2,7 +2,9 @@
 
 A store passes each of them on once: to the live readers of every worker, and to the stores that it is
 connected to, except the one that it came from. It remembers the hashes of what it has passed on, so a
-message that comes back on another way, as in a triangle of stores, ends there.
+message that comes back on another way, as in a triangle of stores, ends there. A memory can be too small for a
+ring of busy stores, or new after a restart, and then a ring would pass on the same messages for ever. So a
+message also says by which stores it came: none of them takes it again.
 
 Everything that waits for peers is in one bounded queue that all of them share. Each peer has a place in
 it and no queue of its own: a peer that does not read costs nothing, and misses what the queue drops.
@@ -35,6 +37,14 @@ from sdstore.sds.model import MessageError
 PART_BYTES = 64 * 1024
 """Bytes of frames given to a reader at once, unless one message alone has more."""
 
+TAG_BYTES = 4
+"""Of an instance ID, in the way of a message. Two stores in one way have equal tags in one of 10^7 rings of
+thirty; then the message does not pass the second one."""
+
+STORES_PASSED_MAX = 64
+"""A message that this many stores passed on goes to no further one: 256 bytes. Sixteen hops reach 10,000
+stores with four peers each."""
+
 CHANNELS_NAMED_MAX = 64
 """Channels of a commit that are compared with what a reader may read; more wake every reader."""
 
@@ -42,10 +52,12 @@ CHANNELS_NAMED_MAX = 64
 @dataclass(slots=True)
 class Passing:
     """A relayed message in the queue. `origin` is the instance ID of the store it came from; empty if
-    it was published here. `rendered` caches the event, which streams share."""
+    it was published here. `via` has the tags of all stores that passed it on, this one included.
+    `rendered` caches the event, which streams share."""
 
     relayed: Relayed
     origin: str
+    via: bytes
     at_s: float
     rendered: bytes = b""
 
@@ -60,6 +72,24 @@ class RelayCounters:
     dropped: int = 0
     nudges_sent: int = 0
     nudges_received: int = 0
+
+
+def tag_of(instance_id: str) -> bytes:
+    """What names a store in the way of a message; nothing for a text that is not an instance ID."""
+    try:
+        return bytes.fromhex(instance_id)[:TAG_BYTES]
+    except ValueError:
+        return b""
+
+
+def tags_in(via: bytes) -> set[bytes]:
+    """The tags of the stores in a way."""
+    return {via[at : at + TAG_BYTES] for at in range(0, len(via), TAG_BYTES)}
+
+
+def _bounded(via: bytes) -> bytes:
+    """A way as another store gives it: whole tags, and not too many."""
+    return via[: min(len(via) // TAG_BYTES, STORES_PASSED_MAX) * TAG_BYTES]
 
 
 class Seen:
@@ -90,8 +120,14 @@ class Relay:
     """See the module. One per process; `bus` connects those of one database."""
 
     def __init__(
-        self, door: Door, live: LiveHub, limits: Limits, interest: Callable[[], Interest]
+        self,
+        door: Door,
+        live: LiveHub,
+        limits: Limits,
+        interest: Callable[[], Interest],
+        instance_id: str,
     ) -> None:
+        self._tag = tag_of(instance_id)
         self.counters = RelayCounters()
         self.bus: Bus = NoBus()
         self.commit_listeners: list[Callable[[Collection[str] | None, str], None]] = []
@@ -117,11 +153,15 @@ class Relay:
         self._pass_on(relayed, "")
 
     async def take(
-        self, frames: Sequence[bytes], origin: str, caller: Caller | None = None
+        self,
+        frames: Sequence[bytes],
+        origin: str,
+        caller: Caller | None = None,
+        ways: Sequence[bytes] = (),
     ) -> list[Outcome | Problem]:
         """Pass on what another store relays to this one; one outcome for each frame, in order.
 
-        `origin` is the instance ID of that store. Content messages are refused (`not_relayed`), and so are
+        `origin` is the instance ID of that store; `ways`: the `via` of each frame, or nothing. Content messages are refused (`not_relayed`), and so are
         channels outside of this store's interest; with a `caller`, those that it may not publish in.
         """
         prepared = await self._door.prepare_many([Publication(frame) for frame in frames])
@@ -139,12 +179,12 @@ class Relay:
         except Problem as problem:
             return [each if isinstance(each, Problem) else problem for each in taken]
         outcomes: list[Outcome | Problem] = []
-        for checked in taken:
+        for checked, via in zip(taken, ways or [b""] * len(taken), strict=True):
             if isinstance(checked, Problem):
                 self.counters.refused += 1
                 outcomes.append(checked)
                 continue
-            is_new = self._pass_on(checked, origin)
+            is_new = self._pass_on(checked, origin, _bounded(via))
             kind = OutcomeKind.RELAYED if is_new else OutcomeKind.DUPLICATE
             message = checked.message
             outcomes.append(Outcome(kind, message.message_id, message.channel_id))
@@ -170,18 +210,25 @@ class Relay:
             return Problem(Code.NOT_RELAYED, "this store's interest does not cover the channel")
         return prepared
 
-    def _pass_on(self, relayed: Relayed, origin: str, *, is_on_bus: bool = False) -> bool:
+    def _pass_on(
+        self, relayed: Relayed, origin: str, via: bytes = b"", *, is_on_bus: bool = False
+    ) -> bool:
         """Whether the message is new here."""
         now_s = time.monotonic()
-        if not self._seen.add(frame_hash(relayed.frame), now_s):
+        # Another worker of this host names it as well.
+        has_passed = self._tag in tags_in(via) and not is_on_bus
+        if has_passed or not self._seen.add(frame_hash(relayed.frame), now_s):
             self.counters.duplicate += 1
             return False
         self.counters.passed += 1
         self._live.on_relayed(relayed)
+        via = via if self._tag in tags_in(via) else via + self._tag
         if not is_on_bus:
-            self.bus.send_frame(relayed.frame, origin)
-        if self._readers and self._interest().matches(relayed.message.channel_id):
-            self._append(Passing(relayed, origin, now_s))
+            self.bus.send_frame(relayed.frame, origin, via)
+        if len(via) > STORES_PASSED_MAX * TAG_BYTES:
+            self.counters.dropped += 1
+        elif self._readers and self._interest().matches(relayed.message.channel_id):
+            self._append(Passing(relayed, origin, via, now_s))
             self._announce()
         return True
 
@@ -237,14 +284,14 @@ class Relay:
 
     # ---- from the other workers
 
-    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
+    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         """Pass on what another worker has taken. Its door has checked it; garbage is ignored."""
         try:
             message, dialect = decode(frame)
         except MessageError:
             self.counters.refused += 1
             return
-        self._pass_on(Relayed(frame, message, dialect), origin, is_on_bus=True)
+        self._pass_on(Relayed(frame, message, dialect), origin, via, is_on_bus=True)
 
     def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
         """See `app.bus.Listener`."""
@@ -301,13 +348,14 @@ class Relay:
 class RelayReader:
     """The place of one peer in the queue, and whether there is news for it."""
 
-    __slots__ = ("__weakref__", "_number", "_relay", "instance_id", "is_nudged", "wanted")
+    __slots__ = ("__weakref__", "_number", "_relay", "_tag", "instance_id", "is_nudged", "wanted")
 
     def __init__(self, relay: Relay, wanted: Wanted, instance_id: str) -> None:
         self.wanted = wanted
         self.is_nudged = False
         self._relay = relay
         self.instance_id = instance_id
+        self._tag = tag_of(instance_id)
         self._number = relay.end
 
     def take(self, age_s_max: float, items_max: int) -> list[Passing]:
@@ -324,6 +372,8 @@ class RelayReader:
                 break
             self._number += 1
             if each.origin and each.origin == self.instance_id:
+                continue
+            if self._tag in tags_in(each.via):
                 continue
             if not self.wanted(each.relayed.message.channel_id):
                 continue

@@ -226,14 +226,16 @@ class Link:
         events = EventReader(int(EVENT_OVERHEAD * self._limits.frame_bytes_max))
         async for chunk in response.aiter_raw():
             arrived = events.feed(chunk)
-            frames = [frame for each in arrived if (frame := self._read(each, nudge)) is not None]
+            came = [each for event in arrived if (each := self._read(event, nudge)) is not None]
+            frames = [frame for frame, _ in came]
             if frames:
-                await self._relay.take(frames, self.peer.instance)
+                ways = [via for _, via in came]
+                await self._relay.take(frames, self.peer.instance, ways=ways)
             await self._pace(len(arrived), sum(map(len, frames)))
         raise misbehaved("the stream ended")
 
-    def _read(self, event: ServerEvent, nudge: Callable[[str], None]) -> bytes | None:
-        """The frame of an event, if it has one; the others are done at once."""
+    def _read(self, event: ServerEvent, nudge: Callable[[str], None]) -> tuple[bytes, bytes] | None:
+        """The frame of an event and its way, if it has one; the others are done at once."""
         match event.name:
             case "nudge":
                 self._relay.counters.nudges_received += 1
@@ -242,9 +244,13 @@ class Link:
                 self._is_read = _member(event, "is_read", bool)
             case "relayed":
                 try:
-                    return b64decode(_member(event, "frame", str), validate=True)
+                    frame = b64decode(_member(event, "frame", str), validate=True)
                 except ValueError:
                     raise misbehaved("a frame that is not in base64") from None
+                try:
+                    return frame, bytes.fromhex(_member(event, "via", str, ""))
+                except ValueError:
+                    raise misbehaved("a way that is not in hex") from None
         return None  # also for an event of a later version
 
     async def _pace(self, events_count: int, bytes_count: int) -> None:
@@ -276,7 +282,7 @@ class Link:
     async def _post(self, client: httpx.AsyncClient, batch: list[Passing]) -> None:
         """Send one batch. If the peer is too busy for it, it is dropped and the next one waits."""
         body = wire.PublishBatch(
-            items=[wire.PublishItem(frame=each.relayed.frame) for each in batch]
+            items=[wire.PublishItem(frame=each.relayed.frame, via=each.via) for each in batch]
         ).SerializeToString()
         headers = {
             "content-type": PROTOBUF,
@@ -318,12 +324,12 @@ async def _refusal(response: httpx.Response) -> StoreError | None:
     return error_of_reply(response.status_code, response.headers, raw)
 
 
-def _member(event: ServerEvent, name: str, kind: type[_T]) -> _T:
+def _member(event: ServerEvent, name: str, kind: type[_T], default: _T | None = None) -> _T:
     try:
         document = orjson.loads(event.data)
     except orjson.JSONDecodeError:
         document = None
-    value = document.get(name) if isinstance(document, dict) else None
+    value = document.get(name, default) if isinstance(document, dict) else None
     if not isinstance(value, kind):
         raise misbehaved(f"an event {event.name[:32]!r} without a valid {name!r}")
     return value

@@ -86,7 +86,8 @@ async def relay(call: CurrentCall) -> Reply:
         why = f"a batch of relayed messages has at most {limits.relay_batch_items_max} items"
         raise Problem(Code.TOO_MANY_ITEMS, why)
     frames = [item.frame for item in batch.items]
-    outcomes = await call.node.relay.take(frames, call.instance_id, call.caller)
+    ways = [item.via for item in batch.items]
+    outcomes = await call.node.relay.take(frames, call.instance_id, call.caller, ways)
     return await outcomes_reply(form, outcomes)
 
 
@@ -132,5 +133,5 @@ async def _parts(
 def _rendered(passing: Passing) -> bytes:
     if not passing.rendered:
         frame = b64encode(passing.relayed.frame).decode()
-        passing.rendered = event("relayed", {"frame": frame})
+        passing.rendered = event("relayed", {"frame": frame, "via": passing.via.hex()})
     return passing.rendered

@@ -22,12 +22,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, str]] = []
+        self.ways: list[bytes] = []
         self.commits: list[Collection[str] | None] = []
         self.sources: list[str] = []
         self.presences: list[Presence] = []
 
-    def on_sibling_frame(self, frame: bytes, origin: str) -> None:
+    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         self.frames.append((frame, origin))
+        self.ways.append(via)
 
     def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
         self.commits.append(channels)
@@ -64,10 +66,11 @@ async def test_frames_and_their_origins_travel_unchanged_and_commits_together() 
     outgoing = Outgoing(DEFAULT_LIMITS)
     outgoing.send_commit({"b"})
     outgoing.send_frame(b"", "")
-    outgoing.send_frame(b"\0\xff", "f" * 32)
+    outgoing.send_frame(b"\0\xff", "f" * 32, bytes(range(256)))
     outgoing.send_commit({"a", "b"})
     heard = await sent_by(outgoing)
     assert heard.frames == [(b"", ""), (b"\0\xff", "f" * 32)]
+    assert heard.ways == [b"", bytes(range(256))]
     assert heard.commits == [["a", "b"]]
 
 
@@ -162,6 +165,10 @@ def test_lost_or_foreign_payloads_never_make_another_notice(seed: int) -> None:
         b"",
         b"x",
         b"f",
+        b"w",
+        b"w\0\1",
+        b"w\0\1x",
+        b"w\0\1xf",
         b"c",
         b"c{}",
         b"c[1]",

@@ -162,6 +162,18 @@ FAULTS = [
         _never_leaves,
         "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
     ),
+    _fault(
+        "a message takes its way as often as it comes",
+        "app.relay:tags_in",
+        returns(set()),
+        "test_no_message_circles_in_a_ring_of_stores_that_remember_next_to_nothing",
+    ),
+    _fault(
+        "a way has no bound",
+        "app.relay:STORES_PASSED_MAX",
+        instead(10**6),
+        "test_a_store_that_restarts_in_a_ring_ends_the_message_that_it_has_forgotten",
+    ),
     _fault("a hash is remembered for ever", "app.relay:Seen.add", _for_ever),
     _fault("a process hears itself", "app.store.notifybus:Parts.join", _also_own),
     _fault("payloads are too long", "app.store.notifybus:PART_CHARS", instead(8_000)),

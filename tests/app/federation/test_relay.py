@@ -20,6 +20,7 @@ import pytest
 
 from app.callers import Caller, Scope
 from app.limits import DEFAULT_LIMITS
+from app.relay import STORES_PASSED_MAX, TAG_BYTES
 from app.store.notifybus import CHANNEL
 from app.tokens import HOLDS_AFTER_S, TokenFile
 from sdstore.sds.codec import encode
@@ -182,6 +183,60 @@ def test_a_message_goes_through_a_chain_of_four_stores_and_back(tmp_path: Path) 
         wait_until(lambda: set(first) == set(last) == {"there", "back"})
         time.sleep(SETTLE_S)
         assert len(first) == len(last) == 2
+
+
+def test_no_message_circles_in_a_ring_of_stores_that_remember_next_to_nothing(
+    tmp_path: Path,
+) -> None:
+    """Each way round ends at the latest where it meets a store that it has passed."""
+    limits = replace(DEFAULT_LIMITS, relay_seen_max=2)
+    ring = [[1], [2], [3], [4], [0]]
+    with (
+        federation(tmp_path, ring, limits=limits) as nodes,
+        hearing(nodes[0]) as at_origin,
+        hearing(nodes[2]) as heard,
+    ):
+        sent = [f"m{number}" for number in range(20)]
+        for name in sent:
+            nodes[0].publish(ephemeral(name)).raise_for_status()
+        wait_until(lambda: set(heard) == set(sent))
+
+        def passed() -> list[float]:
+            return [metric(each, 'sdstore_relayed_total{outcome="passed"}') for each in nodes]
+
+        counts = passed()
+        time.sleep(SETTLE_S)
+        while counts != (counts := passed()):
+            time.sleep(SETTLE_S)
+            # Once for each way round, at most.
+            assert max(counts) <= 2 * len(sent)
+        assert sorted(at_origin) == sorted(sent)
+        assert max(len([each for each in heard if each == name]) for name in sent) <= 2
+
+
+def test_a_store_that_restarts_in_a_ring_ends_the_message_that_it_has_forgotten(
+    tmp_path: Path,
+) -> None:
+    with running_node(tmp_path / "a") as a:
+        own = bytes.fromhex(a.http.get("/v1/recon/interests").headers["sds-instance"])[:TAG_BYTES]
+    with running_node(tmp_path / "a") as a, streaming(a, {"sds-instance": "ee" * 16}) as events:
+        batch = wire.PublishBatch()
+        for name, via in [
+            ("passed here", b"\1\2\3\4" + own + b"\5\6\7\x08"),
+            ("passed the reader", b"\xee" * TAG_BYTES),
+            ("passed many", bytes(STORES_PASSED_MAX * TAG_BYTES)),
+            ("passed too many", bytes(10_000)),
+            ("ragged", b"\1\2\3\4" + own[:3]),
+        ]:
+            batch.items.add(frame=encode(ephemeral(name)), via=via)
+        answer = a.http.post("/v1/relay", content=batch.SerializeToString(), headers=PROTOBUF)
+        outcomes = [each["outcome"] for each in answer.json()["outcomes"]]
+        assert outcomes == ["duplicate", *["relayed"] * 4]
+        # Only the last one goes on, and names this store.
+        name, document = next(events)
+        assert base64.b64decode(document["frame"]) == encode(ephemeral("ragged"))
+        assert bytes.fromhex(document["via"]) == b"\1\2\3\4" + own
+        assert metric(a, 'sdstore_relayed_total{outcome="dropped"}') == 2
 
 
 def test_a_large_frame_is_relayed_whole(tmp_path: Path) -> None:
@@ -474,6 +529,8 @@ def relayed_event(frame: bytes) -> bytes:
                 b"event: relayed\ndata: not json\n\n",
                 b"event: relayed\ndata: {}\n\n",
                 b'event: reading\ndata: {"is_read": 1}\n\n',
+                b'event: relayed\ndata: {"frame": "", "via": "zz"}\n\n',
+                b'event: relayed\ndata: {"frame": "", "via": 1}\n\n',
             )
         ),
     ],
