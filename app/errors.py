@@ -6,6 +6,7 @@ import); only the HTTP layer makes an RFC 9457 problem document of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -198,6 +199,11 @@ class Problem(SyncError):  # noqa: N818 - the term of RFC 9457
 def problem_of_message(error: MessageError) -> Problem:
     """A decoder's error under the same code."""
     return Problem(Code(error.code), error.detail)
+
+
+def fault_text(fault: Mapping[str, Any]) -> str:
+    """What is wrong with a value, from a fault of pydantic, which puts "Value error, " before our words."""
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 class SettingsError(ValueError):

@@ -262,7 +262,9 @@ def described(interest: Interest) -> str:
     if interest.everything:
         names = "every channel"
     else:
-        names = f"{len(interest.channels)} channels and {len(interest.prefixes)} prefixes"
+        channels, prefixes = len(interest.channels), len(interest.prefixes)
+        names = f"{channels} channel{'s' * (channels != 1)}"
+        names += f" and {prefixes} prefix{'es' * (prefixes != 1)}"
     low, high = interest.lamport_from, interest.lamport_to
     low_text = "" if low is None else f" from Lamport timestamp {low}"
     return names + low_text + ("" if high is None else f" below Lamport timestamp {high}")

@@ -25,7 +25,7 @@ from pydantic import (
     ValidationError,
 )
 
-from app.errors import Problem, SettingsError
+from app.errors import Problem, SettingsError, fault_text
 from app.proxies import check_proxies
 
 ENVIRONMENT_PREFIX = "SDSTORE_"
@@ -355,5 +355,5 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _first_fault(error: ValidationError, provenance: Mapping[str, str]) -> str:
     fault = error.errors(include_url=False)[0]
     name = str(fault["loc"][0])
-    what = "no such setting" if fault["type"] == "extra_forbidden" else fault["msg"]
+    what = "no such setting" if fault["type"] == "extra_forbidden" else fault_text(fault)
     return f"{name} ({provenance[name]}): {what}"

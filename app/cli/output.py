@@ -203,7 +203,7 @@ def counts_text(counts: Counter[str]) -> str:
 
 BAR_CELLS = 40
 BAR_CELLS_MIN = 10
-BESIDE_BAR_CELLS = 70  # title, percentage, figures and time
+BESIDE_BAR_CELLS = 96  # title, percentage, figures and time
 # The states differ in shape as well: NO_COLOR turns colours off, and not everybody sees them.
 _LOOKS = {
     SegmentState.IN_SYNC: ("█", "green"),
@@ -228,24 +228,29 @@ def progress_bar() -> Progress:
 
 
 def sync_progress() -> Progress:
-    """A live display of one sync on stderr, drawn on a terminal only."""
+    """A live display of one sync on stderr, drawn on a terminal only.
+
+    The figures can have several lines; nothing is shortened.
+    """
     console = stderr()
     return Progress(
         TextColumn("{task.description}"),
         RangeBarColumn(max(BAR_CELLS_MIN, min(BAR_CELLS, console.width - BESIDE_BAR_CELLS))),
         TextColumn("{task.percentage:>5.1f} %"),
-        TextColumn("{task.fields[figures]}", style="dim"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}", style="dim", table_column=Column()),
+        TimeElapsedColumn(Column(no_wrap=True)),
         console=console,
         disable=not console.is_terminal,
     )
 
 
-def figures_of(progress: Mapping[str, Any]) -> str:
-    """Entries and bytes moved so far."""
+def figures_of(progress: Mapping[str, Any], *pace: str) -> str:
+    """Entries and bytes moved so far, and `pace`: on a second line of a narrow terminal."""
     received, sent = progress["entries_received"], progress["entries_sent"]
     up, down = human_bytes(progress["bytes_up"]), human_bytes(progress["bytes_down"])
-    return f"↓ {received:,} ({down})  ↑ {sent:,} ({up})"
+    moved = f"↓ {received:,} ({down})  ↑ {sent:,} ({up})"
+    is_narrow = stderr().width < BESIDE_BAR_CELLS + BAR_CELLS_MIN
+    return ("\n" if is_narrow and pace else "  ").join([moved, "  ".join(pace)]).rstrip()
 
 
 class RangeBarColumn(ProgressColumn):

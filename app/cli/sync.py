@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -126,7 +126,7 @@ def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
                 task,
                 completed=progress["in_sync_percent"],
                 segments=progress["segments"],
-                figures=figures_of(progress) + _pace_of(document),
+                figures=figures_of(progress, *_pace_of(document)),
             )
             if document["state"] == "finished":
                 return dict(document)
@@ -134,14 +134,13 @@ def watch(client: StoreClient, sync_id: str, document: Any) -> dict[str, Any]:
             document = client.sync(sync_id).document
 
 
-def _pace_of(document: Mapping[str, Any]) -> str:
+def _pace_of(document: Mapping[str, Any]) -> Iterator[str]:
     """Rounds, entries a second, and the time that is left; a node of an earlier version gives none."""
-    pace = f"  round {document['progress']['rounds']}"
+    yield f"round {document['progress']['rounds']}"
     if document.get("entries_per_s"):
-        pace += f"  {document['entries_per_s']:,.0f}/s"
+        yield f"{document['entries_per_s']:,.0f}/s"
     if document.get("eta_s"):
-        pace += f"  {document['eta_s']:,.0f} s left"
-    return pace
+        yield f"{document['eta_s']:,.0f} s left"
 
 
 def print_report(report: dict[str, Any], peer_url: str) -> None:

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ValidationError
 
-from app.errors import Code, Problem
+from app.errors import Code, Problem, fault_text
 from app.limits import Limits
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def read_json(model: type[_Model], body: bytes) -> _Model:
             raise Problem(Code.INVALID_BODY, f"the body has {count} faults") from None
         fault = error.errors(include_url=False)[0]
         name = ".".join(map(str, fault["loc"])) or "the body"
-        raise Problem(Code.INVALID_BODY, f"{name}: {fault['msg']}") from None
+        raise Problem(Code.INVALID_BODY, f"{name}: {fault_text(fault)}") from None
 
 
 async def read_protobuf(kind: type[_Wire], body: bytes, fields_max: int) -> _Wire:

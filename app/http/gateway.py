@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from app.callers import Authorizer, Caller, Rate, confined, stranger
-from app.errors import Code, Problem
+from app.errors import Code, Problem, fault_text
 from app.http.body import Bodies, ClientGoneError
 from app.http.call import (
     EXCHANGE_KEY,
@@ -418,7 +418,7 @@ def _as_problem(error: Problem | RequestValidationError | HTTPException) -> Prob
         where, *path = fault["loc"]
         code = Code.INVALID_BODY if where == "body" else Code.INVALID_PARAMETER
         name = ".".join(map(str, path)) or "the body"
-        return Problem(code, f"{name}: {fault['msg']}")
+        return Problem(code, f"{name}: {fault_text(fault)}")
     if isinstance(error, HTTPException):
         # The route is matched and its parameters are read: FastAPI could not read the body.
         return Problem(Code.INVALID_BODY, str(error.detail))

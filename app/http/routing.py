@@ -32,7 +32,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match as Matching
 
 from app.callers import Scope
-from app.errors import Code, Problem
+from app.errors import Code, Problem, fault_text
 from app.http.call import AsgiScope, Call, Receive, Reply, Send, StreamedReply
 from app.http.openapi import OBJECT, QUERY_FORM_PARAMETERS, Document, Replies, reply
 from app.limits import Limits
@@ -127,7 +127,7 @@ class Route:
             else:
                 values[name], errors = validate(given)
                 if errors:
-                    raise Problem(Code.INVALID_PARAMETER, f"{alias}: {errors[0]['msg']}")
+                    raise Problem(Code.INVALID_PARAMETER, f"{alias}: {fault_text(errors[0])}")
         return values
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from app.cli.output import human_bytes, printable, range_bar
+from app.cli.output import figures_of, human_bytes, printable, range_bar, sync_progress
 from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)
@@ -55,3 +58,20 @@ def test_bytes_are_written_with_a_unit(count: float, text: str) -> None:
 def test_what_is_printed_cannot_steer_a_terminal() -> None:
     assert printable("a\x1b[31m\r\n\u202eb") == "a\\x1b[31m\\r\\n\\u202eb"
     assert printable("канал ★") == "канал ★"
+
+
+def test_a_sync_shows_all_its_figures_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = StringIO()
+    console = Console(file=shown, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("app.cli.output.stderr", lambda: console)
+    moved = {"entries_received": 29_450, "entries_sent": 12_000}
+    moved |= {"bytes_up": 687_300, "bytes_down": 1_400_000}
+    pace = ["round 17", "2,336/s", "13 s left"]
+    bar = sync_progress()
+    bar.add_task("syncing", completed=49, segments=[], figures=figures_of(moved, *pace))
+    console.print(bar.get_renderable())
+    figures = ["↓ 29,450 (1.4 MB)", "↑ 12,000 (687.3 kB)", "  ".join(pace)]
+    for each in ["syncing", "49.0 %", "0:00:0", *figures]:
+        assert each in shown.getvalue()

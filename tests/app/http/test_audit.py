@@ -88,7 +88,7 @@ def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
         first, second, third, fourth = fields_of(caplog, 4)
     assert first["target"] == f"/v1/tokens {made['id']}"
     assert second["who"] == f"token {made['id']}"
-    assert second["target"] == "/v1/recon/interests 1 channels and 0 prefixes"
+    assert second["target"] == "/v1/recon/interests 1 channel and 0 prefixes"
     assert (third["outcome"], third["target"]) == (
         "404 not_found",
         f"/v1/tokens/sds_{made['id']}_***",

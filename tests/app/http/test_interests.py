@@ -93,6 +93,7 @@ def test_an_odd_interest_is_refused_and_changes_nothing(
     headers = {"content-type": "application/json"}
     refused = shared_node.http.put(PATH, content=json.dumps(body), headers=headers)
     assert (refused.status_code // 100, refused.json()["code"]) == (4, code)
+    assert "Value error" not in refused.json()["detail"]
     found = shared_node.http.get(PATH).json()
     assert {key: found[key] for key in EVERYTHING} == EVERYTHING
 
