@@ -38,15 +38,12 @@ def two_stores(folder: Path) -> Iterator[tuple[StoreProcess, StoreProcess]]:
                 each.end(signal.SIGKILL)
 
 
-def kill_rounds(folder: Path, rounds: int, seconds: float, new_each: int = NEW_EACH) -> int:
-    """Rounds done in the time: publish on both sides, sync, kill one side, start it, sync again."""
+def kill_and_heal(folder: Path, rounds: int, new_each: int = NEW_EACH) -> None:
+    """Rounds of: publish on both sides, sync, kill one side in mid-session, start it, sync again."""
     random, numbers = Random(SEED), count()
-    until_s = time.monotonic() + seconds
     acknowledged = {"one": 0, "two": 0}
     with two_stores(folder) as (one, two):
         for number in range(rounds):
-            if time.monotonic() > until_s:
-                return number
             killed = (two, one)[number % 2]
             for _ in range(TRIES_MAX):
                 for store, name in ((one, "one"), (two, "two")):
@@ -63,7 +60,6 @@ def kill_rounds(folder: Path, rounds: int, seconds: float, new_each: int = NEW_E
                 assert channels(first) == channels(second), (SEED, number)
                 held = sum(each.count for each in first.channels())
                 assert held == sum(acknowledged.values()), (SEED, number)
-    return rounds
 
 
 def publish_new(store: StoreProcess, numbers: Iterator[int], new_each: int) -> int:
@@ -96,11 +92,9 @@ def killed_in_mid_session(
 
 
 def test_either_side_can_be_killed_in_mid_session(tmp_path: Path) -> None:
-    assert kill_rounds(tmp_path, 2, seconds=600) == 2
+    kill_and_heal(tmp_path, 2)
 
 
 @pytest.mark.slow
 def test_either_side_can_be_killed_in_mid_session_25_times(tmp_path: Path) -> None:
-    done = kill_rounds(tmp_path, 25, seconds=75)
-    assert done >= 2, f"{done} rounds in the time"
-    print(f"{done} rounds of 25 in the time")
+    kill_and_heal(tmp_path, 25)
