@@ -61,13 +61,6 @@ def _never_wait(right: Any) -> Any:
     return wrong
 
 
-def _never_leaves(right: Any) -> Any:
-    def wrong(processes: Any, presence: Any, now_s: float) -> Any:
-        return right(processes, presence, now_s) if presence.reads else False
-
-    return wrong
-
-
 def _for_ever(right: Any) -> Any:
     def wrong(seen: Any, frame_hash: bytes, now_s: float) -> Any:
         return right(seen, frame_hash, 0.0)
@@ -157,10 +150,10 @@ FAULTS = [
         "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
     ),
     _fault(
-        "a process that leaves is taken to read on",
-        "app.federation.shares:Processes.heard",
-        _never_leaves,
-        "test_a_store_sends_nothing_twice_where_another_process_of_its_peer_reads_its_stream",
+        "a bomb is unpacked at once",
+        "app.federation.links:PACKED_PIECE_BYTES",
+        instead(1 << 30),
+        "test_a_bomb_is_unpacked_in_pieces",
     ),
     _fault(
         "a message takes its way as often as it comes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import random
 import socket
 import threading
 import time
@@ -17,8 +18,10 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+import zstandard
 
 from app.callers import Caller, Scope
+from app.federation.links import _unpacking
 from app.limits import DEFAULT_LIMITS
 from app.relay import STORES_PASSED_MAX, TAG_BYTES
 from app.store.notifybus import CHANNEL
@@ -212,6 +215,38 @@ def test_no_message_circles_in_a_ring_of_stores_that_remember_next_to_nothing(
             assert max(counts) <= 2 * len(sent)
         assert sorted(at_origin) == sorted(sent)
         assert max(len([each for each in heard if each == name]) for name in sent) <= 2
+
+
+@pytest.mark.parametrize("encodings", ["zstd", "gzip, deflate, zstd"])
+def test_a_stream_is_compressed_for_a_reader_that_accepts_nothing_else(
+    tmp_path: Path, encodings: str
+) -> None:
+    """A link of an older version names several encodings, and reads none of them."""
+    bloom = random.Random(7).randbytes(19_000)
+    frames = [encode(ephemeral(f"m{number}", content=bloom)) for number in range(20)]
+    with (
+        running_node(tmp_path) as node,
+        node.http.stream("GET", "/v1/relay", headers={"accept-encoding": encodings}) as stream,
+    ):
+        is_packed = encodings == "zstd"
+        assert stream.headers.get("content-encoding") == ("zstd" if is_packed else None)
+        unpacking = zstandard.ZstdDecompressor().decompressobj()
+        bytes_count, text = 0, b""
+        chunks = stream.iter_raw()
+        for number, frame in enumerate(frames):
+            post(node, [frame]).raise_for_status()
+            # Each message arrives at once.
+            while text.count(b"event: relayed") <= number or not text.endswith(b"\n\n"):
+                raw = next(chunks)
+                bytes_count += len(raw)
+                text += unpacking.decompress(raw) if is_packed else raw
+        events = _events(iter(text.decode().split("\n")))
+        heard = [
+            base64.b64decode(document["frame"]) for name, document in events if name == "relayed"
+        ]
+        assert heard == frames
+        plain = len(text)
+        assert bytes_count < 0.1 * plain if is_packed else bytes_count == plain
 
 
 def test_a_store_that_restarts_in_a_ring_ends_the_message_that_it_has_forgotten(
@@ -478,8 +513,9 @@ def test_a_peer_that_never_reads_holds_nothing_and_misses_the_oldest(tmp_path: P
 
 
 @contextmanager
-def hostile_peer(*chunks: bytes) -> Iterator[tuple[str, list[bytes]]]:
+def hostile_peer(*chunks: bytes, encoding: str = "") -> Iterator[tuple[str, list[bytes]]]:
     """A server whose stream is these chunks, and the requests that it got; it reads on for ever."""
+    encoded = f"Content-Encoding: {encoding}\r\n" if encoding else ""
     requests: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -500,7 +536,9 @@ def hostile_peer(*chunks: bytes) -> Iterator[tuple[str, list[bytes]]]:
                         connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")
                         return
                     connection.sendall(
-                        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+                        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                        + encoded.encode()
+                        + b"\r\n"
                     )
                     for chunk in chunks:
                         connection.sendall(chunk)
@@ -546,6 +584,32 @@ def test_a_stream_that_is_not_one_ends_the_link_and_the_node_goes_on(
         # It connects again, after a pause.
         wait_until(lambda: sum(b"GET /v1/relay" in each for each in requests) >= 2)
         assert node.publish(stored("m")).status_code == 201
+
+
+def bomb(bytes_count: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(19, window_log=17)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(bytes_count))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stream"),
+    [("zstd", bomb(1 << 28)), ("zstd", b"not zstd at all"), ("gzip", b"\x1f\x8b")],
+)
+def test_a_compressed_stream_that_is_a_bomb_or_damaged_ends_the_link(
+    tmp_path: Path, encoding: str, stream: bytes
+) -> None:
+    with (
+        hostile_peer(stream, encoding=encoding) as (url, requests),
+        running_node(tmp_path, peers=[url], sync_interval_s=3_600) as node,
+    ):
+        wait_until(lambda: sum(b"GET /v1/relay" in each for each in requests) >= 2)
+        assert node.publish(stored("m")).status_code == 201
+
+
+def test_a_bomb_is_unpacked_in_pieces() -> None:
+    sizes = [len(each) for each in _unpacking("zstd")(bomb(1 << 28))]
+    assert sum(sizes) == 1 << 28
+    assert max(sizes) <= 8 << 20
 
 
 def test_content_and_garbage_in_a_peers_stream_are_refused_and_never_stored(
