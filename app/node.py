@@ -139,7 +139,7 @@ class Node:
             closing.push_async_callback(node.audit.close)
             node.audit.start(checks_store=is_first)
             closing.push_async_callback(node.live.close)
-            closing.push_async_callback(node.peers.connections.close)
+            closing.callback(node.peers.connections.close)
             closing.push_async_callback(node.relay.close)
             await closing.enter_async_context(_connected_to_others(node))
             closing.push_async_callback(node.peers.close_records)

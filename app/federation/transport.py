@@ -4,7 +4,8 @@ The operator chooses a URL, but not the addresses that its name resolves to: a n
 internal address would open a way through the firewall. So a name is resolved once per session, all its
 addresses are checked, and the connection goes to a checked address.
 
-`sdstore.client.transport` makes the calls.
+`sdstore.client.transport` makes the calls of sessions, over the connections of
+`app.federation.connections`; links use an ordinary client.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -22,10 +23,10 @@ from pathlib import Path
 import httpx
 
 from app.errors import Code, Problem
-from app.federation.connections import Connections, Place
+from app.federation.connections import Connections, Place, Pool, request_bytes
 from app.limits import Limits
 from sdstore.client.exchange import CONNECT_TIMEOUT_S
-from sdstore.client.transport import REQUEST_TIMEOUT_S, HttpTransport
+from sdstore.client.transport import REQUEST_TIMEOUT_S, Answer, HttpTransport
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making
 PORT_MAX = 65_535
@@ -173,20 +174,44 @@ async def open_http_transport(
     ca_file: Path | None = None,
     connections: Connections,
 ) -> AsyncIterator[HttpTransport]:
-    """A transport to the peer at `url`, over the client of `open_http_client`.
+    """A transport to the peer at `url`, over kept connections to its checked address.
 
-    If the server answers with `own_instance`, each call raises SyncError(PEER_URL_REFUSED).
+    `token` and `ca_file`: as in `open_http_client`. If the server answers with `own_instance`, each call
+    raises SyncError(PEER_URL_REFUSED).
     """
-    async with open_http_client(
-        url,
-        private_allowed=private_allowed,
-        token=token,
-        ca_file=ca_file,
-        connections=connections,
-    ) as client:
+    pinned = await resolve(url, private_allowed=private_allowed)
+    place = Place(pinned.base_url, pinned.tls_name, _tls_context(ca_file))
+    async with connections.to(place) as pool:
         yield HttpTransport(
-            client, reply_bytes_max=limits.recon_reply_bytes_max, own_instance=own_instance
+            PeerCalls(pool, pinned, token),
+            reply_bytes_max=limits.recon_reply_bytes_max,
+            own_instance=own_instance,
         )
+
+
+class PeerCalls:
+    """Calls to a peer over its kept connections."""
+
+    def __init__(self, pool: Pool, pinned: PinnedAddress, token: str | None) -> None:
+        self.where = pinned.base_url.netloc.decode()
+        self._pool = pool
+        self._base_path = pinned.base_url.raw_path.rstrip(b"/")
+        self._headers = {"host": pinned.host_header}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        bytes_max: int,
+    ) -> Answer:
+        """See `Calls`."""
+        target = b"%s/%s" % (self._base_path, path.encode())
+        request = request_bytes(method, target, self._headers | headers, body)
+        return await self._pool.call(request, bytes_max)
 
 
 @asynccontextmanager
@@ -196,13 +221,11 @@ async def open_http_client(
     private_allowed: bool,
     token: str | None = None,
     ca_file: Path | None = None,
-    connections: Connections | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the peer at `url`; it connects only to the checked address.
 
     `token` is an access token of the peer. `ca_file` has the CAs of its certificate, if they are not
-    well known; Problem(PEER_UNREACHABLE) if it cannot be read. Without `connections` the client has
-    connections of its own.
+    well known; Problem(PEER_UNREACHABLE) if it cannot be read.
     """
     pinned = await resolve(url, private_allowed=private_allowed)
 
@@ -210,21 +233,15 @@ async def open_http_client(
         request.headers["host"] = pinned.host_header
         request.extensions["sni_hostname"] = pinned.tls_name
 
-    context = _tls_context(ca_file)
-    place = Place(pinned.base_url, pinned.tls_name, context)
-    async with (
-        nullcontext() if connections is None else connections.to(place) as transport,
-        httpx.AsyncClient(
-            base_url=pinned.base_url,
-            transport=transport,
-            verify=context,
-            headers={} if token is None else {"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            follow_redirects=False,
-            trust_env=False,
-            event_hooks={"request": [send_to_pinned]},
-        ) as client,
-    ):
+    async with httpx.AsyncClient(
+        base_url=pinned.base_url,
+        verify=_tls_context(ca_file),
+        headers={} if token is None else {"authorization": f"Bearer {token}"},
+        timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        follow_redirects=False,
+        trust_env=False,
+        event_hooks={"request": [send_to_pinned]},
+    ) as client:
         yield client
 
 

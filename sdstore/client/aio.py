@@ -266,10 +266,11 @@ class AsyncStoreClient:
             StoreTransport,
             reconcile,
         )
+        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
 
         self._memories = self._memories or Memories()
         transport = StoreTransport(
-            self._http,
+            HttpxCalls(self._http),
             reply_bytes_max=self._options.reply_bytes_max,
             delay_s=self._options.retry.delay_s,
         )

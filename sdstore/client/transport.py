@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import httpx
 import zstandard
@@ -46,11 +47,66 @@ BUSY_STATUS = frozenset(
 )
 
 
+class Answer(NamedTuple):
+    """The answer to a call: `headers` by names in lower case, the body as it was sent."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Calls(Protocol):
+    """HTTP calls to one store. `where`: its host and port, for messages."""
+
+    where: str
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        bytes_max: int,
+    ) -> Answer:
+        """One call; a body beyond `bytes_max` is the peer's fault.
+
+        Raises SyncError, httpx.HTTPError, OSError, ValueError.
+        """
+
+
+class HttpxCalls:
+    """Calls by an httpx client, which has the base URL and the credentials, and follows no redirects."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.where = http.base_url.netloc.decode()
+        self._http = http
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        bytes_max: int,
+    ) -> Answer:
+        """See `Calls`."""
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        async with self._http.stream(
+            method, path, content=body, headers=headers, timeout=timeout
+        ) as response:
+            raw = bytearray()
+            async for chunk in response.aiter_raw():
+                raw += chunk
+                if len(raw) > bytes_max:
+                    raise misbehaved(f"a reply larger than {bytes_max} bytes")
+            return Answer(response.status_code, response.headers, bytes(raw))
+
+
 _POLICY = re.compile("[0-9]{1,10}")
 _POLICY_MAX = 2**32 - 1
 
 
-def _policy_in(headers: httpx.Headers) -> int | None:
+def _policy_in(headers: Mapping[str, str]) -> int | None:
     """The policy in a reply's headers; None without one, and for any other text."""
     told = headers.get(POLICY_HEADER, "")
     policy = int(told) if _POLICY.fullmatch(told) else None
@@ -60,14 +116,13 @@ def _policy_in(headers: httpx.Headers) -> int | None:
 class HttpTransport:
     """A store over HTTP. Calls raise `SyncError`.
 
-    `http` has the base URL and the credentials, and follows no redirects. `own_instance`: this node's
-    instance ID; a server that answers with it is this node. `delay_s` gives the pause after failed
-    attempt number n, from 1, or None to give up; without it nothing is repeated.
+    `own_instance`: this node's instance ID; a server that answers with it is this node. `delay_s` gives
+    the pause after failed attempt number n, from 1, or None to give up; without it nothing is repeated.
     """
 
     def __init__(
         self,
-        http: httpx.AsyncClient,
+        calls: Calls,
         *,
         reply_bytes_max: int = REPLY_BYTES_MAX,
         own_instance: str | None = None,
@@ -76,7 +131,7 @@ class HttpTransport:
         self.bytes_up = 0
         self.bytes_down = 0
         self.told_policy: int | None = None
-        self._http = http
+        self._calls = calls
         self._reply_bytes_max = reply_bytes_max
         self._reads_zstd = False
         self._own_instance = own_instance
@@ -109,9 +164,9 @@ class HttpTransport:
                 return await self._send(method, path, body)
         except StoreError as error:
             return error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            where = self._http.base_url.netloc.decode()
-            return StoreError("unreachable", 0, f"{where}: {network_reason(error)}")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            reason = network_reason(error)
+            return StoreError("unreachable", 0, f"{self._calls.where}: {reason}")
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"accept": PROTOBUF, "accept-encoding": "zstd"}
@@ -125,31 +180,18 @@ class HttpTransport:
                     body = packed
                     headers["content-encoding"] = "zstd"
             self.bytes_up += len(body)
-        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        async with self._http.stream(
-            method, path, content=body, headers=headers, timeout=timeout
-        ) as response:
-            self._reads_zstd = "zstd" in response.headers.get("accept-encoding", "")
-            if response.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
-                raise SyncError(SyncCode.PEER_URL_REFUSED, OWN_URL)
-            if response.status_code != httpx.codes.OK:
-                raw = await self._read(response, ERROR_BODY_BYTES_MAX)
-                raise error_of_reply(response.status_code, response.headers, raw)
-            self.told_policy = _policy_in(response.headers)
-            if is_web_page(response.headers):
-                raw = await self._read(response, ERROR_BODY_BYTES_MAX)
-                raise not_a_store(response.status_code, response.headers, raw)
-            raw = await self._read(response, self._reply_bytes_max)
-            return self._decoded(raw, response.headers.get("content-encoding", "identity"))
-
-    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
-        raw = bytearray()
-        async for chunk in response.aiter_raw():
-            self.bytes_down += len(chunk)
-            raw += chunk
-            if len(raw) > bytes_max:
-                raise misbehaved(f"a reply larger than {bytes_max} bytes")
-        return bytes(raw)
+        answer = await self._calls.call(method, path, headers, body, self._reply_bytes_max)
+        self.bytes_down += len(answer.body)
+        self._reads_zstd = "zstd" in answer.headers.get("accept-encoding", "")
+        if answer.headers.get(INSTANCE_HEADER) == self._own_instance is not None:
+            raise SyncError(SyncCode.PEER_URL_REFUSED, OWN_URL)
+        quoted = answer.body[:ERROR_BODY_BYTES_MAX]
+        if answer.status != httpx.codes.OK:
+            raise error_of_reply(answer.status, answer.headers, quoted)
+        self.told_policy = _policy_in(answer.headers)
+        if is_web_page(answer.headers):
+            raise not_a_store(answer.status, answer.headers, quoted)
+        return self._decoded(answer.body, answer.headers.get("content-encoding", "identity"))
 
     def _decoded(self, raw: bytes, encoding: str) -> bytes:
         if encoding == "identity":

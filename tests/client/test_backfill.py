@@ -30,6 +30,7 @@ from sdstore.client.backfill import LogReplica, StoreTransport, drain
 from sdstore.client.batching import Batcher
 from sdstore.client.participantfile import ParticipantFile
 from sdstore.client.records import PublishItem, StoredMessage
+from sdstore.client.transport import HttpxCalls
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save
@@ -460,7 +461,9 @@ def test_a_message_of_another_channel_is_refused_alone_and_never_again(
     async def scenario() -> SyncReport:
         async with httpx.AsyncClient(base_url=node.url) as http:
             replica = await LogReplica.open(channel_id, log)
-            report, _ = await sync_with_peer(replica, StoreTransport(http), both, fetch_only=True)
+            report, _ = await sync_with_peer(
+                replica, StoreTransport(HttpxCalls(http)), both, fetch_only=True
+            )
             return report
 
     first, again = run(scenario()), run(scenario())

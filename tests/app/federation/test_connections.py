@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from app.federation import connections as kept
 from app.federation.connections import Connections
 from app.federation.transport import open_http_transport
 from app.limits import DEFAULT_LIMITS
+from sdstore.sync.report import SyncError
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
 
@@ -64,7 +66,7 @@ def test_sessions_with_a_peer_share_a_connection() -> None:
         async with a_peer() as peer:
             for _ in range(5):
                 await one_session(connections, f"http://127.0.0.1:{peer.port}")
-            await connections.close()
+            connections.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 1
@@ -78,7 +80,7 @@ def test_a_peer_that_closed_the_connection_is_connected_to_again() -> None:
             peer.writers[0].close()
             await peer.writers[0].wait_closed()
             await one_session(connections, f"http://127.0.0.1:{peer.port}")
-            await connections.close()
+            connections.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 2
@@ -101,7 +103,7 @@ def test_an_open_connection_does_not_outlive_the_check_of_the_address(
             addresses[0] = "169.254.169.254"
             with pytest.raises(Problem) as refused:
                 await one_session(connections, url)
-            await connections.close()
+            connections.close()
             return refused.value, peer.accepted
 
     problem, accepted = asyncio.run(scenario())
@@ -121,7 +123,7 @@ def test_a_connection_is_not_shared_between_two_names_of_one_address(
             monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
             for name in ("one.example", "two.example", "one.example"):
                 await one_session(connections, f"http://{name}:{peer.port}")
-            await connections.close()
+            connections.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 2
@@ -140,9 +142,175 @@ def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
                 await one_session(connections, f"http://127.0.0.1:{peer.port}")
             count = len(connections)
             await one_session(connections, f"http://127.0.0.1:{one.port}")
-            await connections.close()
+            connections.close()
             return count, one.accepted
 
     count, accepted = asyncio.run(scenario())
     assert count <= 2
     assert accepted == 2  # the first one's connection was closed
+
+
+# --- answers of any server -----------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"
+LIMITS = replace(DEFAULT_LIMITS, recon_reply_bytes_max=1_000)
+
+
+class Script:
+    """A server that answers each request on a connection with the next of some bytes.
+
+    None: it closes the connection instead. `closes`: it does so after the last answer.
+    """
+
+    def __init__(self, *connections: list[bytes | None], closes: bool = False) -> None:
+        self._connections = list(connections)
+        self._closes = closes
+        self.requests: list[bytes] = []
+        self.serving: list[asyncio.Task[Any]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.append(asyncio.current_task())  # type: ignore[arg-type]
+        answers = self._connections.pop(0)
+        try:
+            for answer in answers:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                if answer is None:
+                    break
+                writer.write(answer)
+                await writer.drain()
+            if not self._closes and answers[-1] is not None:
+                await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            await closed(writer)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def talk(script: Script, calls: int = 1, **options: Any) -> list[bytes | str]:
+    """What each call over kept connections returned, or the detail of its error."""
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+    url = httpx.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base/")
+    connections, results = Connections(), list[bytes | str]()
+    try:
+        for _ in range(calls):
+            async with open_http_transport(
+                url, LIMITS, private_allowed=True, connections=connections, **options
+            ) as transport:
+                try:
+                    results.append(await transport.interest())
+                except SyncError as error:
+                    results.append(error.detail)
+    finally:
+        connections.close()
+        server.close()
+        await asyncio.gather(*script.serving)
+    return results
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"content-length: 4\r\n\r\nnews",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nnew\r\n1\r\ns\r\n0\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + HEAD + b"content-length: 4\r\n\r\nnews",
+    ],
+)
+def test_a_body_is_read_however_it_is_framed_and_the_connection_serves_on(answer: bytes) -> None:
+    script = Script([answer, answer])
+    assert asyncio.run(talk(script, 2)) == [b"news", b"news"]
+
+
+def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    script = Script([HEAD + b"\r\nnews"], [HEAD + b"\r\nmore"], closes=True)
+    assert asyncio.run(talk(script, 2)) == [b"news", b"more"]
+
+
+def test_a_call_is_repeated_if_a_kept_connection_ends_without_an_answer() -> None:
+    first, second = HEAD + b"content-length: 1\r\n\r\n1", HEAD + b"content-length: 1\r\n\r\n2"
+    script = Script([first, None], [second])
+    assert asyncio.run(talk(script, 2)) == [b"1", b"2"]
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        (HEAD + b"content-length: 1001\r\n\r\n" + bytes(1_001), "a reply larger than 1000 bytes"),
+        (HEAD + b"".join(b"x%d: %s\r\n" % (n, bytes(98)) for n in range(900)), "a reply larger"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (1 << 17), "a reply larger than 1000 bytes"),
+        (HEAD + b"content-length: 9\r\n\r\nhalf", "closed the connection"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "the answer is not HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "is not HTTP"),
+        (None, "closed the connection"),
+    ],
+)
+def test_a_bad_answer_ends_the_session_and_its_connection(answer: bytes, detail: str) -> None:
+    good = HEAD + b"content-length: 4\r\n\r\nnews"
+    script = Script([answer], [good], closes=True)
+    bad, after = asyncio.run(talk(script, 2))
+    assert isinstance(bad, str), bad
+    assert detail in bad
+    assert after == b"news"
+
+
+def test_an_answer_to_nothing_is_not_the_answer_to_the_next_call() -> None:
+    good = HEAD + b"content-length: 4\r\n\r\nnews"
+    script = Script([good + good.replace(b"news", b"lies")], [good])
+    assert asyncio.run(talk(script, 2)) == [b"news", b"news"]
+
+
+def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
+    async def scenario() -> bytes:
+        late, ended = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_first = not late.is_set()
+            late.set()
+            await reader.readuntil(b"\r\n\r\n")
+            if is_first:
+                await asyncio.sleep(0.05)
+            writer.write(HEAD + b"content-length: 4\r\n\r\n" + (b"late" if is_first else b"news"))
+            await closed(writer)
+            if is_first:
+                ended.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = httpx.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        connections = Connections()
+        async with open_http_transport(
+            url, LIMITS, private_allowed=True, connections=connections
+        ) as transport:
+            call = asyncio.create_task(transport.interest())
+            await late.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            answer = await transport.interest()
+        await ended.wait()
+        connections.close()
+        server.close()
+        return answer
+
+    assert asyncio.run(scenario()) == b"news"
+
+
+def test_a_request_names_the_path_the_host_and_the_token() -> None:
+    script = Script([HEAD + b"content-length: 0\r\n\r\n"])
+    asyncio.run(talk(script, token="a-token"))
+    lines = script.requests[0].split(b"\r\n")
+    assert lines[0] == b"GET /base/v1/recon/interests HTTP/1.1"
+    assert b"authorization: Bearer a-token" in lines
+    assert [line for line in lines if line.startswith(b"host: 127.0.0.1:")]
+
+
+def test_a_token_cannot_add_a_line_to_a_request() -> None:
+    script = Script([HEAD + b"content-length: 0\r\n\r\n"])
+    [detail] = asyncio.run(talk(script, token="a\r\nx: y"))
+    assert "characters that HTTP does not allow" in str(detail)
+    assert script.requests == []

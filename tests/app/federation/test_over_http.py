@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
-from sdstore.client.transport import HttpTransport
+from sdstore.client.transport import HttpTransport, HttpxCalls
 from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncError
 from tests.support.cli import http_server
@@ -201,7 +201,7 @@ def test_a_peer_that_is_busy_or_fails_is_not_called_a_liar(status: int, code: st
         answering = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
         async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
             with pytest.raises(SyncError) as caught:
-                await HttpTransport(client).interest()
+                await HttpTransport(HttpxCalls(client)).interest()
             return caught.value
 
     assert asyncio.run(refused()).code == code
@@ -229,7 +229,7 @@ def test_the_policy_that_comes_with_an_interest_is_a_number_of_32_bits_or_ignore
             lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(b""))
         )
         async with httpx.AsyncClient(transport=answering, base_url="http://peer/") as client:
-            transport = HttpTransport(client)
+            transport = HttpTransport(HttpxCalls(client))
             await transport.interest()
             return transport.told_policy
 
