@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import IntEnum
 from io import StringIO
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -131,11 +131,20 @@ def print_note(text: str, console: Console | None = None) -> None:
         (console or stderr()).print(printable(text), style="dim", markup=False)
 
 
-def table(*headings: str, rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:
-    """A plain table; the columns named in `right` are right-aligned."""
+def table(
+    *headings: str,
+    rows: Iterable[Iterable[str]],
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> Table:
+    """A plain table; the columns named in `right` are right-aligned.
+
+    On a narrow terminal cells have several lines, but not those of the columns named in `whole`.
+    """
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        grid.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        grid.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in whole)
     for row in rows:
         # Cells may hold text from anywhere, so they are never parsed as markup.
         grid.add_row(*(Text(printable(cell)) for cell in row))
@@ -173,6 +182,14 @@ def time_text(ms: int | None) -> str:
     return (
         "never" if ms is None else f"{datetime.fromtimestamp(ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"
     )
+
+
+def age_text(age_s: float) -> str:
+    """How long ago something was, in its largest whole unit."""
+    for unit, unit_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{max(age_s, 0):.0f} s"
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from app.cli.options import (
 from app.cli.output import (
     CliError,
     Exit,
+    age_text,
     counted,
     exit_of_sync,
     figures_of,
@@ -185,10 +185,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines = []
     if report["elements"]:
         compared = counted(report["elements"], "element", "elements")
-        missing = (
-            f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there"
-        )
-        lines += [f"{compared} compared (messages, and hints published with them); {missing}"]
+        lines += [
+            f"{compared} compared (messages, and hints published with them)",
+            f"{report['missing_here']:,} missing here, {report['missing_there']:,} missing there",
+        ]
     lines += [_moved(report, what) for what in ("received", "sent") if _is_any(report, what)]
     if report["mended"] or report["lost_here"]:
         lost = counted(report["lost_here"], "entry", "entries")
@@ -235,14 +235,15 @@ def list_(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
                 peer.id,
                 peer.url,
                 peer.state,
-                _time_of(peer, "since_ms"),
-                _time_of(peer, "in_sync_at_ms"),
+                _age_of(peer, "since_ms"),
+                _age_of(peer, "in_sync_at_ms", " ago"),
                 str(peer.document.get("failures", "")),
             )
             for peer in found
         ]
-        heads = ("ID", "URL", "state", "since", "last in sync", "failures")
-        print_table(table(*heads, rows=rows, right=["failures"]))
+        heads = ("ID", "URL", "state", "for", "in sync", "failures")
+        whole = [each for each in heads if each != "URL"]
+        print_table(table(*heads, rows=rows, right=["failures"], whole=whole))
         for peer in found:
             if peer.document.get("code"):
                 code, reason = peer.document["code"], peer.document.get("reason")
@@ -289,11 +290,9 @@ def remove(
         stdout().print(f"removed peer {found.url}", markup=False)
 
 
-def _time_of(peer: Peer, name: str) -> str:
+def _age_of(peer: Peer, name: str, after: str = "") -> str:
     at_ms = peer.document.get(name)
-    if not isinstance(at_ms, int):
-        return ""
-    return datetime.fromtimestamp(at_ms / 1_000).astimezone().isoformat(timespec="seconds")
+    return age_text(time.time() - at_ms / 1_000) + after if isinstance(at_ms, int) else ""
 
 
 def _named(client: StoreClient, name: str) -> Peer:

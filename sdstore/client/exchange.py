@@ -139,6 +139,10 @@ class EmptyPages:
 
 def network_reason(error: BaseException) -> str:
     """Why a call failed, in the system's own words: httpx names some errors only in their causes."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return "no answer in time"
     reason, cause = error, error.__cause__ or error.__context__
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

@@ -69,7 +69,10 @@ def test_the_reason_of_a_failed_call_is_the_systems_own() -> None:
         network_reason(unknown_ca)
         == "the certificate is not trusted: unable to get local issuer certificate"
     )
-    assert network_reason(httpx.ReadTimeout("")) == "ReadTimeout"
+    assert {network_reason(each) for each in (TimeoutError(), httpx.ReadTimeout(""))} == {
+        "no answer in time"
+    }
+    assert network_reason(httpx.ReadError("")) == "ReadError"
 
 
 @given(

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.cli.output import figures_of, human_bytes, printable, range_bar, sync_progress
+from app.cli.output import (
+    age_text,
+    figures_of,
+    human_bytes,
+    printable,
+    range_bar,
+    sync_progress,
+    table,
+)
 from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)
@@ -75,3 +83,20 @@ def test_a_sync_shows_all_its_figures_on_a_terminal_of_80_columns(
     figures = ["↓ 29,450 (1.4 MB)", "↑ 12,000 (687.3 kB)", "  ".join(pace)]
     for each in ["syncing", "49.0 %", "0:00:0", *figures]:
         assert each in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [(-3.0, "0 s"), (59.4, "59 s"), (60.0, "1 min"), (86_399.0, "23 h"), (9e5, "10 d")],
+)
+def test_an_age_has_one_unit(age_s: float, text: str) -> None:
+    assert age_text(age_s) == text
+
+
+def test_a_narrow_table_folds_no_column_that_is_to_stay_whole() -> None:
+    rows = [("cbafd7b23bac11d5", "https://store.example/" + "long/" * 20, "59 min ago")]
+    shown = StringIO()
+    grid = table("ID", "URL", "in sync", rows=rows, whole=["ID", "in sync"])
+    Console(file=shown, width=80, force_terminal=True).print(grid)
+    assert "cbafd7b23bac11d5" in shown.getvalue()
+    assert "59 min ago" in shown.getvalue()
