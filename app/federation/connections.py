@@ -34,8 +34,8 @@ PER_PEER_MAX = 4
 PEERS_KEPT_MAX = 64
 """Peers with idle connections; those used longest ago are closed. 256 descriptors at most."""
 
-HEAD_BYTES_MAX = 1 << 16
-"""Of an answer besides its body: the status line and the header fields, of interim answers too."""
+HEAD_BYTES_MAX = 1 << 15
+"""Of all header fields of an answer, trailers too: as much as a node takes in a request."""
 
 FRAMING_FACTOR = 2
 """Bytes on the wire for each byte of a body: chunks of ten bytes and more have less around them."""
@@ -172,6 +172,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Answer] | None = None
         self._bytes_max = 0
         self._received_count = 0
+        self._head_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
         self._ends_with_connection = False
@@ -181,7 +182,7 @@ class Connection(asyncio.Protocol):
         self.is_reusable, self.has_answer = False, False
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
-        self._bytes_max, self._received_count = bytes_max, 0
+        self._bytes_max, self._received_count, self._head_bytes = bytes_max, 0, 0
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -237,9 +238,12 @@ class Connection(asyncio.Protocol):
             self.close()  # an answer to nothing, behind the one to the call
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field, or a trailer field."""
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+        """A header field, or a trailer field. Of repeated ones the first counts."""
+        self._head_bytes += len(name) + len(b": \r\n") + len(value)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._fail(misbehaved(f"a reply with more than {HEAD_BYTES_MAX} bytes of headers"))
+            return
+        self._headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """The header section is complete."""
