@@ -58,6 +58,9 @@ WHOLE_JITTER = 0.25  # whole sessions with peers that were added together spread
 CONTACT_S_MAX = 3.0  # for the check that a new peer is not this node; the operator waits
 LOOK_S = 1.0  # between two looks at the rows of peers, and two renewals of leases
 ABANDONED_LOOK_S = 10.0  # between two looks for sessions whose processes have ended
+HANDED_ON_MAX = (
+    16  # peers at one look: a large memory takes 0.1 s to write, and leases must be renewed
+)
 CHANNELS_COMPARED_MAX = 64  # of one commit, with the interest of each peer; one of more is for all
 
 _SETTINGS = PeerOrigin.SETTINGS
@@ -566,11 +569,11 @@ class Peers:
         self.announce()
         rows = await self._records.read()
         share = self._share(rows)
-        if share.surplus:
-            await self._hand_on(share.surplus)
         new = await self._records.hold(self._settings_peers, share.left)
-        if new or share.surplus:
+        if new:
             rows = await self._records.read()
+        with suppress(Problem):  # this process keeps them until a later look
+            await self._hand_on(share.surplus[:HANDED_ON_MAX])
         return rows, new
 
     def announce(self, *, is_leaving: bool = False) -> None:
@@ -588,8 +591,10 @@ class Peers:
         return share_of(self._process, settings_peers, rows, idle)
 
     async def _hand_on(self, surplus: Collection[str]) -> None:
-        """Give up peers, with all that this process knows of them. Raises Problem: it keeps them."""
-        await self.write(is_end=True)
+        """Give up peers, once all that this process knows of them is written."""
+        if not surplus:
+            return
+        await self.write([self._peers[each] for each in surplus], is_end=True)
         given = [each for each in surplus if not self._peers[each].is_syncing]
         for peer_id in given:
             self._let_go(peer_id)
@@ -668,14 +673,15 @@ class Peers:
                 _log.warning("the states of peers were not written", exc_info=True)
                 await asyncio.sleep(LOOK_S)
 
-    async def write(self, *, is_end: bool = False) -> None:
-        """Write what is due of peers and sessions; at the end of the process everything.
+    async def write(self, peers: Sequence[Peer] | None = None, *, is_end: bool = False) -> None:
+        """Write what is due of some peers, or all, and of sessions; everything if they are given up.
 
         Raises Problem as `app.ingest.committer.GroupCommitter.call`.
         """
         due = self._syncs.unwritten()
         shown = [(each, each.row(), each.progress) for each in due]
-        await self._records.write(self.held(), [row for _, row, _ in shown], is_end=is_end)
+        held = self.held() if peers is None else peers
+        await self._records.write(held, [row for _, row, _ in shown], is_end=is_end)
         for sync, row, progress in shown:
             is_end_written = row.finished_at_ms is not None
             sync.recorded = (progress, inf if is_end_written else time.monotonic())

