@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
 from app.cli.interrupts import EXIT_CODE, loading
+
+# Loading a thousand modules makes many objects and next to no cycles: collections take an eighth of the
+# time. Here, because each worker of a service loads this module first.
+gc.set_threshold(50_000)
 
 
 def main() -> NoReturn:
