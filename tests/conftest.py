@@ -64,3 +64,14 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(certifi, "where", lambda: str(path))
         yield
+
+
+@pytest.fixture(scope="session")
+def quick_spark() -> Iterator[None]:
+    """Spark's own processes load their classes from an archive; for tests that start many of them."""
+    from tests.support.class_archive import options_with_archive  # noqa: PLC0415 - imports Spark
+
+    with pytest.MonkeyPatch.context() as patched:
+        options = options_with_archive(os.environ["JDK_JAVA_OPTIONS"])
+        patched.setenv("JDK_JAVA_OPTIONS", options)
+        yield

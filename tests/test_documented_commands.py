@@ -242,6 +242,7 @@ def run_in_bash(text: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_spark")
 def test_the_verbs_of_the_pipeline_s_page_run_one_after_the_other(tmp_path: Path) -> None:
     [block] = [each for each in BLOCKS if first_line(each.text) == PIPELINE]
     messages = b"".join(delimited(encode(message(number, "general"))) for number in range(200))

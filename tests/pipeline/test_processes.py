@@ -23,7 +23,7 @@ from tests.support.streams import streamed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_spark")]
 
 _Found = TypeVar("_Found")
 MESSAGES = 8_000
