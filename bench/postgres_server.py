@@ -77,15 +77,12 @@ class PostgresServer:
 def own_postgres(settings: Sequence[str] = THROW_AWAY) -> Iterator[PostgresServer]:
     """A server that the block can stop and start."""
     folder = Path(tempfile.mkdtemp(prefix="sdstore-postgres-"))
-    try:
-        if SERVER_USER:
-            shutil.chown(folder, SERVER_USER)
-        server = PostgresServer(folder, settings)
-        with server.guarded():
-            server.start()
-            yield server
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if SERVER_USER:
+        shutil.chown(folder, SERVER_USER)
+    server = PostgresServer(folder, settings)
+    with server.guarded():  # which removes the folder, too
+        server.start()
+        yield server
 
 
 @contextmanager

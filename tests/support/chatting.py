@@ -18,7 +18,7 @@ from sdstore.client.stores import BackOff
 from sdstore.sds.effects import Deliver
 from sdstore.sds.options import ParticipantOptions
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 QUICK_CLIENT = Options(timeout_s=10, retry=Retry(attempts_max=1))
 QUICK = DriverOptions(tick_s=0.05, back_off=BackOff(first_s=0.05, max_s=0.2), client=QUICK_CLIENT)
 SMALL = ParticipantOptions(bloom=None, sync_ms=0)

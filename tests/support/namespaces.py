@@ -77,9 +77,9 @@ class Network:
             time.sleep(0.2)  # the last packets are on their way to the file
         finally:
             tap.kill()
-            tap.wait(10)
+            tap.wait(60)
             tap.stdout.close()
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=60)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -94,11 +94,12 @@ def serving(
 
 def workers_of(pid: int) -> set[int]:
     """The processes below one that run a node."""
-    return {
-        child
-        for child in children_of(pid)
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-    }
+    found = set()
+    for child in children_of(pid):
+        with suppress(OSError):  # it ended meanwhile
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    return found
 
 
 def is_running(pid: int) -> bool:

@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -46,10 +46,12 @@ def workers(url: str) -> dict[str, str]:
 
 
 def open_files(pid: int) -> set[str]:
-    try:
-        return {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError:
-        return set()
+    found = set()
+    with suppress(OSError):  # the process has ended
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # the file was closed meanwhile
+                found.add(str(each.readlink()))
+    return found
 
 
 def pid_of(supervisor: int, data_dir: Path, *, writes: bool) -> int:

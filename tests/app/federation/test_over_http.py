@@ -23,7 +23,7 @@ from tests.support.cli import http_server
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
 
-WAIT_SECONDS_MAX = 20
+WAIT_SECONDS_MAX = 60
 examples = count()
 drafts = st.lists(
     st.tuples(
