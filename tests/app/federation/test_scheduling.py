@@ -38,7 +38,7 @@ def sessions(node: RunningNode) -> list[dict[str, Any]]:
 
 def wait_for_peers(node: RunningNode, state: str = "healthy", count: int = 1) -> None:
     """Wait until so many peers are in a state; healthy ones with the links that carry their nudges."""
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while sum(peer["state"] == state for peer in peers_of(node)) < count or (
         state == "healthy" and links_count(node) < count
     ):
