@@ -341,7 +341,8 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{path}: {reason}") from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -635,7 +635,7 @@ class Peers:
         while True:
             await asyncio.sleep(LOOK_S)
             if self._settings_are_added and not self._records.is_shared:
-                return  # one process: nobody else changes the rows
+                continue  # one process: nobody else changes the rows, but a reload adds settings
             try:
                 await self._look()
                 if self._records.is_shared:

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.federation.peers import LOOK_S
 from app.reload import CHANGEABLE
 from app.settings import Settings
 from tests.support.cli import cli, command
@@ -65,6 +66,8 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
         def peer_urls() -> list[str]:
             return [each["url"] for each in get("/v1/peers")["peers"]]  # type: ignore[attr-defined]
 
+        # The peers are looked at for a while after the start anyway.
+        time.sleep(1.2 * LOOK_S)
         assert cli("reload", "--node", url).out == "changed: nothing\n"
         file.write_text(
             'drain_s = 0\nchannels = ["b"]\nlog_level = "debug"\ncors_origins = ["*"]\n'
