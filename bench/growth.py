@@ -3,12 +3,15 @@
 Two nodes in one process hold the same messages and were proved equal. Then new messages arrive on each
 side, and one session makes the pair equal again; the caches of views are empty each time. Bodies are
 counted without the items in them. CPU is that of both sides with everything a session does: finding the
-news, comparing, reading frames, checking and storing what came. Results: bench/results/growth.csv.
+news, comparing, reading frames, checking and storing what came. `publish_cpu_ms` is what the same number
+of messages costs both nodes when clients publish them: the cost of storing grows with the database. The
+sizes take turns. Garbage is collected as in a serving node. Results: bench/results/growth.csv.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import shutil
 import statistics
@@ -16,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from app.callers import Caller
+from app.cli.server import GC_THRESHOLDS
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
@@ -39,7 +44,7 @@ from sdstore.wire.recon_pb2 import ReconRequest
 SIZES = (10_000, 100_000, 1_000_000)
 QUICK_SIZES = (10_000, 30_000)
 CHANNELS = 50
-SESSIONS = 9
+SESSIONS = 15
 NEW_EACH = 10
 NEW_IN_ONE_CHANNEL = 1_000
 ONE_CHANNEL = "the channel of the interest"
@@ -112,66 +117,101 @@ async def session(
     return report, memory, {"bytes": bodies, "trips": report.requests, "cpu_ms": cpu_ms}
 
 
-async def measured(folder: Path, size: int, channels: tuple[str, ...], new: int) -> dict[str, Any]:
-    """The median cost of sessions with `new` messages on each side, beside `size` others."""
-    random = Random(size)
-    settings = [
-        Settings(data_dir=folder / name, sync_interval_s=3_600, channels=channels)
-        for name in ("ours", "theirs")
-    ]
-    async with (
-        Node.open(settings[0], DEFAULT_LIMITS) as ours,
-        Node.open(settings[1], DEFAULT_LIMITS) as theirs,
-    ):
-        _, memory, whole = await session(ours, theirs, PeerMemory())
-        costs, peaks = [], []
+class Pair:
+    """Two nodes that hold the same messages, and what their sessions cost.
+
+    `interest`: the name of the mutual interest; `new`: the messages that arrive on each side.
+    """
+
+    def __init__(self, interest: str, channels: tuple[str, ...], new: int, size: int) -> None:
+        self._row: dict[str, Any] = {"interest": interest, "others": size, "new_each": new}
+        self._channels = channels
+        self._new = new
+        self._random = Random(size)
+        self._memory = PeerMemory()
+        self._costs: list[dict[str, Any]] = []
+
+    async def open(self, folder: Path, closing: AsyncExitStack) -> None:
+        """Open both nodes, and prove them equal."""
+        self._nodes = [
+            await closing.enter_async_context(
+                Node.open(
+                    Settings(
+                        data_dir=folder / name, sync_interval_s=3_600, channels=self._channels
+                    ),
+                    DEFAULT_LIMITS,
+                )
+            )
+            for name in ("ours", "theirs")
+        ]
+        _, self._memory, whole = await session(*self._nodes, self._memory)
+        self._row["whole_cpu_ms"] = whole["cpu_ms"]
+
+    async def round(self, number: int) -> None:
+        """New messages on each side, and a session."""
+        publish_cpu_ms = 0.0
+        for node in self._nodes:
+            channel = (*self._channels, f"channel-{self._random.randrange(CHANNELS)}")[0]
+            batch = [
+                Publication(frame(f"new-{node.instance_id}-{number}-{n}", channel, self._random))
+                for n in range(self._new)
+            ]
+            started_s = time.process_time()
+            outcomes = await node.door.publish_many(batch)
+            publish_cpu_ms += (time.process_time() - started_s) * 1e3
+            for outcome in outcomes:
+                assert not isinstance(outcome, Exception), outcome
+            await node.index.catch_up()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        report, self._memory, cost = await session(*self._nodes, self._memory)
+        assert report.entries_received == report.entries_sent == self._new, report
+        growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        self._costs.append(cost | {"publish_cpu_ms": publish_cpu_ms, "rss_growth_kib": growth})
+
+    async def row(self) -> dict[str, Any]:
+        """The medians, the largest growth of memory, and the cost of an idle session."""
+        _, _, idle = await session(*self._nodes, self._memory)
+        row = self._row | {
+            name: statistics.median(each[name] for each in self._costs) for name in self._costs[0]
+        }
+        row |= {name: int(row[name]) for name in ("bytes", "trips")}
+        row["rss_growth_kib"] = max(each["rss_growth_kib"] for each in self._costs)
+        return row | {"idle_bytes": idle["bytes"], "idle_cpu_ms": idle["cpu_ms"]}
+
+
+async def measured(
+    folders: dict[int, Path], interest: str, channels: tuple[str, ...], new: int
+) -> list[dict[str, Any]]:
+    """A row for each size; the sizes take turns, so that all see the machine in the same state."""
+    async with AsyncExitStack() as closing:
+        pairs = [Pair(interest, channels, new, size) for size in folders]
+        for pair, folder in zip(pairs, folders.values(), strict=True):
+            await pair.open(folder, closing)
+        gc.collect()
+        gc.freeze()
         for number in range(SESSIONS):
-            for node in (ours, theirs):
-                channel = channels[0] if channels else f"channel-{random.randrange(CHANNELS)}"
-                batch = [
-                    Publication(frame(f"new-{node.instance_id}-{number}-{n}", channel, random))
-                    for n in range(new)
-                ]
-                for outcome in await node.door.publish_many(batch):
-                    assert not isinstance(outcome, Exception), outcome
-                await node.index.catch_up()
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            report, memory, cost = await session(ours, theirs, memory)
-            assert report.entries_received == report.entries_sent == new, report
-            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-            costs.append(cost)
-        _, _, idle = await session(ours, theirs, memory)
-    return {
-        "others": size,
-        "new_each": new,
-        "bytes": int(statistics.median(each["bytes"] for each in costs)),
-        "trips": int(statistics.median(each["trips"] for each in costs)),
-        "cpu_ms": statistics.median(each["cpu_ms"] for each in costs),
-        "rss_growth_kib": max(peaks),
-        "idle_bytes": idle["bytes"],
-        "idle_cpu_ms": idle["cpu_ms"],
-        "whole_cpu_ms": whole["cpu_ms"],
-    }
+            for pair in pairs:
+                await pair.round(number)
+        return [await pair.row() for pair in pairs]
 
 
 def main() -> None:
     """Every size, in the same interest and beside it."""
-    sizes = QUICK_SIZES if "--quick" in sys.argv else SIZES
+    gc.set_threshold(*GC_THRESHOLDS)
     rows = []
-    for size in sizes:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+    with tempfile.TemporaryDirectory() as name:
+        folders = {}
+        for size in QUICK_SIZES if "--quick" in sys.argv else SIZES:
+            folder = folders[size] = Path(name) / str(size)
             for each in ("ours", "theirs"):
-                (folder / each).mkdir()
+                (folder / each).mkdir(parents=True)
             load_file(folder / "ours" / "sdstore.db", ((raw, ()) for raw in frames(size, size)))
             shutil.copyfile(folder / "ours" / "sdstore.db", folder / "theirs" / "sdstore.db")
-            for interest, channels, new in (
-                ("all", (), NEW_EACH),
-                ("one channel", (ONE_CHANNEL,), NEW_IN_ONE_CHANNEL),
-            ):
-                row = asyncio.run(measured(folder, size, channels, new))
-                rows.append({"interest": interest, **row})
-                print(rows[-1], flush=True)
+        for interest, channels, new in (
+            ("all", (), NEW_EACH),
+            ("one channel", (ONE_CHANNEL,), NEW_IN_ONE_CHANNEL),
+        ):
+            rows += asyncio.run(measured(folders, interest, channels, new))
     publish("growth", "Sessions over the news, both sides", rows)
 
 

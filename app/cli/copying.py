@@ -304,7 +304,7 @@ async def _seq_of(store: Store, message: Message, file: Path) -> int:
 async def _records(store: Store, entries: list[Entry], file_format: FileFormat) -> bytes:
     claims = {}
     if file_format is FileFormat.NDJSON:
-        claims = await store.claims.of([entry.digest for entry in entries])
+        claims = await store.claims.of_entries(entries)
     return b"".join(
         record_of(entry.frame, [c.hint for c in claims.get(entry.digest, ())], file_format)
         for entry in entries

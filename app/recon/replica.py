@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from app.entries import ClaimSource, NewEntry, OutcomeKind
+from app.entries import Claim, ClaimSource, NewEntry, OutcomeKind
 from app.errors import Code, Problem
 from app.ingest.door import Door
 from app.ingest.door import Prepared as FromDoor
@@ -195,7 +195,7 @@ class NodeReplica:
             element_id = claim_id(digest, hint)
             claim = Item.Claim(digest=digest, hint=hint)
             found[element_id] = Item(claim=claim, order=orders[element_id])
-        hints = await self._published_hints(list(entries))
+        hints = _published(await store.claims.of_entries(list(entries.values())))
         for digest, entry in entries.items():
             some = hints.get(digest, [])
             if foldable is not None:
@@ -209,20 +209,13 @@ class NodeReplica:
                 found[element_id] = Item(absent=absent, order=order, id=element_id)
         return found
 
-    async def _published_hints(self, digests: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-        """The published hints of each entry; claims of histories are not elements."""
-        return {
-            digest: [each.hint for each in claims if each.source < ClaimSource.HISTORY]
-            for digest, claims in (await self._store.claims.of(digests)).items()
-        }
-
     def claim_id(self, entry_id: bytes, hint: bytes) -> bytes:
         """See `Replica`."""
         return claim_id(entry_id, hint)
 
     async def claims_on(self, entry_ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
         """See `Replica`."""
-        hints = await self._published_hints(entry_ids)
+        hints = _published(await self._store.claims.of(entry_ids))
         return {digest: [claim_id(digest, each) for each in some] for digest, some in hints.items()}
 
     # --- content that comes in -----------------------------------------------------------------
@@ -344,6 +337,17 @@ class NodeReplica:
     async def lost_among(self, entry_ids: Sequence[bytes]) -> set[bytes]:
         """See `Replica`."""
         return set(await self._store.frames.content_states(entry_ids))
+
+
+# --- elements to items -------------------------------------------------------------------------
+
+
+def _published(claims: Mapping[bytes, Sequence[Claim]]) -> dict[bytes, list[bytes]]:
+    """The published hints of each entry; claims of histories are not elements."""
+    return {
+        digest: [each.hint for each in some if each.source < ClaimSource.HISTORY]
+        for digest, some in claims.items()
+    }
 
 
 # --- items to prepared items -------------------------------------------------------------------

@@ -231,7 +231,13 @@ class HintClaims:
             return {digests[0]: found} if found else {}
         rows = await self._database.among(_seqs_by_digest(self._sql), prefixes(digests))
         wanted = set(digests)
-        digest_of = {seq: digest for digest, seq in rows if digest in wanted}
+        return await self._by_seq({seq: digest for digest, seq in rows if digest in wanted})
+
+    async def of_entries(self, entries: Sequence[Entry]) -> dict[bytes, list[Claim]]:
+        """As `of`, for entries that were read: by their numbers, without a look-up of their digests."""
+        return await self._by_seq({entry.seq: entry.digest for entry in entries})
+
+    async def _by_seq(self, digest_of: dict[int, bytes]) -> dict[bytes, list[Claim]]:
         claims: dict[bytes, list[Claim]] = {}
         rows = await self._database.among(claims_by_seq(self._sql), list(digest_of))
         for seq, source, hint, _ in sorted(rows, key=lambda row: int(row[3])):

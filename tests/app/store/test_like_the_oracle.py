@@ -62,6 +62,8 @@ async def check_entries(store: Store, oracle: OracleStore) -> None:
         digest: {claim.hint: int(claim.source) for claim in claims}
         for digest, claims in (await store.claims.of(digests)).items()
     }
+    entries = await store.entries.by_digest(digests)
+    assert await store.claims.of_entries(entries) == await store.claims.of(digests)
     assert hints == {kept.digest: kept.hints for kept in oracle.kept.values() if kept.hints}
     for digest in digests:
         # Of one entry they are read in another way.
