@@ -245,7 +245,8 @@ def _check(
         if len(each.encode()) > NAME_BYTES_MAX:
             raise Problem(Code.INVALID_PARAMETER, f"a name has at most {NAME_BYTES_MAX} bytes")
     if expires_in_s is not None and not 0 < expires_in_s <= 100 * 365 * 86_400:
-        raise Problem(Code.INVALID_PARAMETER, "a token expires after more than 0 s and 100 years")
+        detail = f"the time until a token expires is above 0 s and at most 100 years, not {expires_in_s:g} s"
+        raise Problem(Code.INVALID_PARAMETER, detail)
 
 
 def _interest(channels: Sequence[str], prefixes: Sequence[str]) -> Interest | None:

@@ -416,6 +416,9 @@ def _as_problem(error: Problem | RequestValidationError | HTTPException) -> Prob
     if isinstance(error, RequestValidationError):
         fault = error.errors()[0]
         where, *path = fault["loc"]
+        if fault["type"] == "json_invalid":
+            detail = f"the body is not JSON: {fault['ctx']['error']}, at character {path[0]}"
+            return Problem(Code.INVALID_BODY, detail)
         code = Code.INVALID_BODY if where == "body" else Code.INVALID_PARAMETER
         name = ".".join(map(str, path)) or "the body"
         return Problem(code, f"{name}: {fault_text(fault)}")

@@ -147,3 +147,10 @@ def test_a_node_whose_interest_grows_is_filled_by_its_peer(tmp_path: Path) -> No
         peers = one.http.get("/v1/peers").json()["peers"]
         wait_until(lambda: one.http.get("/v1/peers").json()["peers"][0]["state"] == "healthy")
         assert peers[0]["failures"] == 0
+
+
+def test_the_refusal_of_a_body_that_is_not_json_says_so(shared_node: RunningNode) -> None:
+    headers = {"content-type": "application/json"}
+    refused = shared_node.http.put(PATH, content=b'{"all": tru', headers=headers).json()
+    assert refused["code"] == "invalid_body"
+    assert refused["detail"].startswith("the body is not JSON: ")
