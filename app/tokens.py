@@ -41,6 +41,9 @@ HOLDS_AFTER_S = 0.5
 
 TOKENS_MAX = 1_000
 """Tokens of a node. All of them are read at each change: some 10 ms."""
+VERIFIED_MAX = 4_096
+"""Values of `Authorization` that were found valid, until the file changes: some 400 bytes each. Beyond it,
+all are forgotten and verified again. It is above `TOKENS_MAX` because a scheme has many spellings."""
 NAMES_MAX = 100
 """Channels and prefixes of a token: each costs a step of a look-up by ID without a channel."""
 NAME_BYTES_MAX = 256
@@ -318,8 +321,10 @@ class Tokens:
         self._callers: dict[str, tuple[Token, Caller]] = {}
         self._problem: Problem | None = None
         self._looked_s = float("-inf")
-        # Requests that run, by token: a revocation ends them.
-        self._running: dict[str, set[asyncio.Task[Any] | None]] = {}
+        # By the SHA-256 of the header's value: how long a look-up takes reveals nothing about a secret.
+        self._verified: dict[bytes, tuple[Token, Caller]] = {}
+        # The tokens of the requests that run: a revocation ends them.
+        self._running: dict[asyncio.Task[Any], str] = {}
 
     def caller(self, authorization: bytes) -> Caller:
         """The caller with the value of an `Authorization` header.
@@ -328,6 +333,18 @@ class Tokens:
         wrong secret have one answer.
         """
         self._look_if_due()
+        digest = hashlib.sha256(authorization).digest()
+        known = self._verified.get(digest)
+        if known is None:
+            known = self._verify(authorization)
+            if len(self._verified) >= VERIFIED_MAX:
+                self._verified.clear()
+            self._verified[digest] = known
+        if _is_expired(known[0]):
+            raise unauthenticated("the access token has expired")
+        return known[1]
+
+    def _verify(self, authorization: bytes) -> tuple[Token, Caller]:
         scheme, _, text = authorization.partition(b" ")
         parts = text.strip().split(b"_")
         if scheme.lower() != b"bearer" or len(parts) != 3:
@@ -341,9 +358,7 @@ class Tokens:
         secret_hash = hashlib.sha256(parts[2]).digest()
         if known is None or not compare_digest(known[0].secret_hash, secret_hash):
             raise unauthenticated("the access token is not valid")
-        if _is_expired(known[0]):
-            raise unauthenticated("the access token has expired")
-        return known[1]
+        return known
 
     def begin(self, caller: Caller) -> None:
         """The current task works for a caller with a token: a revocation cancels it until `end`.
@@ -353,20 +368,18 @@ class Tokens:
         self._look_if_due()
         token, now = self._callers.get(caller.token_id or "", (None, caller))
         # A page of another origin has fewer scopes than its token.
-        is_same = caller.channels == now.channels and caller.scopes <= now.scopes
+        is_same = caller is now or (caller.channels == now.channels and caller.scopes <= now.scopes)
         if token is None or not is_same or _is_expired(token):
             raise unauthenticated("the access token was revoked or has expired")
         task = asyncio.current_task()
         if task is not None:
-            self._running.setdefault(token.token_id, set()).add(task)
+            self._running[task] = token.token_id
 
-    def end(self, token_id: str) -> None:
-        """The current task has ended its work for the callers of a token."""
-        tasks = self._running.get(token_id)
-        if tasks is not None:
-            tasks.discard(asyncio.current_task())
-            if not tasks:
-                del self._running[token_id]
+    def end(self) -> None:
+        """The current task has ended its work for the caller of `begin`."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._running.pop(task, None)
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -397,9 +410,8 @@ class Tokens:
         except Problem as problem:
             if self._problem is None:
                 _log.error("%s: every token is refused", problem.detail)
-            self._problem, self._callers = problem.detached(), {}
-        for token_id in [each for each in self._running if not self._is_known(each)]:
-            self._end(token_id)
+            self._problem, self._callers, self._verified = problem.detached(), {}, {}
+        self._end([each for each in set(self._running.values()) if not self._is_known(each)])
 
     def _look_if_due(self) -> None:
         if time.monotonic() - self._looked_s > LOOK_S:
@@ -409,16 +421,17 @@ class Tokens:
         """Use these tokens. A token whose grants have changed ends what its callers have running."""
         if self._problem is not None:
             _log.info("the tokens can be read again")
-        before, self._problem = self._callers, None
+        before, self._problem, self._verified = self._callers, None, {}
         self._callers = {each.token_id: (each, _caller_of(each)) for each in tokens}
-        for token_id in [each for each in self._running if each in before]:
-            if self._callers.get(token_id) != before[token_id]:
-                self._end(token_id)
+        self._end([each for each in before if self._callers.get(each) != before[each]])
 
-    def _end(self, token_id: str) -> None:
-        for task in self._running.pop(token_id):
-            if task is not None:
-                task.cancel("the access token was revoked")
+    def _end(self, token_ids: Sequence[str]) -> None:
+        if not token_ids:
+            return
+        ended = frozenset(token_ids)
+        for task in [task for task, token_id in self._running.items() if token_id in ended]:
+            del self._running[task]
+            task.cancel("the access token was revoked")
 
     def _is_known(self, token_id: str) -> bool:
         known = self._callers.get(token_id)

@@ -208,7 +208,7 @@ class Gateway:
                 await answer.give(reply)
         finally:
             if token_id is not None:
-                tokens.end(token_id)
+                tokens.end()
 
     async def _stream(self, call: Call, reply: StreamedReply, answer: Answer) -> None:
         bucket = call.bucket

@@ -206,7 +206,7 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
         try:
             await asyncio.sleep(30)
         finally:
-            tokens.end(caller.token_id or "")
+            tokens.end()
 
     async with tokens.watched():
         made = [file.create(scopes=[Scope.READ], name=str(n)) for n in range(3)]
@@ -222,8 +222,34 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
         with pytest.raises(Problem):
             tokens.begin(callers[1])
         tokens.begin(callers[2])
-        tokens.end(callers[2].token_id or "")
+        tokens.end()
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     assert not tokens._running
+
+
+def test_what_was_verified_is_bounded_and_ends_with_the_grants_and_the_token(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VERIFIED_MAX", 8)
+    token, text = file.create(scopes=[Scope.READ], expires_in_s=1_000)
+    tokens = Tokens(file)
+    for spaces in range(1, 50):  # each is another spelling of the same credentials
+        assert tokens.caller(b"Bearer" + b" " * spaces + text.encode()).name.endswith(
+            token.token_id
+        )
+        assert refusal(tokens, bearer(f"{text}{spaces}")) is Code.UNAUTHENTICATED
+        assert len(tokens._verified) <= 8
+    monkeypatch.setattr(module, "_now_ms", lambda: token.created_at_ms + 1_000_000)
+    assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
+    monkeypatch.undo()
+    assert tokens.caller(bearer(text)).scopes == {Scope.READ}
+    rows = json.loads(file.path.read_bytes())
+    rows["tokens"][0]["scopes"] = ["publish"]
+    file.path.write_text(json.dumps(rows))
+    tokens.look()
+    assert tokens.caller(bearer(text)).scopes == {Scope.PUBLISH}
+    file.revoke(token.token_id)
+    tokens.look()
+    assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
