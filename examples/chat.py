@@ -68,8 +68,13 @@ def main() -> int:
     """Parse the command line and chat; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("name", help="your name in the chat")
-    parser.add_argument("channel", nargs="?", default="lobby")
-    parser.add_argument("--store", action="append", metavar="URL", help="repeatable")
+    parser.add_argument("channel", nargs="?", default="lobby", help="default: lobby")
+    parser.add_argument(
+        "--store",
+        action="append",
+        metavar="URL",
+        help="may be repeated; default: http://127.0.0.1:8000",
+    )
     parser.add_argument("--file", help="default: NAME.chat.db")
     arguments = parser.parse_args()
     stores = arguments.store or ["http://127.0.0.1:8000"]
