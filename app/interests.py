@@ -116,6 +116,11 @@ class Interests:
         self._configured = configured
         self._take(self._kept)
 
+    def revise(self, revision: str) -> None:
+        """Take over the revision of another policy: sessions and peers learn it as a change of interest."""
+        self._revision = revision
+        self._take(self._kept)
+
     async def look(self) -> None:
         """Read the database. Raises Problem if that fails."""
         before = self._changes_count
@@ -166,7 +171,7 @@ class Interests:
             return
         self.state = state
         _log.info("the interest is now %s (%s)", described(state.interest), state.origin)
-        if state.interest != before.interest:
+        if (state.interest, state.policy) != (before.interest, before.policy):
             for listener in self.listeners:
                 listener()
 

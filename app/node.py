@@ -8,9 +8,9 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
@@ -35,7 +35,7 @@ from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics, register_relay_metrics
 from app.orders import Orders
-from app.policy import load_policy
+from app.policy import Policy, load_policy
 from app.quarantine import FILE as QUARANTINE_FILE
 from app.quarantine import Quarantine
 from app.rates import Rates
@@ -92,6 +92,8 @@ class Node:
     judge: Judge | None
     siblings: Siblings | None = None
     tls: ssl.SSLContext | None = None
+    # Called with the settings after each reload.
+    reload_listeners: list[Callable[[Settings], None]] = field(default_factory=list)
 
     @property
     def node_id(self) -> str:
@@ -125,8 +127,7 @@ class Node:
                 await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
-            if node.judge is not None:
-                closing.callback(node.judge.close)
+            closing.callback(node.close_judge)
             node.siblings = siblings
             await closing.enter_async_context(node.tokens.watched())
             await closing.enter_async_context(node.interests.watched())
@@ -151,6 +152,25 @@ class Node:
                 await node.peers.start()
                 node.links.start()
             yield node
+
+    def take_policy(self, policy: Policy | None) -> None:
+        """Judge by another policy from the next message on; peers offer again what the old one refused."""
+        old = self.judge
+        self.judge = None if policy is None else Judge(policy, self.quarantine, self.limits)
+        if old is not None:
+            self.metrics.unregister(old)
+            old.close()
+        if self.judge is not None:
+            if old is not None:
+                self.judge.verdicts = old.verdicts  # counters of a process never fall
+            self.metrics.register(self.judge)
+        self.door.judge = self.judge
+        self.interests.revise("" if policy is None else policy.revision)
+
+    def close_judge(self) -> None:
+        """End the thread of the policy, if there is one."""
+        if self.judge is not None:
+            self.judge.close()
 
 
 @asynccontextmanager
@@ -276,6 +296,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         quarantine=quarantine,
         judge=judge,
     )
+    node.rates.configure(settings)
     committer.listeners.append(node.peers.on_committed)
     relay.presence_listeners.append(node.links.on_presence)
     interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from app.callers import Caller, Rate
 from app.errors import Code, Problem
 from app.limits import Limits
+from app.settings import Settings
 
 CALLERS_MAX = 16_384
 """Buckets of one kind: 4 MiB. The one that was filled longest ago is forgotten, and its caller gets a full
@@ -45,6 +46,15 @@ class _Table:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def configure(self, requests_max: int, bytes_max: int) -> None:
+        """Change the limits. No caller keeps more than a full bucket of the new ones."""
+        if (requests_max, bytes_max) == (self._requests_max, self._bytes_max):
+            return
+        self._requests_max, self._bytes_max = requests_max, bytes_max
+        for bucket in self._buckets.values():
+            bucket.requests = min(bucket.requests, requests_max)
+            bucket.bytes = min(bucket.bytes, bytes_max)
 
     def admit(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
@@ -88,6 +98,18 @@ class Rates:
         )
         self._limits = limits
         self._strangers_live_count = 0
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the rates of the settings; one that is unset is that of the limits."""
+        limits = self._limits
+        self._callers.configure(
+            settings.caller_requests_per_minute or limits.caller_requests_per_minute,
+            settings.caller_bytes_per_minute or limits.caller_bytes_per_minute,
+        )
+        self._strangers.configure(
+            settings.stranger_requests_per_minute or limits.stranger_requests_per_minute,
+            settings.stranger_bytes_per_minute or limits.stranger_bytes_per_minute,
+        )
 
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""

@@ -10,6 +10,7 @@ from app.errors import SettingsError
 from app.interests import interest_of
 from app.logs import set_level
 from app.node import Node
+from app.policy import load_policy
 from app.settings import Settings
 
 CHANGEABLE = frozenset(
@@ -27,6 +28,13 @@ CHANGEABLE = frozenset(
         "tls_cert",
         "tls_key",
         "log_level",
+        "policy",
+        "anonymous_read",
+        "anonymous_publish",
+        "caller_requests_per_minute",
+        "caller_bytes_per_minute",
+        "stranger_requests_per_minute",
+        "stranger_bytes_per_minute",
     }
 )
 """The settings that a running node takes over; all others take a restart."""
@@ -50,7 +58,14 @@ def reload_settings(node: Node) -> Reloaded:
     settings, found = merged(node.settings)
     if settings.tls_cert is not None:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+    is_policy_new = "policy" in found.changed
+    policy = load_policy(settings.policy) if is_policy_new and settings.policy is not None else None
     node.settings = settings
+    if is_policy_new:
+        node.take_policy(policy)
+    node.rates.configure(settings)
+    for listener in node.reload_listeners:
+        listener(settings)
     set_level(settings.log_level)
     if node.tls is not None:
         load_certificate(node.tls, settings)
@@ -71,6 +86,8 @@ def merged(current: Settings) -> tuple[Settings, Reloaded]:
     if (fresh.tls_cert is None) is not (current.tls_cert is None):
         fixed |= {"tls_cert", "tls_key"}  # from http to https or back
     changed = [name for name in different if name not in fixed]
+    if "policy" in changed and fresh.policy is not None:
+        load_policy(fresh.policy)  # the process that starts the workers refuses it, too
     found = Reloaded(changed, [name for name in different if name in fixed])
     return current.model_copy(update={name: getattr(fresh, name) for name in changed}), found
 

@@ -189,6 +189,34 @@ class Settings(BaseModel):
         [],
         description="prefixes of channels that callers without a token can publish in; * is every channel",
     )
+    caller_requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="requests of one token in a minute, or of one address with insecure; "
+        "unset: the bound of this name",
+    )
+    caller_bytes_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="bytes of bodies and replies of one token in a minute, or of one address with insecure; "
+        "unset: the bound of this name",
+    )
+    stranger_requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="requests of one address without credentials in a minute; "
+        "unset: the bound of this name",
+    )
+    stranger_bytes_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="bytes of bodies and replies of one address without credentials in a minute; "
+        "unset: the bound of this name",
+    )
     policy: str | None = Field(
         None,
         description="PACKAGE.MODULE:NAME, or an entry point of the group sdstore.policy: it accepts, "

@@ -460,12 +460,12 @@ class TokenAuthorizer:
 
     def __init__(self, tokens: Tokens, without_token: Authorizer) -> None:
         self._tokens = tokens
-        self._without_token = without_token
+        self.without_token = without_token
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `app.callers.Authorizer`."""
         authorization = headers.get(b"authorization")
         # Other schemes are not the node's: a proxy that checks passwords may pass them on.
         if authorization is None or authorization[:7].lower() != b"bearer ":
-            return self._without_token.identify(client_host, headers)
+            return self.without_token.identify(client_host, headers)
         return self._tokens.caller(authorization)

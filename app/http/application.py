@@ -35,6 +35,7 @@ from app.http.gateway import Gateway, HttpMetrics, SiblingGateway
 from app.http.handing import Handing, SiblingAuthorizer, private
 from app.http.openapi import Document, describe
 from app.node import Node
+from app.settings import Settings
 from app.tokens import TokenAuthorizer
 
 ROUTES = tuple(
@@ -79,19 +80,27 @@ def create_app(
 ) -> App:
     """The ASGI application of a node that is open. `handing`: to the worker that answers what it cannot."""
     if authorizer is None:
-        without_token = authorizer_without_tokens(
-            trust_loopback=node.settings.trusts_loopback,
-            insecure=node.settings.insecure,
-            public_host=node.settings.public_host,
-            anonymous_read=node.settings.anonymous_read,
-            anonymous_publish=node.settings.anonymous_publish,
-        )
-        authorizer = TokenAuthorizer(node.tokens, without_token)
+        authorizer = with_tokens = TokenAuthorizer(node.tokens, _without_token(node.settings))
+
+        def take_over(settings: Settings) -> None:
+            with_tokens.without_token = _without_token(settings)
+
+        node.reload_listeners.append(take_over)
     metrics = HttpMetrics()
     node.metrics.register(metrics)
     gateway = Gateway(ROUTES, node, authorizer, Framework(), metrics, handing)
     return (
         _with_cors(gateway, node.settings.cors_origins) if node.settings.cors_origins else gateway
+    )
+
+
+def _without_token(settings: Settings) -> Authorizer:
+    return authorizer_without_tokens(
+        trust_loopback=settings.trusts_loopback,
+        insecure=settings.insecure,
+        public_host=settings.public_host,
+        anonymous_read=settings.anonymous_read,
+        anonymous_publish=settings.anonymous_publish,
     )
 
 

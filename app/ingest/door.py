@@ -38,7 +38,7 @@ class Door:
     ) -> None:
         """`judge` calls the operator's policy, if there is one."""
         self.store = store
-        self._judge = judge
+        self.judge = judge
         self.watermark = watermark
         self._committer = committer
         self._limits = limits
@@ -48,7 +48,7 @@ class Door:
     async def publish(self, item: Publication) -> Outcome:
         """The outcome of one message, once it is on disk. Raises `Problem`."""
         prepared: Prepared = prepare(item, self._limits)
-        if self._judge is not None:
+        if self.judge is not None:
             [prepared] = await self.judged([prepared], Way.HTTP)
         if isinstance(prepared, Problem):
             raise prepared
@@ -104,7 +104,7 @@ class Door:
 
         Raises Problem: `overloaded` if too many messages wait for the policy.
         """
-        return prepared if self._judge is None else await self._judge.judge(prepared, way)
+        return prepared if self.judge is None else await self.judge.judge(prepared, way)
 
     async def release(self, entry: NewEntry) -> Outcome:
         """Write a message that an operator released: the policy does not see it again. Raises Problem."""

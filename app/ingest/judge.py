@@ -44,6 +44,7 @@ class Judge(Collector):
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._turn = asyncio.Lock()
         self._waiting_count = 0
+        self._is_closing = False
         self._hanging: asyncio.Future[list[Checked]] | None = None
         self._logged_s = float("-inf")
         # A daemon: a policy that hangs must not keep the process from ending.
@@ -74,11 +75,17 @@ class Judge(Collector):
                 judged += await self._some(checked[start : start + some_max], way)
         finally:
             self._waiting_count -= 1
+            self._end_if_idle()
         return judged
 
     def close(self) -> None:
-        """End the thread, after the call that it is in."""
-        self._calls.put(None)
+        """End the thread, once those that wait for it have their verdicts."""
+        self._is_closing = True
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_closing and not self._waiting_count:
+            self._calls.put(None)
 
     async def _some(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
         if not any(not isinstance(each, Problem) for each in checked):

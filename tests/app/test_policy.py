@@ -415,7 +415,7 @@ def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_pa
             memory = Remembered()
             report = await sync(one, two, memory)
             assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, "policy_failed")
-            one.door._judge._policy = Milder()  # type: ignore[union-attr]
+            one.door.judge._policy = Milder()  # type: ignore[union-attr]
             report = await sync(one, two, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
             assert await holdings(one) == await holdings(two)

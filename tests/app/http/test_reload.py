@@ -16,7 +16,11 @@ import pytest
 from app.federation.peers import LOOK_S
 from app.reload import CHANGEABLE
 from app.settings import Settings
+from app.tokens import TokenFile, tokens_path
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 from tests.support.cli import cli, command
+from tests.support.server import running_node
 
 SECONDS_MAX = 60
 
@@ -121,3 +125,62 @@ def test_all_workers_take_part(tmp_path: Path, way: str) -> None:
             ] == ["channels"]
         wait_until(lambda: channels() == {"b"})
         assert node.poll() is None
+
+
+def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_path: Path) -> None:
+    (tmp_path / "reload_rules.py").write_text(
+        "from app.policy import ACCEPT, refuse\n"
+        "class Open:\n    revision = '1'\n    def __call__(self, candidate):\n        return ACCEPT\n"
+        "class Closed:\n    revision = '2'\n    def __call__(self, candidate):\n"
+        "        return refuse('closed')\n"
+    )
+    settings = Settings(data_dir=tmp_path / "data", trust_loopback=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        with running_node(tmp_path / "data", trust_loopback=False) as node:
+            admin = TokenFile(tokens_path(settings)).create(
+                scopes=["admin", "read", "publish", "sync"]
+            )[1]
+            asks = {"authorization": f"Bearer {admin}"}
+            changes: dict[str, object] = {}
+            patch.setattr(
+                Settings, "read_again", lambda self: self.model_copy(update=changes, deep=True)
+            )
+
+            def reload(**new: object) -> httpx.Response:
+                changes.clear()
+                changes.update(new)
+                return node.http.post("/v1/reload", headers=asks)
+
+            def publish(number: int) -> int:
+                frame = encode(Message(f"{number}", "/a/b", lamport_timestamp=1, content=b"x"))
+                sent = {**asks, "content-type": "application/x-protobuf"}
+                return node.http.post("/v1/messages", content=frame, headers=sent).status_code
+
+            def revision() -> object:
+                return node.http.get("/v1/recon/interests", headers=asks).headers["sds-policy"]
+
+            assert publish(1) == 201
+            first = revision()
+            assert reload(policy="reload_rules:Closed").json()["changed"] == ["policy"]
+            assert (publish(2), revision() == first) == (403, False)
+            refused = reload(policy="reload_rules:NoSuch", anonymous_read=["*"])
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
+            assert "NoSuch" in refused.json()["detail"]
+            assert publish(3) == 403
+            assert node.http.get("/v1/messages/1").status_code == 401
+            assert reload(policy="reload_rules:Open").status_code == 200
+            assert publish(4) == 201
+            assert 'sdstore_policy_verdicts_total{verdict="refused"} 2.0' in (
+                node.http.get("/metrics", headers=asks).text
+            )
+            assert reload(policy=None, anonymous_read=["/a/"]).status_code == 200
+            assert (publish(5), revision()) == (201, first)
+            assert node.http.get("/v1/messages/1").status_code == 200
+            changed = reload(stranger_requests_per_minute=2).json()["changed"]
+            assert changed == ["stranger_requests_per_minute"]
+            answers = [node.http.get("/v1/messages/1").status_code for _ in range(3)]
+            assert answers == [200, 200, 429]
+            assert reload(anonymous_read=[]).status_code == 200
+            assert node.http.get("/v1/messages/1", headers=asks).status_code == 200
+            assert reload(stranger_requests_per_minute=None).status_code == 200
