@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -184,3 +185,51 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
             assert reload(anonymous_read=[]).status_code == 200
             assert node.http.get("/v1/messages/1", headers=asks).status_code == 200
             assert reload(stranger_requests_per_minute=None).status_code == 200
+
+
+@pytest.mark.slow
+def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worker_rules.py").write_text(
+        "from app.policy import quarantine\n"
+        "class Hold:\n    revision = '1'\n    def __call__(self, candidate):\n"
+        "        return quarantine('held')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving(tmp_path, "drain_s = 0\n", "--workers", 2) as (node, url, file):
+
+        def ask(method: str, path: str, **sent: Any) -> httpx.Response:
+            """Over a new connection, which can reach either worker."""
+            return httpx.request(method, f"{url}{path}", trust_env=False, timeout=30, **sent)
+
+        def publish(number: int) -> tuple[int, str]:
+            frame = encode(Message(f"{number}", "c", lamport_timestamp=1, content=b"x"))
+            headers = {"content-type": "application/x-protobuf"}
+            answer = ask("POST", "/v1/messages", content=frame, headers=headers)
+            return answer.status_code, answer.json().get("code", "")
+
+        assert publish(0)[0] == 201
+        file.write_text('drain_s = 0\npolicy = "worker_rules:Missing"\n')
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: "stay as they are" in (tmp_path / "log").read_text())
+        assert publish(1)[0] == 201
+        file.write_text('drain_s = 0\npolicy = "worker_rules:Hold"\n')
+        assert ask("POST", "/v1/reload").json()["changed"] == ["policy"]
+        numbers = iter(range(2, 1_000))
+        wait_until(lambda: publish(next(numbers)) == (403, "quarantined"))
+        for _ in range(8):
+            assert publish(next(numbers)) == (403, "quarantined")
+        held = ask("GET", "/v1/quarantine").json()["messages"]
+        for at, each in enumerate(held):
+            path = f"/v1/quarantine/{each['digest']}"
+            if at % 2:
+                assert ask("DELETE", path).status_code == 204
+            else:
+                assert ask("POST", f"{path}/release").json()["outcome"] == "stored"
+            is_here = ask("GET", f"/v1/messages/{each['message_id']}").status_code == 200
+            assert is_here is not bool(at % 2)
+            assert ask("GET", path).status_code == 404
+        assert ask("GET", "/v1/quarantine").json()["messages"] == []
+        dropped = int(held[1]["message_id"])
+        assert publish(dropped) == (403, "policy_refused")
