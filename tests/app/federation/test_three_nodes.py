@@ -31,8 +31,8 @@ SAMPLE_S = 5.0
 EQUAL_S_MAX = 60.0
 WAL_BYTES_MAX = 2 * WAL_PAGES * 4_120  # a checkpoint starts at half of it
 DESCRIPTORS_MORE_MAX = 16
-BYTES_PER_MESSAGE = 400  # of memory: the index and the views of sessions
-CACHES_BYTES = 96 << 20  # SQLite's caches fill up in the first hours
+BYTES_PER_MESSAGE = 100  # of memory: the index
+CACHES_BYTES = 96 << 20  # SQLite's caches, of 80 MiB, fill up in the first half hour
 
 
 class Sample(NamedTuple):
