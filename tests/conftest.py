@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.scratch import NotEnoughRoomError, scratch_folder
+from tests.support.leaks import Leaks
 
 FREE_BYTES_MIN = 5 << 30
 """What the tests write at a time, and the gibibyte that nodes keep free on their disk."""
@@ -37,7 +38,10 @@ settings.load_profile("sdstore")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Put what the tests leave into one folder that goes away with this session."""
+    """Search the logs for tokens; put what the tests leave into one folder that goes away with them."""
+    config.pluginmanager.register(Leaks(), "leaks")
+    # Our loggers write everything for the plugin; tests that look at records ask for a level.
+    config.option.log_level = config.option.log_level or "WARNING"
     closing = ExitStack()
     config.add_cleanup(closing.close)
     try:
