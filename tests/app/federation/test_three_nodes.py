@@ -6,7 +6,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -31,8 +31,10 @@ SAMPLE_S = 5.0
 EQUAL_S_MAX = 60.0
 WAL_BYTES_MAX = 2 * WAL_PAGES * 4_120  # a checkpoint starts at half of it
 DESCRIPTORS_MORE_MAX = 16
-BYTES_PER_MESSAGE = 100  # of memory: the index
+BYTES_PER_MESSAGE = 110  # of memory: the index
 CACHES_BYTES = 96 << 20  # SQLite's caches, of 80 MiB, fill up in the first half hour
+CACHES_FULL_COUNT = 240_000  # messages: each adds 300 bytes to the writer's cache of 64 MiB
+SWING_BYTES = 16 << 20  # of memory that sessions take, and collections of garbage give back
 
 
 class Sample(NamedTuple):
@@ -98,6 +100,8 @@ def run_for(folder: Path, seconds: float) -> None:
         print([(each.memory_bytes >> 20, each.descriptors, each.wal_bytes >> 20) for each in node])
         grown = median_memory(late) - median_memory(early)
         assert grown <= CACHES_BYTES + BYTES_PER_MESSAGE * published, (SEED, node)
+        if published * 3 // 4 >= CACHES_FULL_COUNT:
+            assert grown_in_last_quarter(node) <= SWING_BYTES + BYTES_PER_MESSAGE * published // 8
         descriptors = max(each.descriptors for each in early)
         assert max(each.descriptors for each in late) <= descriptors + DESCRIPTORS_MORE_MAX
         assert max(each.wal_bytes for each in node) <= WAL_BYTES_MAX
@@ -105,6 +109,13 @@ def run_for(folder: Path, seconds: float) -> None:
 
 def median_memory(samples: tuple[Sample, ...]) -> float:
     return statistics.median(each.memory_bytes for each in samples)
+
+
+def grown_in_last_quarter(samples: Sequence[Sample]) -> int:
+    """From the lowest memory of its first half to that of its second, an eighth of the run later."""
+    eighth = len(samples) // 8
+    before, after = samples[-2 * eighth : -eighth], samples[-eighth:]
+    return min(each.memory_bytes for each in after) - min(each.memory_bytes for each in before)
 
 
 @pytest.mark.soak
