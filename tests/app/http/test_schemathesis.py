@@ -1,14 +1,22 @@
-"""Requests generated from the OpenAPI document: none makes the node fail, all answers are as it says."""
+"""Requests generated from the OpenAPI document: none makes the node fail, all answers are as it says.
+
+They come from this machine without a token, and with tokens that cover everything, only reading, or nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.callers import Scope
+from app.http.application import ROUTES
+from app.tokens import GRANTED_SCOPES, TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.server import WANTS_PROTOBUF, RunningNode, running_node
@@ -19,9 +27,44 @@ CHECKS = (
     "content_type_conformance",
     "response_schema_conformance",
     "missing_required_header",
+    "credentials_decide",
 )
 ROOT = Path(__file__).parents[3]
 MARK = Message("there before", "c", lamport_timestamp=1, content=b"hi")
+
+
+NO_LIMIT = 10**12
+"""More than all generated requests of a minute: each token is one caller."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RunningNode]:
+    with running_node(
+        tmp_path / "node",
+        caller_requests_per_minute=NO_LIMIT,
+        caller_bytes_per_minute=NO_LIMIT,
+        stranger_requests_per_minute=NO_LIMIT,
+    ) as running:
+        running.publish(MARK)
+        yield running
+
+
+def callers_of(folder: Path) -> str:
+    """The callers of the generated requests, as their environment variable."""
+    file = TokenFile(folder / "node" / "tokens.json")
+    revoked, text = file.create(scopes=GRANTED_SCOPES)
+    file.revoke(revoked.token_id)
+    tokens = {
+        "read": file.create(scopes=[Scope.READ])[1],
+        "admin": file.create(scopes=GRANTED_SCOPES)[1],
+        "revoked": text,
+    }
+    return json.dumps(
+        {
+            "tokens": {name: f"Bearer {token}" for name, token in tokens.items()},
+            "scopes": {f"{each.method} {each.template}": each.scope for each in ROUTES},
+        }
+    )
 
 
 def fuzz(node: RunningNode, folder: Path, cases_per_operation: int, *options: str) -> str:
@@ -40,7 +83,11 @@ def fuzz(node: RunningNode, folder: Path, cases_per_operation: int, *options: st
         "--no-color",
         *options,
     ]
-    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
+    hooks = {
+        "SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks",
+        "PYTHONPATH": str(ROOT),
+        "FUZZ_CALLERS": callers_of(folder),
+    }
     ran = subprocess.run(
         command,
         cwd=folder,
@@ -60,18 +107,18 @@ def assert_unharmed(node: RunningNode) -> None:
     assert served.content == encode(MARK)
 
 
-def test_some_hundreds_of_generated_requests_get_answers_as_documented(tmp_path: Path) -> None:
-    with running_node(tmp_path / "node") as node:
-        node.publish(MARK)
-        report = fuzz(node, tmp_path, 12, "--generation-deterministic")
-        assert_unharmed(node)
+def test_some_hundreds_of_generated_requests_get_answers_as_documented(
+    node: RunningNode, tmp_path: Path
+) -> None:
+    report = fuzz(node, tmp_path, 12, "--generation-deterministic")
+    assert_unharmed(node)
     assert "passed" in report
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_ten_thousand_generated_requests_get_answers_as_documented(tmp_path: Path) -> None:
-    with running_node(tmp_path / "node") as node:
-        node.publish(MARK)
-        fuzz(node, tmp_path, 180)  # for each of 56 operations
-        assert_unharmed(node)
+def test_ten_thousand_generated_requests_get_answers_as_documented(
+    node: RunningNode, tmp_path: Path
+) -> None:
+    fuzz(node, tmp_path, 180)  # for each of 56 operations
+    assert_unharmed(node)
