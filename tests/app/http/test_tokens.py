@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,9 +19,13 @@ from app.callers import Scope
 from app.http.application import ROUTES
 from app.http.routing import Route
 from app.tokens import GRANTED_SCOPES, HOLDS_AFTER_S, TokenFile
+from recon.limits import PROTOCOL_VERSION
+from recon.session import Interest
 from sdstore.client import StoreClient, StoreError
+from sdstore.client.transport import HttpTransport
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
 from tests.support.server import PROTOBUF, RunningNode, running_node
 
@@ -117,6 +122,78 @@ def test_a_revocation_ends_a_live_stream_within_a_second(guarded: Guarded, path:
             assert b"late" not in b"".join(chunks)
         assert took_s < STOPS_WITHIN_S + 1  # a loaded machine
     assert guarded.node.http.get(path, headers=headers).status_code == 401
+
+
+def recon_call(guarded: Guarded, headers: dict[str, str]) -> httpx.Response:
+    """A call of a reconciliation session over everything, after its hand-shake."""
+    session = wire.Session(
+        initiator_nonce=bytes(16), interest_bytes=Interest.make(everything=True).encode()
+    )
+    request = wire.ReconRequest(version=PROTOCOL_VERSION, session=session, renew=True, total=True)
+    raw = request.SerializeToString()
+    return guarded.node.http.post("/v1/recon", content=raw, headers={**PROTOBUF, **headers})
+
+
+def negentropy_call(guarded: Guarded, headers: dict[str, str]) -> httpx.Response:
+    """A call of a session of negentropy."""
+    octets = {"content-type": "application/octet-stream"}
+    path, first = "/v1/negentropy?channel_id=x", bytes.fromhex("61000000")
+    return guarded.node.http.post(path, content=first, headers={**octets, **headers})
+
+
+@pytest.mark.parametrize("call", [recon_call, negentropy_call])
+def test_a_session_that_was_opened_before_a_revocation_is_refused_at_its_next_call(
+    guarded: Guarded, call: Callable[[Guarded, dict[str, str]], httpx.Response]
+) -> None:
+    # The client keeps its connection, on which the node knows the token already.
+    token, text = guarded.file.create(scopes=[Scope.READ, Scope.SYNC])
+    headers = {"authorization": f"Bearer {text}"}
+    for _ in range(2):
+        assert call(guarded, headers).status_code == 200
+    guarded.file.revoke(token.token_id)
+    revoked_s = asked_s = time.monotonic()
+    while (answer := call(guarded, headers)).status_code == 200:
+        assert asked_s - revoked_s < STOPS_WITHIN_S
+        asked_s = time.monotonic()
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+    other = guarded.token(Scope.READ, Scope.SYNC)
+    assert call(guarded, other).status_code == 200
+
+
+def test_a_sync_whose_token_is_revoked_while_it_runs_ends_with_the_reason(
+    guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = {**guarded.token(Scope.PUBLISH), **PROTOBUF}
+    frame = encode(Message("to sync", "x", lamport_timestamp=1, content=b"x"))
+    guarded.node.http.post("/v1/messages", content=frame, headers=publisher)
+    token, text = guarded.file.create(scopes=[Scope.READ, Scope.SYNC])
+    calls: list[bytes] = []
+    recon = HttpTransport.recon
+
+    async def revoked_after_the_first_call(peer: HttpTransport, request: bytes) -> bytes:
+        calls.append(request)
+        if len(calls) == 2:
+            guarded.file.revoke(token.token_id)
+            await asyncio.sleep(HOLDS_AFTER_S)
+        return await recon(peer, request)
+
+    monkeypatch.setattr(HttpTransport, "recon", revoked_after_the_first_call)
+    with running_node(tmp_path) as node:
+        # The node starts a session with a new peer at once.
+        added = node.http.post("/v1/peers", json={"url": guarded.node.url, "token": text})
+        assert added.status_code in {200, 201}, added.text
+        ends_s = time.monotonic() + 30
+        while (
+            not (syncs := node.http.get("/v1/syncs").json()["syncs"]) or syncs[0]["report"] is None
+        ):
+            assert time.monotonic() < ends_s
+            time.sleep(0.05)
+        (peer,) = node.http.get("/v1/peers").json()["peers"]
+    report = syncs[0]["report"]
+    assert (len(calls), report["requests"], report["entries_received"]) == (2, 2, 0)
+    reason = "HTTP 401: the access token is not valid"
+    assert (report["outcome"], report["code"], report["detail"]) == ("refused", "forbidden", reason)
+    assert (peer["state"], peer["reason"]) == ("refused", reason)
 
 
 def test_a_stream_ends_when_its_token_expires(guarded: Guarded) -> None:
