@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
+import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
+from cryptography import x509
 
 from app.federation.peers import LOOK_S
 from app.reload import CHANGEABLE
@@ -185,6 +190,63 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
             assert reload(anonymous_read=[]).status_code == 200
             assert node.http.get("/v1/messages/1", headers=asks).status_code == 200
             assert reload(stranger_requests_per_minute=None).status_code == 200
+
+
+def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    tls = ssl.create_default_context()
+    authority.configure_trust(tls)
+    certificate = tmp_path / "node.pem"
+
+    def replace_certificate() -> str:
+        """Put a new certificate in the place of the old one; its serial number."""
+        made = authority.issue_cert("127.0.0.1")
+        new = tmp_path / "new.pem"
+        made.private_key_and_cert_chain_pem.write_to_path(new)
+        new.replace(certificate)
+        number: int = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+        return f"{number:X}"
+
+    first = replace_certificate()
+    with serving(tmp_path, "drain_s = 0\n", "--tls-cert", certificate) as (node, url, _):
+        port = httpx.URL(url).port
+
+        def served() -> str:
+            """The serial number of the certificate that a new connection gets."""
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+                tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                found = connection.getpeercert()
+                assert found is not None
+                return str(found["serialNumber"]).lstrip("0")
+
+        old = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=tls)
+
+        def ask(method: str, path: str) -> tuple[int, bytes]:
+            """Over the connection that was made before all reloads."""
+            old.request(method, path)
+            answer = old.getresponse()
+            return answer.status, answer.read()
+
+        assert ask("GET", "/livez")[0] == 200
+        address = old.sock.getsockname()
+        assert served() == first
+        second = replace_certificate()
+        assert served() == first
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: served() == second)
+        assert ask("GET", "/livez")[0] == 200
+        certificate.write_text("half a cert")
+        status, text = ask("POST", "/v1/reload")
+        assert (status, json.loads(text)["code"]) == (422, "invalid_setting")
+        assert served() == second
+        third = replace_certificate()
+        assert ask("POST", "/v1/reload")[0] == 200
+        assert served() == third
+        assert ask("GET", "/livez")[0] == 200
+        assert old.sock.getsockname() == address
+        old.close()
 
 
 @pytest.mark.slow
