@@ -337,6 +337,7 @@ class Calls:
         """`drops`: the calls, counted from 0, whose connection breaks before the answer is read."""
         self.bytes_up = 0
         self.bytes_down = 0
+        self.told_policy: int | None = None
         self.refusals: Counter[str] = Counter()
         self._port = port
         self._address = address
