@@ -32,16 +32,14 @@ from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
 from app.http.connection import bounded_protocol
 from app.http.handing import private_limits
 from app.http.replies import problem_reply
-from app.limits import DEFAULT_LIMITS, Limits
+from app.http.tls import tls_layers
+from app.limits import Limits
 from app.node import Node
 from app.proxies import Proxies
 from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
 """After it slow bodies and slow readers are cut."""
-
-TLS_HANDSHAKE_S = float(DEFAULT_LIMITS.headers_timeout_s)
-"""For a TLS handshake, which takes two round trips: as long as for headers."""
 
 SIDE_SHUTDOWN_TIMEOUT_S = 2
 RETRY_AFTER_S = 1
@@ -60,11 +58,8 @@ def _proxies(settings: Settings) -> Proxies:
     return Proxies(settings.trusted_proxies, settings.proxy_header)
 
 
-class _TimelyServer(uvicorn.Server):
-    """Bounds the TLS handshake. uvicorn leaves it the 60 s of its event loop.
-
-    Until the handshake is done there is no connection that `app.http.connection` could count or cut.
-    """
+class _Server(uvicorn.Server):
+    """Accepts connections with our layer of TLS (`app.http.tls`)."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
@@ -76,18 +71,13 @@ class _TimelyServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         protocol_class: Any = self.config.http_protocol_class
         connect = partial(protocol_class, self.config, self.server_state, self.lifespan.state)
+        layers = tls_layers(tls, connect)
         for each in sockets:
-            server = await loop.create_server(
-                connect,
-                sock=each,
-                ssl=tls,
-                backlog=self.config.backlog,
-                ssl_handshake_timeout=TLS_HANDSHAKE_S,
-            )
+            server = await loop.create_server(layers, sock=each, backlog=self.config.backlog)
             self.servers.append(server)
 
 
-class NodeServer(_TimelyServer):
+class NodeServer(_Server):
     """Serves an application of a node. `http`: its protocol, and `tls` the options for TLS."""
 
     def __init__(
@@ -174,7 +164,7 @@ def private_protocol(node: Node) -> type[Any]:
     return bounded_protocol(private_limits(node.limits), node.sharing)
 
 
-class SideServer(_TimelyServer):
+class SideServer(_Server):
     """Serves an application until `should_exit`. Leaves signals to the node's own server."""
 
     def __init__(self, app: App, http: Any = "httptools", **tls: Any) -> None:
