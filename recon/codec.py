@@ -22,6 +22,7 @@ from recon.elements import (
     START,
     U8,
     U64,
+    WHOLE_RANGES,
     Mask,
     RangeColumns,
     bit_lengths,
@@ -204,6 +205,8 @@ def _unpack_heads(raw: U8, count: int) -> tuple[U64, int]:
 
 
 _FROM_START, _TO_END = 1, 2
+_WHOLE_RUN = bytes([1 << 2 | _FROM_START | _TO_END])
+"""A run of one range, which is everything, as in most sessions over the news: read in 1 µs, not in 50."""
 
 
 def column(raw: bytes) -> U8:
@@ -231,6 +234,8 @@ def pack_ranges(ranges: RangeColumns) -> tuple[bytes, bytes]:
     """The `runs` and `bounds` columns of ascending ranges."""
     if not len(ranges):
         return b"", b""
+    if ranges.is_whole:
+        return _WHOLE_RUN, b""
     ends = np.append((~ranges.touches_next()).nonzero()[0] + 1, len(ranges))
     lengths = steps_of(ends)
     starts = ends - lengths
@@ -249,6 +254,8 @@ def pack_ranges(ranges: RangeColumns) -> tuple[bytes, bytes]:
 
 def unpack_ranges(runs_raw: bytes, bounds_raw: bytes, ranges_max: int) -> RangeColumns:
     """The inverse. Ranges must be non-empty, ascend and not overlap."""
+    if runs_raw == _WHOLE_RUN and not bounds_raw:
+        return WHOLE_RANGES
     lengths, flags = _unpack_runs(column(runs_raw), ranges_max)
     edges = int(lengths.sum()) + len(lengths)
     orders, heads = np.zeros(edges, np.uint64), np.zeros(edges, np.uint64)
@@ -363,6 +370,17 @@ class Parts:
     hashes: U8  # u8[parts, 6]
 
 
+NO_PARTS = Parts(
+    np.empty(0, np.int64),
+    np.empty(0, np.uint64),
+    np.empty(0, np.uint64),
+    np.empty(0, np.int64),
+    np.empty((0, SUMMARY_HASH_BYTES), np.uint8),
+)
+_NO_NAMES = np.empty((0, SHORT_ID_BYTES), np.uint8)
+_NO_TILES: Tiles = np.empty(0, np.int64), RangeColumns.of()
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Answers to the first k asks."""
@@ -451,6 +469,8 @@ def unpack_tiles(
     if not 0 < answered <= len(ranges):
         raise RemoteProtocolError("no_progress", f"{answered} answers for {len(ranges)} ranges")
     kinds = np.zeros(answered, np.uint8)
+    if message == Answers(answered=answered):  # all are equal
+        return Reply(kinds, np.zeros(answered, np.int64), NO_PARTS, _NO_NAMES), _NO_TILES
     if message.kinds:
         raw = column(message.kinds)
         kinds, taken = unpack_pairs_of_bits(raw, answered)
@@ -470,6 +490,8 @@ def unpack_tiles(
 def _unpack_parts(
     message: Answers, ranges: RangeColumns, counts: I64, parts_max: int, phase: int
 ) -> tuple[Parts, Tiles]:
+    if not (len(ranges) or message.part_counts or message.hashes or message.bounds):
+        return NO_PARTS, _NO_TILES
     raw = column(message.part_counts)
     sizes, taken = _unpack_sizes(raw, counts, parts_max)
     # The message contains this many hashes, so later columns can be as long as the stated parts.

@@ -127,6 +127,11 @@ class RangeColumns:
             self.upper_heads[places],
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are one range, of everything."""
+        return len(self) == 1 and self[0] == WHOLE
+
     def columns(self) -> tuple[U64, U64, U64, U64]:
         """The four columns."""
         return self.lower_orders, self.lower_heads, self.upper_orders, self.upper_heads
@@ -162,6 +167,11 @@ class RangeColumns:
             self.upper_orders[lasts],
             self.upper_heads[lasts],
         )
+
+
+WHOLE_RANGES = RangeColumns.of(WHOLE)
+for _column in WHOLE_RANGES.columns():
+    _column.flags.writeable = False  # all share it
 
 
 class OrderWindow(NamedTuple):

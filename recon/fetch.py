@@ -182,6 +182,11 @@ def _is_wanted(upper: Bound, names: frozenset[int] | None, key: tuple[int, int],
     return (key < upper or upper == END) and (names is None or name in names)
 
 
+def names_all(batch: Batch) -> bool:
+    """Whether a batch has short ids for each of its ranges: a range without any is brought whole."""
+    return all(need.short_ids is not None and len(need.short_ids) for need in batch)
+
+
 def pack_fetch(batch: Batch) -> Fetch:
     """The fetch message of a batch."""
     runs, bounds = pack_ranges(RangeColumns.of(*(need.range for need in batch)))
@@ -242,12 +247,20 @@ class Wanted(NamedTuple):
     short_ids: U8
 
 
+NOTHING_WANTED = Wanted(
+    RangeColumns.of(), np.empty(0, np.int64), np.empty((0, SHORT_ID_BYTES), np.uint8)
+)
+
+
 class Found(NamedTuple):
     """Elements, ascending: orders u64[n] and ids u8[n, 32]; where to go on, None at the end."""
 
     orders: U64
     ids: U8
     resume: Bound | None
+
+
+NOTHING_FOUND = Found(np.empty(0, np.uint64), np.empty((0, 32), np.uint8), None)
 
 
 def read_fetch(fetch: Fetch, limits: Limits = DEFAULT_LIMITS) -> Wanted:
@@ -267,7 +280,7 @@ def read_fetch(fetch: Fetch, limits: Limits = DEFAULT_LIMITS) -> Wanted:
 def resolve(view: View, wanted: Wanted, limits: Limits = DEFAULT_LIMITS) -> Found:
     """The elements of a fetch, as far as `limits` let one request look."""
     if not len(wanted.ranges):
-        return Found(np.empty(0, np.uint64), np.empty((0, 32), np.uint8), None)
+        return NOTHING_FOUND
     where, resume = _within_limits(view, wanted, limits)
     owner, lanes, rows = view.members(where)
     orders, ids = view.columns_of(rows[_asked_for(wanted, owner, lanes)])

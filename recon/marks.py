@@ -98,8 +98,15 @@ class Arrived:
             self.orders[which], self.ids[which], self.numbers[which], self.is_claim[which]
         )
 
-    def after(self, numbers: Numbers) -> Mask:
-        """Which of them arrived after a moment, bool[n]."""
+    def after(self, numbers: Numbers) -> Arrived:
+        """Those that arrived after a moment."""
+        return self.take(self._is_after(numbers)) if len(self) else self
+
+    def up_to(self, numbers: Numbers) -> Arrived:
+        """Those that arrived at or before a moment."""
+        return self.take(~self._is_after(numbers)) if len(self) else self
+
+    def _is_after(self, numbers: Numbers) -> Mask:
         later: Mask = self.numbers > np.where(self.is_claim, numbers.claim, numbers.entry)
         return later
 
@@ -109,6 +116,8 @@ class Arrived:
 
     def beside(self, others: Arrived) -> Arrived:
         """These and others."""
+        if not len(self):
+            return others
         return Arrived(
             np.concatenate((self.orders, others.orders)),
             np.concatenate((self.ids, others.ids)),

@@ -18,6 +18,7 @@ from recon.codec import (
     COUNT,
     EQUAL,
     LIST,
+    NO_PARTS,
     SPLIT,
     Asks,
     Parts,
@@ -56,13 +57,6 @@ _ALWAYS_LISTED_COUNT = 3  # a split needs two parts of two elements
 _ANSWER_BYTES = 3  # kind and count of an answer, about
 _PART_BYTES = SUMMARY_HASH_BYTES + 2  # hash and bound of a part, about
 _HEAD_BYTES = 8
-_NO_PARTS = Parts(
-    np.empty(0, np.int64),
-    np.empty(0, np.uint64),
-    np.empty(0, np.uint64),
-    np.empty(0, np.int64),
-    np.empty((0, SUMMARY_HASH_BYTES), np.uint8),
-)
 
 
 def decide(
@@ -199,7 +193,7 @@ def _split(
     """Split ranges into parts: the kinds, the parts, and whether their counts are implied."""
     split = np.flatnonzero(kinds == SPLIT)
     if not len(split):
-        return kinds, _NO_PARTS, True
+        return kinds, NO_PARTS, True
     cuts = choose_cuts(view, where.take(split), ask.parts, ask.phase)
     possible = cuts_of_each(cuts, len(split)) > 0
     kinds = kinds.copy()

@@ -247,17 +247,20 @@ class View:
 
     def locate(self, ranges: RangeColumns) -> Places:
         """The places of ranges. Neighbours that touch share a search."""
+        if ranges.is_whole:
+            ends = [np.array([len(run)]) for run in self.runs]
+            return Places((np.zeros(1, np.int64),) * len(ends), tuple(ends))
         count = len(ranges)
-        ends = np.ones(count, dtype=bool)
-        ends[:-1] = ~ranges.touches_next()
-        orders = np.concatenate((ranges.lower_orders, ranges.upper_orders[ends]))
-        heads = np.concatenate((ranges.lower_heads, ranges.upper_heads[ends]))
+        is_end = np.ones(count, dtype=bool)
+        is_end[:-1] = ~ranges.touches_next()
+        orders = np.concatenate((ranges.lower_orders, ranges.upper_orders[is_end]))
+        heads = np.concatenate((ranges.lower_heads, ranges.upper_heads[is_end]))
         found = [run.lower_bounds(self._snapshot, orders, heads) for run in self.runs]
         stops = []
         for places in found:
             stop = np.empty(count, np.int64)
             stop[:-1] = places[1:count]
-            stop[ends] = places[count:]
+            stop[is_end] = places[count:]
             stops.append(stop)
         return Places(tuple(places[:count] for places in found), tuple(stops))
 

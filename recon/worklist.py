@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from recon.cuts import bounds_at
-from recon.elements import END, F64, I64, START, U8, Mask, RangeColumns
+from recon.elements import END, F64, I64, START, U8, WHOLE_RANGES, Mask, RangeColumns
 from recon.limits import PARTS_MAX, PHASE_NONE, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from recon.store import Run, element_sequence
 from recon.view import Places, View
@@ -73,6 +74,7 @@ class Work:
         return joined.take(element_sequence(ranges.lower_orders, ranges.lower_heads))
 
     @classmethod
+    @cache
     def none(cls) -> Work:
         """Nothing."""
         empty = np.empty(0, np.int64)
@@ -135,9 +137,17 @@ def opening_work(view: View, phase: int, recent: int, uncut_max: int = 0) -> Wor
     A view of at most `uncut_max` elements is one range.
     """
     run = view.consolidate()
-    places = _untied(run, np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
     if len(run) <= uncut_max:
-        places = places[:0]
+        ranges, where = WHOLE_RANGES, view.locate(WHOLE_RANGES)
+    else:
+        ranges, where = _cut_newest(view, run, phase, recent)
+    hashes, counts = view.summaries(where)
+    zeros = np.zeros(len(ranges), np.int64)
+    return Work(ranges, zeros.astype(bool), zeros, counts, counts, hashes)
+
+
+def _cut_newest(view: View, run: Run, phase: int, recent: int) -> tuple[RangeColumns, Places]:
+    places = _untied(run, np.concatenate((_skewed(len(run), phase), _recent(view, recent))))
     places = np.unique(places[(places > 0) & (places < len(run))])
     orders, heads, possible = bounds_at(view, run, places)
     if possible is not None:
@@ -146,11 +156,8 @@ def opening_work(view: View, phase: int, recent: int, uncut_max: int = 0) -> Wor
         np.concatenate(([np.uint64(low)], inner, [np.uint64(high)]))
         for low, inner, high in zip(START, (orders, heads), END, strict=True)
     )
-    ends = np.append(places, len(run))
-    hashes, counts = view.summaries(Places((np.append(0, places),), (ends,)))
-    zeros = np.zeros(len(ends), np.int64)
-    ranges = RangeColumns.tiling(*edges)
-    return Work(ranges, zeros.astype(bool), zeros, counts, counts, hashes)
+    where = Places((np.append(0, places),), (np.append(places, len(run)),))
+    return RangeColumns.tiling(*edges), where
 
 
 def _untied(run: Run, places: I64) -> I64:

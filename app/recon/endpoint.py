@@ -10,6 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
@@ -22,8 +24,10 @@ from app.recon.index import NodeIndex
 from app.recon.replica import Message, NodeReplica, items_size
 from recon.elements import Bound, bound_bytes
 from recon.errors import RemoteProtocolError
-from recon.fetch import Found, Wanted, read_fetch, resolve
+from recon.fetch import NOTHING_WANTED, Found, Wanted, read_fetch, resolve
+from recon.index import RangeIndex
 from recon.limits import DEFAULT_LIMITS, FRAME_BYTES_MIN, NONCE_BYTES, PROTOCOL_VERSION
+from recon.limits import Limits as ReconLimits
 from recon.marks import MARK_BYTES, NOTHING_CAME, Arrived, view_of
 from recon.responder import respond
 from recon.session import (
@@ -55,6 +59,15 @@ RESUME_BYTES = 48
 NONCE_FIELD_BYTES = 2 + NONCE_BYTES
 """The nonce in the reply to a request with `renew`."""
 
+NEWS_VIEWS_MAX = 64
+"""Views over the news that are kept: for twice as many sessions as a node starts side by side."""
+
+NEWS_VIEW_ELEMENTS_MAX = 2_048
+"""Elements of such a view: 13 MB for all of them. Reading more costs little beside moving them."""
+
+FOLLOWED_ITEMS_MIN = 64
+"""Pushed items that the index takes in at once, or the next comparison would wait for a whole backfill."""
+
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""
 
@@ -85,6 +98,7 @@ class ReconEndpoint:
         self._interests = interests
         self._known = KnownInterests(self._limits.recon_interests_bytes_max)
         self._budgets = budgets
+        self._news = NewsViews(index)
 
     @property
     def nonce_secret(self) -> bytes:
@@ -176,14 +190,13 @@ class ReconEndpoint:
             raise RemoteProtocolError("too_many_items", f"a request can push at most {most} items")
         # The answer includes the pushed items, so the initiator can compare at once.
         outcomes = await self._take(request.push, caller, wanted.interest)
-        await self._index.catch_up()
         policy = _policy_for(caller, wanted)
         room = allowance.reply_bytes_max - len(outcomes) - RESUME_BYTES
         room -= NONCE_FIELD_BYTES if request.renew else 0
         room -= MARK_FIELD_BYTES if request.mark else 0
         room = min(request.response_bytes_max or room, room)
         response = wire.ReconResponse(version=PROTOCOL_VERSION)
-        fetched = read_fetch(request.fetch)
+        fetched = read_fetch(request.fetch) if request.HasField("fetch") else NOTHING_WANTED
         compares = request.HasField("ranges") or request.total
         if compares or len(fetched.ranges):  # a push needs no view
             asked = await self._view_between(request, key, mutual, policy, fetched, caller)
@@ -195,6 +208,8 @@ class ReconEndpoint:
                 response = self._compare(view, request, room)
             if request.mark and name == interest_hash(mutual.encode()):
                 response.mark = self._replica.marks.at_present(mutual, policy)
+                if request.since:
+                    self._news.keep(key, request.since, response.mark, mutual, policy, view)
             found = _without(resolve(view, fetched), later)
             is_bounded = bool(request.since or request.up_to)
             await self._fill(response, found, room, allowance, is_bounded=is_bounded)
@@ -222,6 +237,10 @@ class ReconEndpoint:
         compares = request.HasField("ranges") or request.total
         # A short id leads to nothing that arrived later, and all of a range to everything in it.
         needs_up_to = compares or not fetched.counts.all()
+        news = self._news.find(key, request, mutual, policy, needs_up_to=needs_up_to)
+        if news is not None:
+            return news, NOTHING_CAME
+        await self._index.catch_up()
         up_to = request.up_to if needs_up_to else b""
         if not request.since:
             self._budgets.views.spend(caller.name, self._index.elements_to_hash(key, mutual))
@@ -248,14 +267,17 @@ class ReconEndpoint:
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
         replica = self._replica.for_peer(caller.instance_id)
-        return await take_items(replica, items, caller.covers, wanted)
+        outcomes = await take_items(replica, items, caller.covers, wanted)
+        if len(items) > FOLLOWED_ITEMS_MIN:
+            await self._index.catch_up()
+        return outcomes
 
     def _compare(self, view: View, request: wire.ReconRequest, room: int) -> wire.ReconResponse:
         if request.HasField("fetch"):
             # The largest item always fits beside the answers.
             room -= self._limits.frame_bytes_max + ITEM_HINTS_BYTES_MAX
         room = min(max(FRAME_BYTES_MIN, room), self._limits.recon_answer_bytes_max)
-        return respond(view, request, replace(DEFAULT_LIMITS, response_bytes_max=room))
+        return respond(view, request, _limits(room))
 
     async def _fill(
         self,
@@ -304,6 +326,11 @@ class ReconEndpoint:
                 response.request_bytes_min = allowance.request_bytes_min(0)
 
 
+@lru_cache(maxsize=64)  # most requests leave the same room
+def _limits(response_bytes_max: int) -> ReconLimits:
+    return replace(DEFAULT_LIMITS, response_bytes_max=response_bytes_max)
+
+
 def _without(found: Found, later: Arrived) -> Found:
     """What a fetch found, without elements that arrived later."""
     if not len(later) or not len(found.ids):
@@ -350,6 +377,52 @@ def _session_key(session: wire.Session, interest_name: bytes) -> SessionKey:
     if len(session.initiator_nonce) != NONCE_BYTES:
         raise RemoteProtocolError("malformed", f"a nonce has {NONCE_BYTES} bytes")
     return derive_session_key(session.initiator_nonce, session.responder_nonce, interest_name)
+
+
+class NewsViews:
+    """A cache of the views over the news, for the requests that follow the first answer of a session.
+
+    They would otherwise read both marks and the news again. The oldest views are dropped: those sessions
+    read again. A view is of no use once the index was read again, or the policy or interest changed.
+    """
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self._kept: OrderedDict[tuple[bytes, bytes], _News] = OrderedDict()
+
+    def keep(
+        self, key: SessionKey, since: bytes, up_to: bytes, mutual: Interest, policy: int, view: View
+    ) -> None:
+        """Keep the view of what arrived between two marks, if it is small."""
+        if len(view) <= NEWS_VIEW_ELEMENTS_MAX:
+            self._kept[key.raw, since] = _News(self._index.elements, up_to, mutual, policy, view)
+            if len(self._kept) > NEWS_VIEWS_MAX:
+                self._kept.popitem(last=False)
+
+    def find(
+        self,
+        key: SessionKey,
+        request: wire.ReconRequest,
+        mutual: Interest,
+        policy: int,
+        *,
+        needs_up_to: bool,
+    ) -> View | None:
+        """The view that a request is about, if it was kept under the same circumstances."""
+        news = None if request.mark else self._kept.get((key.raw, request.since))
+        if news is None or news.elements is not self._index.elements:
+            return None
+        if needs_up_to and request.up_to != news.up_to:
+            return None
+        return news.view if (news.mutual, news.policy) == (mutual, policy) else None
+
+
+class _News(NamedTuple):
+    elements: RangeIndex
+    up_to: bytes
+    mutual: Interest
+    policy: int
+    view: View
 
 
 def _policy_for(caller: Caller, wanted: InterestState) -> int:

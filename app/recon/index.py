@@ -134,27 +134,29 @@ class NodeIndex:
 
     async def catch_up(self) -> None:
         """Add all elements that are committed by now."""
-        is_same, has_more = await self._store.arrivals.follows(self._read)
-        if is_same and not has_more:
+        arrivals = self._store.arrivals
+        is_same, end = await arrivals.follows(self._read)
+        if is_same and self._has_read(end):
             return
         waits = self._following.locked()
         async with self._following:
             if waits or not is_same:  # another call may have read meanwhile
-                is_same, _ = await self._store.arrivals.follows(self._read)
+                is_same, end = await arrivals.follows(self._read)
             if not is_same:
                 _log.warning(
                     "the database was rolled back to an older copy: reading the index again"
                 )
                 self._begin()
-            arrived = await self._store.arrivals.arrived()
-            while not self._has_read(arrived) and await self._read_more():
+            while not self._has_read(end) and await self._read_more(end[1]):
                 pass
-            # The last numbers can be without rows.
-            self._read = Watermark(*map(max, self._read, arrived))
+            if not self._has_read(end):  # the last numbers can be without rows
+                there = await arrivals.places(end)
+                if there is not None:  # else it was rolled back just now, which the next call finds
+                    self._read = Watermark(*map(max, self._read, there))
 
-    def _has_read(self, arrived: Watermark) -> bool:
-        pairs = zip(self._read, arrived, strict=True)
-        return all(read.number >= there.number for read, there in pairs)
+    def _has_read(self, end: tuple[int, int]) -> bool:
+        pairs = zip(self._read, end, strict=True)
+        return all(read.number >= number for read, number in pairs)
 
     async def read_again(self) -> None:
         """Replace all elements by those in SQL. Until it is done, the present ones answer.
@@ -162,7 +164,8 @@ class NodeIndex:
         Takes seconds a million elements, in steps, and the memory of a second index meanwhile.
         """
         fresh = NodeIndex(self._store, self._limits)
-        while await fresh._read_more():  # noqa: ASYNC110 - each step lets others run
+        _, claims_end = await self._store.arrivals.watermark()
+        while await fresh._read_more(claims_end):  # noqa: ASYNC110 - each step lets others run
             await asyncio.sleep(0)
         async with self._following:
             await fresh.catch_up()
@@ -313,9 +316,12 @@ class NodeIndex:
         if len(self._roots) > ROOTS_MAX:
             self._roots.popitem(last=False)
 
-    async def _read_more(self) -> bool:
+    async def _read_more(self, claims_end: int) -> bool:
+        """Read the next elements; False at the end. `claims_end`: the number of the last claim."""
         seq, claim_no = (token.number for token in self._read)
-        columns = await self._store.arrivals.elements_after(seq, claim_no, ELEMENTS_PER_READ)
+        columns = await self._store.arrivals.elements_after(
+            seq, claim_no, ELEMENTS_PER_READ, claims_end=claims_end
+        )
         if not len(columns.orders):
             return False
         if channel_of_group(int(columns.groups.max())) > self._last_channel_number:

@@ -14,6 +14,7 @@ from app.entries import Watermark
 from app.recon.index import NodeIndex
 from app.store.arrivals import arrived_rows
 from app.store.store import Store
+from recon.elements import ALL_ORDERS
 from recon.marks import (
     NEWS_MAX,
     NOTHING_CAME,
@@ -75,20 +76,20 @@ class Marks:
             return None
         # Nothing waits from here on: the index stays where the reading ended.
         for mark, place in zip(filter(None, (since, up_to)), places, strict=True):
-            after = arrived.take(arrived.after(_numbers(place)))
+            after = arrived.after(_numbers(place))
             moment = self._moment(interest, policy, place, after)
             if not is_mark_of(mark, self._secret, interest.encode(), moment):
                 return None
         window = interest.window
-        upper = np.uint64(2**64 - 1 if window.upper is None else window.upper - 1)
-        arrived = arrived.take(
-            (arrived.orders >= np.uint64(window.lower)) & (arrived.orders <= upper)
-        )
+        if window != ALL_ORDERS:
+            upper = np.uint64(2**64 - 1 if window.upper is None else window.upper - 1)
+            is_inside = (arrived.orders >= np.uint64(window.lower)) & (arrived.orders <= upper)
+            arrived = arrived.take(is_inside)
         if not up_to:
             return Between(arrived, NOTHING_CAME)
-        is_later = arrived.after(_numbers(places[-1]))
-        news = arrived.take(~is_later) if since else NOTHING_CAME
-        return Between(news, arrived.take(is_later))
+        end = _numbers(places[-1])
+        news = arrived.up_to(end) if since else NOTHING_CAME
+        return Between(news, arrived.after(end))
 
     async def _read_after(self, start: Numbers, interest: Interest) -> Arrived | None:
         """What arrived after these numbers, in any window, up to the place of the index at the end.
@@ -114,8 +115,10 @@ class Marks:
     def _moment(self, interest: Interest, policy: int, place: Watermark, after: Arrived) -> Moment:
         """What a mark at `place` authenticates, given all that arrived after it."""
         # The root is over all windows: the index has no sums of a window.
-        everywhere = replace(interest, lamport_from=None, lamport_to=None)
-        root = self._index.root_of_ids(everywhere, policy, removed=after.ids) or b""
+        if interest.window != ALL_ORDERS:
+            interest = replace(interest, lamport_from=None, lamport_to=None)
+        removed = after.ids if len(after) else None
+        root = self._index.root_of_ids(interest, policy, removed=removed) or b""
         return Moment(_numbers(place), (place.entries.sum, place.claims.sum), root)
 
 

@@ -201,8 +201,11 @@ class NodeReplica:
             if foldable is not None:
                 some = [each for each in some if claim_id(digest, each) in foldable]
             some = some[: self.limits.hints_per_publish_max]
-            content = Item.Entry(frame=entry.frame, hints=some)
-            found[digest] = Item(entry=content, order=orders[digest], id=digest)
+            # Set in place: a message that is given to another one is copied.
+            item = found[digest] = Item(order=orders[digest], id=digest)
+            item.entry.frame = entry.frame
+            if some:
+                item.entry.hints.extend(some)
         for order, element_id in elements:
             if element_id not in found:
                 absent = Item.Absent(reason=wire.LOST)

@@ -186,14 +186,16 @@ class Arrivals:
         self._database = database
         self._sql = database.sql
 
-    async def elements_after(self, seq: int, claim_no: int, limit: int) -> ElementColumns:
+    async def elements_after(
+        self, seq: int, claim_no: int, limit: int, *, claims_end: int = _NUMBER_MAX
+    ) -> ElementColumns:
         """Entries after `seq`, and once they end here claims after `claim_no`; up to `limit` of each.
 
-        Empty columns at the end.
+        Empty columns at the end. `claims_end`: the number of the last claim, if the caller knows it.
         """
         rows = await self._database.rows(_entry_elements(self._sql), after=seq, limit=limit)
         entries, claims = _columns(rows, group_of_entries), _columns((), group_of_claims)
-        if len(rows) < limit:
+        if len(rows) < limit and claim_no < claims_end:
             query = _claim_elements(self._sql)
             rows = await self._database.rows(query, after=claim_no, limit=limit)
             claims = _columns(rows, group_of_claims)
@@ -269,12 +271,10 @@ class Arrivals:
         is_same, _ = await self.follows(Watermark(entries, claims))
         return is_same
 
-    async def follows(self, read: Watermark) -> tuple[bool, bool]:
-        """(as `holds`, whether there is more after these places)."""
+    async def follows(self, read: Watermark) -> tuple[bool, tuple[int, int]]:
+        """(as `holds`, the numbers up to which everything is committed)."""
         there = await self._places(read)
-        numbers = read.entries.number, read.claims.number
-        has_more = (there.entries.number, there.claims.number) != numbers
-        return goes_on_from(read, there), has_more
+        return goes_on_from(read, there), (there.entries.number, there.claims.number)
 
     async def places(self, at: tuple[int, int]) -> Watermark | None:
         """The places of the arrival chains at these numbers; None if they are still to come."""

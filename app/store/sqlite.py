@@ -389,7 +389,7 @@ def _path_of(url: str) -> Path:
 
 def prepare_file(path: Path) -> None:
     """Make the file if there is none, and bring it to this code's schema."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _usable(path):
         if is_current(_revision(path)):
             return

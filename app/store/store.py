@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import cache
 from typing import Any
 
 from sqlalchemy import select
@@ -18,7 +19,7 @@ from app.store.ancestry import Ancestors
 from app.store.arrivals import Arrivals
 from app.store.channelpages import Channels
 from app.store.claims import HintClaims
-from app.store.database import Database, Transaction
+from app.store.database import Database, Query, SqlDialect, Transaction
 from app.store.entryrows import FrameReader
 from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.gaps import Gaps
@@ -39,6 +40,11 @@ INTEREST_NAME = "interest"
 
 def _new_value(new: Any) -> dict[str, Any]:
     return {"value": new.value}
+
+
+@cache  # it is read once a second
+def _kept_interest(sql: SqlDialect) -> Query:
+    return sql.query(select(store_meta.c.value).where(store_meta.c.name == INTEREST_NAME))
 
 
 def _wall_clock_ms() -> int:
@@ -144,8 +150,7 @@ class Store:
 
     async def kept_interest(self) -> bytes | None:
         """What `keep_interest` kept last. Raises `Problem` STORE_UNAVAILABLE."""
-        named = select(store_meta.c.value).where(store_meta.c.name == INTEREST_NAME)
-        rows = await self._database.rows(self._database.sql.query(named))
+        rows = await self._database.rows(_kept_interest(self._database.sql))
         return next((bytes(value) for (value,) in rows), None) or None
 
     def keep_interest(self, interest: bytes | None) -> None:

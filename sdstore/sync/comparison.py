@@ -11,11 +11,13 @@ import asyncio
 import secrets
 import time
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from recon.events import Busy, Event, Expired, Fault, Have, Need, NotThere, Stated, Unsupported
 from recon.initiator import Initiator, Options, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
+from recon.limits import Limits
 from recon.session import SessionHeader
 from recon.view import View
 from sdstore.sync.exchange import InterestChangedError, NonceExpiredError, error_of
@@ -43,11 +45,6 @@ def new_initiator(
     session: Session, view: View, header: SessionHeader, recent: int | None = 0
 ) -> Initiator:
     """The engine of one pass, within the session's bounds. `recent` None: all of the view is new."""
-    limits = replace(
-        RECON_LIMITS,
-        response_bytes_max=session.limits.answer_bytes_max,
-        in_flight_max=ASKS_IN_FLIGHT_MAX,
-    )
     # Most of the news differ, so cuts would only cost bytes before the lists.
     options = (
         Options(uncut_max=NEWS_UNCUT_MAX, list_max=NEWS_UNCUT_MAX) if recent is None else Options()
@@ -56,10 +53,15 @@ def new_initiator(
         view,
         header,
         options=options,
-        limits=limits,
+        limits=_limits(RECON_LIMITS, session.limits.answer_bytes_max),
         seed=secrets.randbits(64),
         recent=recent or 0,
     )
+
+
+@cache
+def _limits(limits: Limits, response_bytes_max: int) -> Limits:
+    return replace(limits, response_bytes_max=response_bytes_max, in_flight_max=ASKS_IN_FLIGHT_MAX)
 
 
 class Pass:

@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 
 from recon.codec import read_total
 from recon.events import Busy, Expired, Unsupported
-from recon.fetch import read_fetch
 from recon.hashing import Total
 from recon.initiator import refusal_of
 from recon.limits import PROTOCOL_VERSION
@@ -17,7 +16,7 @@ from recon.marks import MARK_BYTES_MAX
 from recon.session import SessionHeader, interest_hash
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
-from sdstore.wire.recon_pb2 import Fetch, ReconRequest, ReconResponse, Session
+from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse, Session
 
 
 class Transport(Protocol):
@@ -69,11 +68,6 @@ def error_of(refusal: Expired | Busy | Unsupported) -> NonceExpiredError | SyncE
             return SyncError(SyncCode.PEER_VERSION, detail)
 
 
-def _names_all(fetch: Fetch) -> bool:
-    """Whether a fetch has short ids for each of its ranges: a range without any is brought whole."""
-    return bool(read_fetch(fetch).counts.all())
-
-
 class Exchange:
     """Calls of one session. A round is a call that depends on the answer to another."""
 
@@ -105,15 +99,17 @@ class Exchange:
         """Let the peer answer from its set as it is, instead of as of the mark."""
         self._is_bounded = False
 
-    async def call(self, message: ReconRequest) -> ReconResponse:
+    async def call(self, message: ReconRequest, *, is_named: bool = False) -> ReconResponse:
         """Send a request; returns the answer with any status.
+
+        `is_named`: it only fetches, and has short ids for each of its ranges.
 
         Raises SyncError, InterestChangedError.
         """
         if self.has_changed():
             raise InterestChangedError
         if not message.idle_root:
-            self._add_marks(message)
+            self._add_marks(message, is_named=is_named)
         round_number = self._counts["rounds"] + 1
         self._counts["requests"] += 1
         try:
@@ -130,13 +126,12 @@ class Exchange:
         self._take_mark(message, response)
         return response
 
-    def _add_marks(self, message: ReconRequest) -> None:
+    def _add_marks(self, message: ReconRequest, *, is_named: bool) -> None:
         """Name the marks between which the peer's elements count. A push depends on none."""
         if not (message.HasField("ranges") or message.HasField("fetch") or message.total):
             return
         message.since = self._since
         # Between marks, short ids lead to nothing that arrived after the second one.
-        is_named = not (message.HasField("ranges") or message.total) and _names_all(message.fetch)
         message.up_to = self.mark if self._is_bounded and not (self._since and is_named) else b""
         message.mark = self.awaits_mark and message.total
 
@@ -156,13 +151,18 @@ class Exchange:
             self.mark, self.total = response.mark, read_total(response)
             self.gives_marks = True
 
-    async def content_call(self, header: SessionHeader, message: ReconRequest) -> ReconResponse:
-        """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError."""
+    async def content_call(
+        self, header: SessionHeader, message: ReconRequest, *, is_named: bool = False
+    ) -> ReconResponse:
+        """Send a request without ranges; the answer is OK. Raises SyncError, NonceExpiredError.
+
+        `is_named`: as of `call`.
+        """
         message.session.CopyFrom(header.message(in_full=self._send_interest))
-        response = await self.call(message)
+        response = await self.call(message, is_named=is_named)
         if response.status == recon_pb2.UNKNOWN_INTEREST and not self._send_interest:
             self._send_interest = True
-            return await self.content_call(header, message)
+            return await self.content_call(header, message, is_named=is_named)
         if refusal := refusal_of(response, header.responder_nonce):
             raise error_of(refusal)
         return response

@@ -233,6 +233,8 @@ class PeerMemory:
 
     def with_aside(self, aside: Aside) -> PeerMemory:
         """This memory with the elements that a session over one interest set aside."""
+        if not (self.asides or aside.elements or aside.tried_again):
+            return self
         asides = [each for each in self.asides if each.interest != aside.interest]
         if aside.elements or aside.tried_again:
             asides.append(aside)
@@ -245,14 +247,18 @@ class PeerMemory:
 
     def with_policy(self, policy: int) -> PeerMemory:
         """This memory with a new policy of the peer: elements that it refused are offered again."""
-        if self.policy in (None, policy):
+        if self.policy == policy:
+            return self
+        if self.policy is None:
             return replace(self, policy=policy)
         asides = tuple(each.without_refused_there() for each in self.asides)
         return replace(self, policy=policy, asides=asides, interest_read_at_s=0.0, baselines=())
 
     def with_own_policy(self, policy: int) -> PeerMemory:
         """This memory with this side's policy: if it is new, elements that it refused are requested again."""
-        if self.own_policy in (None, policy):
+        if self.own_policy == policy:
+            return self
+        if self.own_policy is None:
             return replace(self, own_policy=policy)
         asides = tuple(each.without_refused_here() for each in self.asides)
         return replace(self, own_policy=policy, asides=asides, proof=None, baselines=())

@@ -23,7 +23,7 @@ import numpy as np
 
 from recon.elements import END, U8, U64, Bound, Mask, Range, heads_of
 from recon.events import Have, Need
-from recon.fetch import Batch, FetchQueue, pack_fetch
+from recon.fetch import Batch, FetchQueue, names_all, pack_fetch
 from recon.initiator import Initiator
 from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
 from recon.session import SessionHeader
@@ -381,7 +381,8 @@ class Moves:
         if move.fetch:
             _add_fetch(request, move.fetch, padded_bytes)
         try:
-            response = await self._exchange.content_call(self._header, request)
+            is_named = names_all(move.fetch)
+            response = await self._exchange.content_call(self._header, request, is_named=is_named)
         except NonceExpiredError as expired:
             if sent:  # repeat the push under the new nonce: a push does not depend on the key
                 ours = self._header
@@ -524,7 +525,7 @@ class Moves:
             request = ReconRequest(version=PROTOCOL_VERSION, response_bytes_max=MOVE_BYTES_MAX)
             padded_bytes = self._request_bytes
             _add_fetch(request, batch, padded_bytes)
-            response = await self._exchange.content_call(self._header, request)
+            response = await self._exchange.content_call(self._header, request, is_named=True)
             if self._has_to_ask_longer(response, padded_bytes):
                 queue.put_back(batch)
             else:
@@ -629,6 +630,7 @@ class Moves:
                 self._set_aside(_refused(row, stored.code))
             case outcome:
                 self._aside.forget([element_id])
+                self.moved.hold(element_id)
                 if outcome == recon_pb2.STORED:
                     is_claim = bool(prepared.entry_id)
                     self._count("received", is_claim=is_claim, claims=len(prepared.claims))

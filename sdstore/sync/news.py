@@ -33,7 +33,8 @@ class Moved:
 
     `offered`: the peer lacks them. `needed`: this side lacks them. `unnamed`: set-aside elements that
     the view has and the peer no longer names. `repeated`: offered elements that the peer already had
-    when they were pushed. `is_overfull`: there were too many to remember.
+    when they were pushed. `held`: needed elements that this side has committed. `is_overfull`: there
+    were too many to remember.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Moved:
         self.needed: dict[bytes, int] = {}
         self.unnamed: dict[bytes, int] = {}
         self.repeated: set[bytes] = set()
+        self.held: set[bytes] = set()
         self.is_overfull = False
 
     def offer(self, orders: U64, ids: U8) -> None:
@@ -58,6 +60,11 @@ class Moved:
         if len(self.needed) > MOVED_MAX:
             self.give_up()
 
+    def hold(self, element_id: bytes) -> None:
+        """Record a needed element that this side has committed."""
+        if not self.is_overfull:
+            self.held.add(element_id)
+
     def leave_unnamed(self, orders: U64, ids: U8) -> None:
         """Record set-aside elements that the peer no longer names."""
         self.unnamed |= zip(map(bytes, ids), orders.tolist(), strict=True)
@@ -68,6 +75,7 @@ class Moved:
         for each in (self.offered, self.needed, self.unnamed):
             each.clear()
         self.repeated.clear()
+        self.held.clear()
 
     def accounts_for(self, view: View, theirs: Total) -> bool:
         """Whether these differences explain the whole difference between `view` and the peer's total."""
@@ -109,8 +117,8 @@ def news_of(
     mark, so the mark does not show that.
     """
     out = unpack_elements(baseline.counted_out)
-    brought = columns((order, each) for each, order in out.items() if each not in aside)
-    if not replica.holds(*brought).all():
+    brought = [(order, each) for each, order in out.items() if each not in aside]
+    if brought and not replica.holds(*columns(brought)).all():
         return None
     came = zip(map(bytes, arrived.ids), arrived.orders.tolist(), strict=True)
     news = {each: order for each, order in came if each not in out}

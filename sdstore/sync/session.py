@@ -226,7 +226,7 @@ class Session:
         self.aside = SetAside(memory.aside_over(b""))
         self._changed = changed
         self._segments: tuple[tuple[SegmentState, float], ...] = ()
-        self._shown_at_s = float("-inf")
+        self._shown_at_s = time.monotonic()
 
     @property
     def memory(self) -> PeerMemory:
@@ -472,12 +472,12 @@ class Session:
         Raises MarkUnknownError if one of its marks fails.
         """
         view, own_mark = await self._view_since(header, baseline)
-        compared = self._proof_of(view)
+        is_news = baseline is not None
+        compared = self._proof_of(view, is_news=is_news)
         total = view.total()
         self.stated, self.found_count = None, 0
         self._proved_before_count = baseline.elements_count if baseline else 0
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
-        is_news = baseline is not None
         recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
         one_pass = Pass(self, header, view, recent, self._opened)
         self._opened = None
@@ -490,7 +490,7 @@ class Session:
             await self._fetch_lost(one_pass.moves)
         self.unserved_count = one_pass.moves.unserved_count
         if self.exchange.policy != self._memory.policy:
-            compared = self._proof_of(view)
+            compared = self._proof_of(view, is_news=is_news)
         moved, theirs = one_pass.moves.moved, self.exchange.total
         is_settled = not self.unserved_count and not self.ledger.has_doubts
         is_as_of_mark = theirs is not None and view.total() == total
@@ -527,10 +527,13 @@ class Session:
         self, moved: Moved, own_mark: bytes, view_count: int, before: Baseline | None
     ) -> Baseline | None:
         """The next baseline, if this side holds all that the peer has up to its mark, or set it aside."""
-        await self.replica.catch_up()
-        lacked = [(at, each) for each, at in moved.needed.items() if each not in self.aside]
-        if not self.replica.holds(*columns(lacked)).all():
-            return None
+        # Claims come inside entries, and an entry can have too many.
+        unsure = moved.needed.keys() - moved.held
+        unsure_at = [(moved.needed[each], each) for each in unsure if each not in self.aside]
+        if unsure_at:
+            await self.replica.catch_up()
+            if not self.replica.holds(*columns(unsure_at)).all():
+                return None
         elements_count = view_count + len(moved.needed)
         if before is not None:
             elements_count += before.elements_count - len(unpack_elements(before.counted_in))
@@ -564,10 +567,11 @@ class Session:
             self._made = await self._baseline_after(Moved(), own_mark, ours.count, None)
         return proof
 
-    def _proof_of(self, view: View) -> Proof:
+    def _proof_of(self, view: View, *, is_news: bool = False) -> Proof:
         """The proof to record if the peer equals this view, without what is set aside."""
         policy = self._memory.policy if self.exchange.policy is None else self.exchange.policy
-        return Proof(self._mutual_bytes, self._root(policy or 0), len(view), time.time())
+        root = None if is_news else self._root(policy or 0)  # only for peers that give no marks
+        return Proof(self._mutual_bytes, root, len(view), time.time())
 
     def _root(self, policy: int) -> bytes | None:
         added, removed = (self.aside.columns(side).ids for side in (LackedBy.HERE, LackedBy.THERE))
@@ -613,12 +617,14 @@ class Session:
         return self.counts["entries_received"] + self.counts["claims_received"]
 
     def show_progress(self, *, is_last: bool = False, is_equal: bool = False) -> None:
-        """Announce the progress, at most ten times a second, and always the last one."""
+        """Announce the progress: after a tenth of a second, then ten times a second, and at the end."""
         now_s = time.monotonic()
         if not is_last and now_s - self._shown_at_s < PROGRESS_INTERVAL_S:
             return
         self._shown_at_s = now_s
-        if self.initiator is not None:
+        if is_equal and self.proof is not None:
+            self.elements_count = self.proof.elements_count
+        elif self.initiator is not None:
             measured = self.initiator.progress
             total = sum(measured.elements.values())
             # An aborted session did not compare the other elements, and those that the baseline covers
@@ -631,8 +637,8 @@ class Session:
             )
             bar = ((SegmentState.IN_SYNC, 1.0 - part), *bar) if before else bar
             self._segments = tuple(filled(bar, self._arrived_count / max(before + total, 1)))
-        if is_last and self.proof is not None:
-            self.elements_count = self.proof.elements_count
+            if is_last and self.proof is not None:
+                self.elements_count = self.proof.elements_count
         if is_equal:
             self._segments = ((SegmentState.IN_SYNC, 1.0),)
         in_sync = sum(share for state, share in self._segments if state is SegmentState.IN_SYNC)

@@ -37,9 +37,9 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     original = NodeIndex._read_more
 
-    async def counted(self: NodeIndex) -> bool:
+    async def counted(self: NodeIndex, claims_end: int) -> bool:
         before = len(self.elements)
-        more = await original(self)
+        more = await original(self, claims_end)
         read.append(len(self.elements) - before)
         return more
 

@@ -114,7 +114,7 @@ FAULTS = [
         "a session is not as of one moment",
         "exchange:Exchange._add_marks",
         after(_without_up_to),
-        _NEWS,
+        _NODES_NEWS,
     ),
     _fault(
         "a whole session keeps the old baseline",
@@ -125,7 +125,7 @@ FAULTS = [
     Fault("sync: any mark is a mark", "recon.marks:is_mark_of", returns(True), _NEWS),
     Fault(
         "sync: what arrived after a mark is before it",
-        "recon.marks:Arrived.after",
+        "recon.marks:Arrived._is_after",
         after(lambda later, *_: later & False),
         _NODES_NEWS,
     ),
@@ -133,6 +133,16 @@ FAULTS = [
         "sync: a mark does not name what was there",
         "app.recon.index:NodeIndex.root_of_ids",
         returns(bytes(32)),
+        _NODES_NEWS,
+    ),
+    Fault(
+        "sync: a view over the news is kept whatever becomes of the index",
+        "app.recon.endpoint:NewsViews.find",
+        lambda _: (
+            lambda views, key, request, *_, **__: (
+                (news := views._kept.get((key.raw, request.since))) and news.view
+            )
+        ),
         _NODES_NEWS,
     ),
     Fault(

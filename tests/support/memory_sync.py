@@ -315,5 +315,5 @@ class MemoryPeer:
             return whole.apart(later.columns().take(slice(0)), later.columns())
         last = numbers_of(request.up_to)
         if last is not None:
-            since = since.take(~since.after(last))
+            since = since.up_to(last)
         return view_of(since.columns(), key)

@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,48 @@ def test_another_policy_or_interest_of_the_peer_ends_a_mark(tmp_path: Path) -> N
                 assert not was_over_news(peer)
                 mine = {k for k in await holdings(one) if k[0] in channels}
                 assert mine <= set(await holdings(two))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "an arrival", "a new index", "a new interest"])
+@pytest.mark.parametrize("own_news", [0, 1])  # with own news the fetch has short ids
+def test_the_fetch_after_the_first_answer_reads_the_news_again_only_if_they_can_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str, own_news: int
+) -> None:
+    async def scenario() -> None:
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            memory, readings = Remembered(), []
+            await sync(one, InProcessPeer(two), memory)
+            await publish(one, [message(n) for n in range(own_news)])
+            await publish(two, [message(5)])
+            right = two.recon._replica.marks.between
+
+            async def between(*arguments: Any) -> Any:
+                readings.append(arguments)
+                return await right(*arguments)
+
+            class Slow(InProcessPeer):
+                async def recon(self, request: bytes) -> bytes:
+                    answer = await super().recon(request)
+                    if len(self.requests) == 1 and meanwhile == "an arrival":
+                        await publish(two, [message(6)])
+                    elif len(self.requests) == 1 and meanwhile == "a new index":
+                        await two.index.read_again()
+                    elif len(self.requests) == 1 and meanwhile == "a new interest":
+                        await two.interests.set(Interest.make(channels=["c"]))
+                    return answer
+
+            monkeypatch.setattr(two.recon._replica.marks, "between", between)
+            peer = Slow(two)
+            report = await sync(one, peer, memory)
+            assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+            assert report.entries_received == 1
+            assert was_over_news(peer) is (meanwhile != "a new interest")
+            again = {"nothing": 1, "an arrival": 1, "a new index": 2}
+            assert len(readings) == again.get(meanwhile, len(readings))
+            await sync(one, InProcessPeer(two), memory)
+            assert await holdings(one) == await holdings(two)
 
     run(scenario())
 

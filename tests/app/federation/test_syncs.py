@@ -134,7 +134,8 @@ def test_a_fault_of_this_node_is_logged_once_and_leaves_the_peers_state(
     fault = SyncReport.of_error(
         Problem(Code.TOKENS_UNAVAILABLE, "b.token does not contain a token")
     )
-    for report in (fault, fault, REPORT, fault):
+    caplog.set_level("INFO", "app.federation.peers")
+    for report in (fault, fault, REPORT, fault, REPORT, REPORT):
         peer.learn(report)
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     line = (
@@ -142,6 +143,8 @@ def test_a_fault_of_this_node_is_logged_once_and_leaves_the_peers_state(
         "tokens_unavailable: b.token does not contain a token"
     )
     assert said == [line, line]
+    went_on = "syncs with peer http://peer.example go on: it is healthy"
+    assert [each.getMessage() for each in caplog.records].count(went_on) == 1
     assert peer.state == "healthy"
 
 
