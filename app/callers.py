@@ -132,9 +132,22 @@ class Caller:
             raise problem_of_message(error) from None
         self.require(Scope.PUBLISH, message.channel_id)
 
+    def is_within(self, other: Caller) -> bool:
+        """Whether another caller's grants cover those of this one."""
+        return self.scopes <= other.scopes and all(
+            _is_within(self._channels_of(scope), other._channels_of(scope))
+            for scope in self.scopes - {Scope.OPEN}
+        )
+
     def readable_part(self, interest: Interest) -> Interest:
         """The part of an interest that the caller may read."""
         return interest if self.channels is None else interest.intersect(self.channels)
+
+
+def _is_within(channels: Interest | None, others: Interest | None) -> bool:
+    if others is None or channels is others:
+        return True
+    return channels is not None and channels.intersect(others) == channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +255,10 @@ class LoopbackAuthorizer:
         if not _is_loopback(name):
             if name and name == self._public_name:
                 return stranger(client_host)
-            raise Problem(Code.FORBIDDEN, "the Host header names another machine")
+            raise Problem(
+                Code.FORBIDDEN,
+                "the Host header names another machine; a node behind a proxy needs --public-url",
+            )
         return _LOCAL
 
 
@@ -276,25 +292,36 @@ class AnonymousAuthorizer:
         self, known: Authorizer, *, reads: Sequence[str] = (), publishes: Sequence[str] = ()
     ) -> None:
         self._known = known
-        self._reads = _covered(reads)
-        # Not None, which would mean the channels that strangers read.
-        self._publishes = _covered(publishes) or Interest.make(everything=True)
-        scopes = {Scope.OPEN: True, Scope.READ: bool(reads), Scope.PUBLISH: bool(publishes)}
-        self._scopes = frozenset(scope for scope, is_open in scopes.items() if is_open)
+        self._granted = granted_to_strangers(reads, publishes)
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:
         """See `Authorizer`."""
         caller = self._known.identify(client_host, headers)
         if caller.rate is not Rate.STRANGER:
             return caller
+        granted = self._granted
         return Caller(
             caller.name,
-            self._scopes,
-            self._reads,
+            granted.scopes,
+            granted.channels,
             is_trusted=False,
             rate=Rate.STRANGER,
-            publishable=self._publishes,
+            publishable=granted.publishable,
         )
+
+
+def granted_to_strangers(reads: Sequence[str], publishes: Sequence[str]) -> Caller:
+    """A stranger without a name, with what the operator opens to all of them (`AnonymousAuthorizer`)."""
+    scopes = {Scope.OPEN: True, Scope.READ: bool(reads), Scope.PUBLISH: bool(publishes)}
+    return Caller(
+        "",
+        frozenset(scope for scope, is_open in scopes.items() if is_open),
+        _covered(tuple(reads)),
+        is_trusted=False,
+        rate=Rate.STRANGER,
+        # Not None, which would mean the channels that strangers read.
+        publishable=_covered(tuple(publishes)) or _EVERY_CHANNEL,
+    )
 
 
 def authorizer_without_tokens(
@@ -316,11 +343,14 @@ def authorizer_without_tokens(
     return AnonymousAuthorizer(known, reads=anonymous_read, publishes=anonymous_publish)
 
 
-def _covered(prefixes: Sequence[str]) -> Interest | None:
+@lru_cache(maxsize=16)
+def _covered(prefixes: tuple[str, ...]) -> Interest | None:
     """The channels with one of these prefixes; None for every channel."""
+    # The cache gives equal grants one object, so comparing them costs nothing.
     return None if "*" in prefixes else Interest.make(prefixes=frozenset(prefixes))
 
 
+_EVERY_CHANNEL = Interest.make(everything=True)
 _LOCAL = Caller("local")
 
 

@@ -35,7 +35,7 @@ from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics, register_relay_metrics
 from app.orders import Orders
-from app.policy import Policy, load_policy
+from app.policy import LoadedPolicy, load_policy
 from app.quarantine import FILE as QUARANTINE_FILE
 from app.quarantine import Quarantine
 from app.rates import Rates
@@ -50,6 +50,7 @@ from app.settings import Settings
 from app.sharing import Sharing
 from app.siblings import Siblings
 from app.store.store import Store
+from app.strangers import Strangers
 from app.tokens import TokenFile, Tokens, tokens_path
 
 SECRET_BYTES = 32
@@ -88,8 +89,10 @@ class Node:
     sharing: Sharing
     rates: Rates
     tokens: Tokens
+    strangers: Strangers
     quarantine: Quarantine
     judge: Judge | None
+    policy: LoadedPolicy | None
     siblings: Siblings | None = None
     tls: ssl.SSLContext | None = None
     # Called with the settings after each reload.
@@ -118,7 +121,7 @@ class Node:
         """
         is_first = siblings is None or siblings.is_first
         writes = siblings is None or siblings.writes
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as closing:
             store = await Store.open(settings.database_url, limits, makes=makes and writes)
             closing.push_async_callback(store.close)
@@ -153,10 +156,10 @@ class Node:
                 node.links.start()
             yield node
 
-    def take_policy(self, policy: Policy | None) -> None:
+    def take_policy(self, policy: LoadedPolicy | None) -> None:
         """Judge by another policy from the next message on; peers offer again what the old one refused."""
-        old = self.judge
-        self.judge = None if policy is None else Judge(policy, self.quarantine, self.limits)
+        old, self.policy = self.judge, policy
+        self.judge = None if policy is None else Judge(policy.rules, self.quarantine, self.limits)
         if old is not None:
             self.metrics.unregister(old)
             old.close()
@@ -236,7 +239,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
     quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
     policy = None if settings.policy is None else load_policy(settings.policy)
-    judge = None if policy is None else Judge(policy, quarantine, limits)
+    judge = None if policy is None else Judge(policy.rules, quarantine, limits)
     revision = "" if policy is None else policy.revision
     door = Door(
         store,
@@ -293,8 +296,10 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         sharing=sharing,
         rates=Rates(limits),
         tokens=Tokens(TokenFile(tokens_path(settings))),
+        strangers=Strangers(settings),
         quarantine=quarantine,
         judge=judge,
+        policy=policy,
     )
     node.rates.configure(settings)
     committer.listeners.append(node.peers.on_committed)

@@ -15,10 +15,15 @@ The setting `policy` names it: `package.module:name`, or the name of an entry po
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
+from hashlib import sha256
+from importlib import import_module, invalidate_caches
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from app.errors import SettingsError
@@ -104,31 +109,95 @@ class Policy(Protocol):
         ...
 
 
-def load_policy(name: str) -> Policy:
-    """The policy that the setting names. Raises SettingsError."""
+class LoadedPolicy(NamedTuple):
+    """A policy, the setting that names it, and the source of its module (None: it is not from a file).
+
+    `revision` is the policy's own with the hash of the source: other code has another revision.
+    """
+
+    rules: Policy
+    revision: str
+    name: str
+    source: bytes | None
+
+
+_sources: dict[str, bytes] = {}
+"""The source of each module that was run for a policy: as many as the operator names."""
+
+
+def load_policy(name: str, loaded: LoadedPolicy | None = None) -> LoadedPolicy:
+    """The policy that the setting names: `loaded`, if neither the name nor the file of its module changed.
+
+    A changed file is run again. If that fails, the old module stays. Raises SettingsError.
+    """
     try:
-        found = _found(name)
-        policy: Any = found() if isinstance(found, type) else found
-    except Exception as error:  # whatever code of the operator raises
+        module, path = _place(name)
+        source = _source(module)
+        if loaded is not None and (loaded.name, loaded.source) == (name, source):
+            return loaded
+        found: Any = _module(module, source)
+        for part in path.split("."):
+            found = getattr(found, part)
+        rules: Any = found() if isinstance(found, type) else found
+    except (Exception, SystemExit) as error:  # whatever code of the operator raises
         detail = f"policy: {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise SettingsError(detail) from error
-    revision = getattr(policy, "revision", None)
-    if not callable(policy) or not isinstance(revision, str):
+    revision = getattr(rules, "revision", None)
+    if not callable(rules) or not isinstance(revision, str):
         raise SettingsError(f"policy: {name!r} is not callable, or has no revision (a text)")
     if len(revision) > REVISION_CHARACTERS_MAX:
         raise SettingsError(f"policy: a revision has at most {REVISION_CHARACTERS_MAX} characters")
-    loaded: Policy = policy
-    return loaded
+    if source is not None:
+        revision = f"{revision} {sha256(source).hexdigest()}"
+    return LoadedPolicy(rules, revision, name, source)
 
 
-def _found(name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        points = list(entry_points(group=GROUP, name=name))
-        if len(points) != 1:
-            raise LookupError(f"{len(points)} entry points of the group {GROUP} have this name")
-        return points[0].load()
-    owner: object = import_module(module)
-    for part in attribute.split("."):
-        owner = getattr(owner, part)
-    return owner
+def _place(name: str) -> tuple[str, str]:
+    """The module of a policy, and the path to it inside. Raises LookupError."""
+    module, colon, path = name.partition(":")
+    if colon:
+        return module, path
+    points = list(entry_points(group=GROUP, name=name))
+    if len(points) != 1:
+        raise LookupError(f"{len(points)} entry points of the group {GROUP} have this name")
+    return points[0].module, points[0].attr
+
+
+def _source(name: str) -> bytes | None:
+    """What the file of a module contains now; None for a module that is not a source file."""
+    invalidate_caches()  # a file that was made a moment ago
+    spec = _spec(name)
+    if isinstance(spec.loader, SourceFileLoader) and spec.origin is not None:
+        return spec.loader.get_data(spec.origin)
+    return None
+
+
+def _spec(name: str) -> ModuleSpec:
+    known = sys.modules.get(name)
+    spec = find_spec(name) if known is None else known.__spec__
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return spec
+
+
+def _module(name: str, source: bytes | None) -> ModuleType:
+    """The module, run again if its source is not the one that was run."""
+    old = sys.modules.get(name)
+    if source is None:
+        return import_module(name)
+    if old is not None and _sources.setdefault(name, source) == source:
+        return old
+    spec = _spec(name)
+    fresh = module_from_spec(spec)
+    sys.modules[name] = fresh
+    try:
+        # Not by the loader: it trusts a compiled file of the same size and second.
+        code = compile(source, str(spec.origin), "exec", dont_inherit=True)
+        exec(code, vars(fresh))  # noqa: S102 - as an import does
+    except BaseException:
+        del sys.modules[name]
+        if old is not None:
+            sys.modules[name] = old  # what runs goes on with its own module
+        raise
+    _sources[name] = source
+    return fresh

@@ -10,7 +10,7 @@ from app.errors import SettingsError
 from app.interests import interest_of
 from app.logs import set_level
 from app.node import Node
-from app.policy import load_policy
+from app.policy import LoadedPolicy, load_policy
 from app.settings import Settings
 
 CHANGEABLE = frozenset(
@@ -55,17 +55,16 @@ def reload_settings(node: Node) -> Reloaded:
 
     The access tokens and the files of the node's certificate are read again, too.
     """
-    settings, found = merged(node.settings)
+    settings, found, policy = merged(node.settings, node.policy)
     if settings.tls_cert is not None:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    is_policy_new = "policy" in found.changed
-    policy = load_policy(settings.policy) if is_policy_new and settings.policy is not None else None
     node.settings = settings
-    if is_policy_new:
+    if policy is not node.policy:
         node.take_policy(policy)
     node.rates.configure(settings)
     for listener in node.reload_listeners:
         listener(settings)
+    node.strangers.configure(settings)
     set_level(settings.log_level)
     if node.tls is not None:
         load_certificate(node.tls, settings)
@@ -76,20 +75,28 @@ def reload_settings(node: Node) -> Reloaded:
     return found
 
 
-def merged(current: Settings) -> tuple[Settings, Reloaded]:
-    """The settings with what changed in their sources and can change; raises SettingsError."""
+def merged(
+    current: Settings, loaded: LoadedPolicy | None
+) -> tuple[Settings, Reloaded, LoadedPolicy | None]:
+    """The settings with what changed in their sources and can change, and their policy.
+
+    That is `loaded`, unless its name or its code changed. Raises SettingsError.
+    """
     fresh = current.read_again()
+    policy = None if fresh.policy is None else load_policy(fresh.policy, loaded)
+    has_new_code = loaded is not None and policy is not loaded
     different = [
-        name for name in Settings.model_fields if getattr(fresh, name) != getattr(current, name)
+        name
+        for name in Settings.model_fields
+        if getattr(fresh, name) != getattr(current, name) or (name == "policy" and has_new_code)
     ]
     fixed = set(different) - CHANGEABLE
     if (fresh.tls_cert is None) is not (current.tls_cert is None):
         fixed |= {"tls_cert", "tls_key"}  # from http to https or back
     changed = [name for name in different if name not in fixed]
-    if "policy" in changed and fresh.policy is not None:
-        load_policy(fresh.policy)  # the process that starts the workers refuses it, too
     found = Reloaded(changed, [name for name in different if name in fixed])
-    return current.model_copy(update={name: getattr(fresh, name) for name in changed}), found
+    settings = current.model_copy(update={name: getattr(fresh, name) for name in changed})
+    return settings, found, policy
 
 
 def log_reload(found: Reloaded) -> None:

@@ -33,9 +33,9 @@ class WorkerState(IntEnum):
 
 
 class Board:
-    """The state and the number of restarts of each worker; only the supervisor writes it.
+    """The state and the number of restarts of each worker; only the supervisor writes them.
 
-    It also contains the flag that makes stopping workers skip draining.
+    It also contains the flag that makes stopping workers skip draining, and how far reloads have come.
     """
 
     def __init__(self, workers_count: int) -> None:
@@ -43,6 +43,9 @@ class Board:
         self._states = _spawn.RawArray("i", workers_count)
         self._restarts = _spawn.RawArray("q", workers_count)
         self._is_hurried = _spawn.RawValue("b", 0)
+        # Each worker writes its own numbers, and the supervisor those of a worker that it starts.
+        self._reloads_asked = _spawn.RawArray("q", workers_count)
+        self._reloads_done = _spawn.RawArray("q", workers_count)
 
     @property
     def is_hurried(self) -> bool:
@@ -53,10 +56,34 @@ class Board:
         """Make the workers stop without draining; a draining worker stops draining."""
         self._is_hurried.value = 1
 
-    def reload(self) -> None:
-        """Have the supervisor make all workers read their settings again."""
-        if os.getppid() == self._supervisor_pid:  # else it has ended, and so will this worker
-            os.kill(self._supervisor_pid, signal.SIGHUP)
+    def reload(self, number: int) -> int:
+        """Have the supervisor make all workers read their settings again, for the worker of this number.
+
+        Returns a mark for `behind`: nobody is behind 0, which it is while there is no supervisor.
+        """
+        if os.getppid() != self._supervisor_pid:
+            return 0  # it has ended, and so will this worker
+        self._reloads_asked[number] += 1
+        mark = self.reloads_asked()
+        os.kill(self._supervisor_pid, signal.SIGHUP)
+        return mark
+
+    def reloads_asked(self) -> int:
+        """The mark of a reload that begins now."""
+        return sum(self._reloads_asked)
+
+    def note_reloaded(self, number: int, mark: int) -> None:
+        """A worker has taken over the settings that it began to read at this mark."""
+        self._reloads_done[number] = mark
+
+    def behind(self, mark: int) -> list[int]:
+        """The numbers of the serving workers that have not reloaded since this mark."""
+        states = enumerate(self.states())
+        return [
+            n
+            for n, state in states
+            if state is WorkerState.SERVING and self._reloads_done[n] < mark
+        ]
 
     def set_state(self, number: int, state: WorkerState) -> None:
         """Set the state of a worker."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.tokens import TokenFile
@@ -38,14 +39,17 @@ def test_a_token_or_its_secret_in_any_log_is_found_and_not_repeated(
     assert taken(leaks) == []
     log.debug("%s", secret)
     logging.getLogger("a library").error("failed", exc_info=ValueError(f"Bearer {text}"))
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
+        client.get(f"http://node/v1/live?token={text}")
     writing = [sys.executable, "-S", "-c", "import sys; sys.stderr.write(sys.argv[1])", text]
     subprocess.run(writing, capture_output=True, check=True)
     with (tmp_path / "node.log").open("wb") as file:
         subprocess.run(writing, stderr=file, check=True)
     found = taken(leaks)
     assert [each.partition(":")[0] for each in found] == [
-        "an access token in a log record",
-        "an access token in a log record",
+        "an access token in a log record of app.tokens",
+        "an access token in a log record of a library",
+        "an access token in a log record of httpx",
         "an access token in stderr of a process",
         "an access token in node.log",
     ]

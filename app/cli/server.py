@@ -52,6 +52,7 @@ from app.http.server import (
 from app.limits import DEFAULT_LIMITS, Limits
 from app.logs import set_level, start_logging
 from app.node import Node
+from app.policy import LoadedPolicy
 from app.reload import load_certificate, log_reload, merged, reload_settings
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
@@ -190,10 +191,15 @@ async def _serve(
 
 
 def _reload(node: Node) -> None:
+    board = None if node.siblings is None else node.siblings.board
+    mark = 0 if board is None else board.reloads_asked()  # before the read
     try:
         reload_settings(node)
     except SettingsError as error:
         _log.error("the settings stay as they are: %s", error)
+        return
+    if node.siblings is not None:
+        node.siblings.board.note_reloaded(node.siblings.number, mark)
 
 
 async def server_of(node: Node, siblings: Siblings | None, closing: AsyncExitStack) -> NodeServer:
@@ -298,6 +304,7 @@ class Worker:
         self._serves_since_s: float | None = None
         self._failures = 0
         self._due_at_s = 0.0
+        self._mark = 0
         self._has_old_settings = False
 
     @property
@@ -312,9 +319,12 @@ class Worker:
         """Seconds until it is due to start; None while it runs."""
         return None if self._process is not None else max(0, self._due_at_s - time.monotonic())
 
-    def reload(self, settings: Settings) -> None:
-        """Have it read its settings again: at once if it serves, else when it does."""
-        self._settings, self._has_old_settings = settings, True
+    def reload(self, settings: Settings, mark: int) -> None:
+        """Have it read its settings again: at once if it serves, else when it does.
+
+        `settings` are those that were read at `mark`, for the next start.
+        """
+        self._settings, self._mark, self._has_old_settings = settings, mark, True
         if self._serves_since_s is not None:
             self._send_hangup()
 
@@ -327,6 +337,7 @@ class Worker:
         """Start a process; with `waits` it waits for a database that is away."""
         self._has_old_settings = False
         self._note(WorkerState.STARTING)
+        self.siblings.board.note_reloaded(self.siblings.number, self._mark)
         self._line, theirs = _spawn.Pipe()
         process = _spawn.Process(
             target=_work,
@@ -422,6 +433,9 @@ class Workers:
             for number, own in enumerate(own_listeners)
         ]
         self._settings = settings
+        self._policy: LoadedPolicy | None = (
+            None  # loaded at the first reload, to refuse a broken one
+        )
         self._stopped_by: list[int] = []
         self._is_reload_due = False
         # A signal also writes to this pipe: while no worker runs, nothing else would end the wait.
@@ -492,15 +506,16 @@ class Workers:
         """Have all workers read their settings again; workers that start later get the new ones."""
         self._is_reload_due = False
         self._woken.recv_bytes()
+        mark = self._board.reloads_asked()
         try:
-            self._settings, found = merged(self._settings)
+            self._settings, found, self._policy = merged(self._settings, self._policy)
         except SettingsError as error:
             _log.error("the settings stay as they are: %s", error)
             return
         set_level(self._settings.log_level)
         log_reload(found)
         for worker in self._workers:
-            worker.reload(self._settings)
+            worker.reload(self._settings, mark)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # A worker may be half started at this moment, so `run` tells the workers, not this handler.

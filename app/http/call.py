@@ -66,7 +66,7 @@ class Call:
     a handler that only waits from some point on releases it there. `exchange` is that of our server;
     `reply` is the reply of a handler that FastAPI called; `target` is what an audited action is about,
     if the path does not say it; `bucket` is the rate limit of a caller that
-    has one.
+    has one. `is_handed_on`: another worker has answered, and logs an audited action.
     """
 
     node: Node
@@ -83,6 +83,7 @@ class Call:
     reply: Reply | StreamedReply | None = None
     target: str = ""
     bucket: Bucket | None = None
+    is_handed_on: bool = False
 
     @property
     def readable(self) -> Readable:
@@ -115,6 +116,12 @@ def raw_path(asgi: AsgiScope) -> bytes:
     path: bytes | None = asgi.get("raw_path")
     # ASGI servers can leave it out; then "%2F" and "/" cannot be distinguished.
     return quote(asgi["path"]).encode() if path is None else path
+
+
+def client_of(asgi: AsgiScope) -> str:
+    """The IP address of the client; empty over a UNIX socket."""
+    client = asgi["client"]
+    return client[0] if client else ""
 
 
 class Exchange(Protocol):

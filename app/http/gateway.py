@@ -33,10 +33,11 @@ from app.http.call import (
     Reply,
     Send,
     StreamedReply,
+    client_of,
     length_of,
     raw_path,
 )
-from app.http.handing import ADDRESS_HEADER, SENT_HEADER, Handing
+from app.http.handing import ADDRESS_HEADER, CLIENT_HEADER, SENT_HEADER, Handing
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
 from app.logs import audit, begin_request
@@ -44,6 +45,8 @@ from app.node import Node
 from app.proxies import address_key
 from app.rates import Bucket
 from app.sharing import Holding, Turns
+from app.strangers import Strangers
+from app.tokens import Tokens
 
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
 
@@ -55,8 +58,6 @@ class Gateway:
 
     `handing` takes the requests that another worker answers.
     """
-
-    _audits = True
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Gateway:
         self._bodies = Bodies(node.sharing.bodies, node.limits)
         self._limits = node.limits
         self._public_host = node.settings.public_host
+        self._strangers: Strangers | None = node.strangers
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,7 +101,7 @@ class Gateway:
             route = match.route
             stats = self._stats[route]
             call = self._admit(match, scope)
-            call.address = call.address or answer.caller or address_key(_host(scope))
+            call.address = call.address or answer.caller or address_key(client_of(scope))
             call.exchange = exchange
             answer.bucket = call.bucket
             if bytes_max := route.body_bytes_max(self._limits):
@@ -140,15 +142,18 @@ class Gateway:
     def _audit(
         self, stats: RouteStats, scope: AsgiScope, call: Call | None, status: int, code: str
     ) -> None:
-        if not self._audits:
+        if call is not None and call.is_handed_on:
             return
         who = "unknown" if call is None else call.caller.name
         target = raw_path(scope).decode("latin-1")
         if call is not None and call.target:
             target = f"{target} {call.target}"
         action = f"{stats.method} {stats.template}"
-        host = _host(scope)
-        audit(who=who, address=host, action=action, target=target, status=status, code=code)
+        address = self._address_of(scope, call)
+        audit(who=who, address=address, action=action, target=target, status=status, code=code)
+
+    def _address_of(self, scope: AsgiScope, call: Call | None) -> str:  # noqa: ARG002
+        return client_of(scope)
 
     def _admit(self, match: Match, scope: AsgiScope) -> Call:
         """The call, if its caller has the route's scope and the channel that path or query name."""
@@ -175,19 +180,19 @@ class Gateway:
 
     def _identify(self, scope: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
         try:
-            return self._authorizer.identify(_host(scope), headers)
+            return self._authorizer.identify(client_of(scope), headers)
         except Problem as problem:
             if problem.code is Code.UNAUTHENTICATED:
-                self._node.rates.admit(stranger(_host(scope)))
+                self._node.rates.admit(stranger(client_of(scope)))
             raise
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
-        tokens, token_id = self._node.tokens, call.caller.token_id
+        running = self._grants_of(call.caller)
         if call.bucket is not None:
             call.bucket.spend(call.sent_bytes)
-        if token_id is not None:
+        if running is not None:
             # The caller was identified before its body came and before it waited for its turn.
-            tokens.begin(call.caller)
+            running.begin(call.caller)
         try:
             route = match.route
             if self._handing is not None and self._handing.takes(route, call):
@@ -207,8 +212,14 @@ class Gateway:
             if reply is not None:
                 await answer.give(reply)
         finally:
-            if token_id is not None:
-                tokens.end()
+            if running is not None:
+                running.end()
+
+    def _grants_of(self, caller: Caller) -> Tokens | Strangers | None:
+        """What ends a request when its caller's grants are withdrawn."""
+        if caller.token_id is not None:
+            return self._node.tokens
+        return self._strangers if caller.rate is Rate.STRANGER else None
 
     async def _stream(self, call: Call, reply: StreamedReply, answer: Answer) -> None:
         bucket = call.bucket
@@ -230,15 +241,24 @@ class Gateway:
 
 
 class SiblingGateway(Gateway):
-    """The gateway of a private socket: a sibling says who calls and what the call cost it."""
+    """The gateway of a private socket: a sibling says who calls and what the call cost it.
 
-    _audits = False  # the sibling knows the caller
+    The sibling also ends a call whose caller's grants are withdrawn.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._strangers = None
 
     def _admit(self, match: Match, scope: AsgiScope) -> Call:
         call = super()._admit(match, scope)
         call.address = call.headers.get(ADDRESS_HEADER, b"").decode()
         call.sent_bytes = int(call.headers.get(SENT_HEADER, 0))
         return call
+
+    def _address_of(self, scope: AsgiScope, call: Call | None) -> str:
+        handed = None if call is None else call.headers.get(CLIENT_HEADER)
+        return super()._address_of(scope, call) if handed is None else handed.decode()
 
     def _bucket_of(self, caller: Caller) -> Bucket | None:  # noqa: ARG002
         return None  # the sibling has counted the request
@@ -434,11 +454,6 @@ def _joined(raw_headers: Headers) -> dict[bytes, bytes]:
     for name, value in raw_headers:
         joined[name] = b"%s, %s" % (joined[name], value) if name in joined else value
     return joined
-
-
-def _host(scope: AsgiScope) -> str:
-    client = scope["client"]
-    return client[0] if client else ""
 
 
 def _replay(call: Call, receive: Receive) -> Receive:

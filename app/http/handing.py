@@ -2,9 +2,9 @@
 
 A worker that cannot answer a route (`app.http.routing.AnsweredBy`) has admitted the caller and read the
 body as always; then it sends both to the first worker and passes the reply on. The first worker trusts its
-private socket, which only this service's user can reach: a header there says who the caller is and from
-which address, so that grants, budgets and turns are those of the real caller. No header of a client gets
-into its place.
+private socket, which only this service's user can reach: headers there say who the caller is and from
+which address, so that grants, budgets, turns and the audit log are those of the real caller. No header of a
+client gets into their place.
 
 A body is in the memory of both workers for as long as it is on its way between them, and counts in the
 share of each.
@@ -25,7 +25,7 @@ import orjson
 from app.bus import Notices, SiblingBus, hand_over
 from app.callers import Caller, Rate, Scope
 from app.errors import Code, Problem
-from app.http.call import Call, Headers, Reply, StreamedReply, raw_path
+from app.http.call import Call, Headers, Reply, StreamedReply, client_of, raw_path
 from app.http.replies import json_only
 from app.http.routing import AnsweredBy, CurrentCall, Route, Routes
 from app.http.upstream import SiblingGoneError, Upstreams
@@ -41,6 +41,7 @@ HEAR_AGAIN_S = 0.1
 
 CALLER_HEADER = b"sdstore-caller"
 ADDRESS_HEADER = b"sdstore-address"
+CLIENT_HEADER = b"sdstore-client"
 SENT_HEADER = b"sdstore-sent-bytes"
 _PRIVATE = b"sdstore-"
 PRIVATE_HEADER_BYTES_MAX = 128 * 1024
@@ -104,6 +105,7 @@ class Handing:
             )
         except SiblingGoneError as error:
             raise self._away() from error
+        call.is_handed_on = True
         del body
         headers = [each for each in upstream.headers if each[0] not in _NOT_PASSED_BACK]
         if any(name == b"transfer-encoding" for name, _ in upstream.headers):
@@ -156,6 +158,7 @@ def _headers_of(call: Call) -> Headers:
     ]
     headers.append((CALLER_HEADER, _encoded(call.caller)))
     headers.append((ADDRESS_HEADER, call.address.encode()))
+    headers.append((CLIENT_HEADER, client_of(call.asgi).encode()))
     headers.append((SENT_HEADER, b"%d" % call.sent_bytes))
     return headers
 
@@ -208,7 +211,7 @@ def private_limits(limits: Limits) -> Limits:
         limits,
         connections_per_address_max=limits.connections_max,
         header_bytes_max=PRIVATE_HEADER_BYTES_MAX,
-        header_lines_max=limits.header_lines_max + 3,
+        header_lines_max=limits.header_lines_max + 4,
         connection_idle_s=86_400,
     )
 

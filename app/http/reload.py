@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from app.callers import Scope
 from app.errors import Code, Problem, SettingsError
 from app.http.call import Reply
 from app.http.replies import json_only
 from app.http.routing import AnsweredBy, CurrentCall, Routes
 from app.reload import reload_settings
+from app.siblings import Siblings
 
 routes = Routes("settings", answered_by=AnsweredBy.ANY)
+
+WORKERS_WAIT_S = 10.0
+"""How long the call waits for the other workers. They need milliseconds, unless one hangs or its settings
+became invalid at this moment."""
+_LOOK_S = 0.01
 
 
 @routes.add("POST /v1/reload", Scope.ADMIN)
 async def reload(call: CurrentCall) -> Reply:
     """Read the settings again: `changed` names those that were taken over, `needs_restart` the others.
 
-    With several workers the one that answers has taken them over, and the others follow at once.
+    The reply comes when every worker of this service has taken them over.
     """
     try:
         found = reload_settings(call.node)
     except SettingsError as error:
         raise Problem(Code.INVALID_SETTING, str(error)) from None
     if call.node.siblings is not None:
-        call.node.siblings.board.reload()
+        await _all_reloaded(call.node.siblings)
     return json_only({"changed": found.changed, "needs_restart": found.needs_restart})
+
+
+async def _all_reloaded(siblings: Siblings) -> None:
+    """Have all workers reload, and wait for it. Raises Problem: `not_ready`."""
+    mark = siblings.board.reload(siblings.number)
+    ends_s = time.monotonic() + WORKERS_WAIT_S
+    while behind := siblings.board.behind(mark):
+        if time.monotonic() > ends_s:
+            numbers = ", ".join(map(str, behind))
+            detail = f"no new settings after {WORKERS_WAIT_S:g} s in workers {numbers}; see the log"
+            raise Problem(Code.NOT_READY, detail)
+        await asyncio.sleep(_LOOK_S)

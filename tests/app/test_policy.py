@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import logging
 import sys
 import threading
@@ -11,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -21,14 +21,16 @@ from app.ingest.prepare import Publication
 from app.interests import policy_of
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
-from app.policy import ACCEPT, Candidate, Verdict, Way, load_policy, quarantine, refuse
+from app.policy import ACCEPT, GROUP, Candidate, Verdict, Way, load_policy, quarantine, refuse
 from app.quarantine import Quarantine
 from recon.session import Interest
 from sdstore import mvds
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
+from sdstore.sds.jsonform import to_json
 from sdstore.sds.model import Message
 from sdstore.sync.report import SyncOutcome, SyncReport
+from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
 from tests.support.federation import (
     InProcessPeer,
@@ -164,7 +166,6 @@ def test_each_way_in_is_named_and_each_message_is_judged_once(tmp_path: Path) ->
 def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: Path) -> None:
     from app.callers import Caller, Scope  # noqa: PLC0415
     from app.recon.endpoint import take_items  # noqa: PLC0415
-    from sdstore.wire import recon_pb2 as wire  # noqa: PLC0415
 
     async def check() -> None:
         async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, limits=PATIENT) as (one,):
@@ -267,6 +268,62 @@ def test_a_dropped_message_stays_refused_after_a_restart(tmp_path: Path) -> None
         assert (refused["code"], refused["policy_code"]) == ("policy_refused", "dropped")
 
 
+class Stricter(Words):
+    """Holds whatever it sees."""
+
+    revision = "3"
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        self.seen.append((candidate.message.content or b"", candidate.way))
+        return quarantine("everything is odd")
+
+
+def test_a_stored_message_is_a_duplicate_and_never_held_again(tmp_path: Path) -> None:
+    """Released, imported, or stored without a policy; over all ways of HTTP, restarts, new revisions."""
+    with running_node(tmp_path, PATIENT) as node:
+        assert node.publish(of(b"odd", 1)).status_code == 201
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
+        for number in (2, 3, 4):
+            assert node.publish(of(b"odd", number)).json()["code"] == "quarantined"
+        released = entry_digest(of(b"odd", 2)).hex()
+        assert node.http.post(f"/v1/quarantine/{released}/release").json()["outcome"] == "stored"
+        assert outcomes_of(node) == ["duplicate", "duplicate", "quarantined", "quarantined"]
+    file = tmp_path / "messages.frame"
+    file.write_bytes(encode(of(b"odd", 3)))
+    imported = cli("import", file, "--format", "frame", "--data-dir", tmp_path)
+    assert (imported.code, "1 stored" in imported.out) == (0, True)
+    Words.seen.clear()
+    for policy in ("Words", "Stricter"):
+        with running_node(tmp_path, PATIENT, policy=f"{HERE}:{policy}") as node:
+            assert outcomes_of(node) == ["duplicate"] * 3 + ["quarantined"]
+    assert Words.seen == []
+    # The copy of the imported one is still held: an operator can drop it, and the stored one stays.
+    with running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node:
+        assert [each["message_id"] for each in held(node)] == ["odd 3", "odd 4"]
+        for each in held(node):
+            assert node.http.delete(f"/v1/quarantine/{each['digest']}").status_code == 204
+        assert outcomes_of(node) == ["duplicate"] * 3 + ["dropped"]
+
+
+def outcomes_of(node: RunningNode) -> list[str]:
+    """What becomes of "odd" 1 to 4 when they are sent one by one; the same holds for them as a batch."""
+    found = []
+    for number in range(1, 5):
+        answer = node.publish(of(b"odd", number)).json()
+        found.append(answer.get("outcome") or answer.get("policy_code") or answer["code"])
+    lines = b"".join(
+        json.dumps({"message": to_json(of(b"odd", number))}).encode() + b"\n"
+        for number in range(1, 5)
+    )
+    batch = node.http.post(
+        "/v1/messages/batch", content=lines, headers={"content-type": "application/x-ndjson"}
+    ).json()["outcomes"]
+    for one, together in zip(found, batch, strict=True):
+        problem = together.get("problem") or {}
+        assert one in (together["outcome"], problem.get("policy_code"), problem.get("code"))
+    return found
+
+
 def test_a_full_quarantine_refuses_and_displaces_nothing(tmp_path: Path) -> None:
     limits = replace(
         PATIENT,
@@ -328,7 +385,7 @@ def test_the_verbs_list_release_and_drop(node: RunningNode) -> None:
     assert cli("quarantine", "drop", second, "--node", node.url).code == 0
     assert cli("quarantine", "list", "--node", node.url, "--json").out == ""
     missing = cli("quarantine", "drop", second, "--node", node.url)
-    assert (missing.code, "not_found" in missing.err) == (4, True)
+    assert (missing.code, "not_found" in missing.err) == (1, True)
     assert node.http.get("/v1/messages/odd%200").status_code == 200
 
 
@@ -396,6 +453,57 @@ def test_a_new_revision_fetches_what_the_old_one_refused_with_the_memory_of_befo
             assert await holdings(one) == await holdings(two)
 
     run(check())
+
+
+def test_a_released_message_is_not_held_again_by_a_sync_and_a_dropped_one_is_never_fetched(
+    tmp_path: Path,
+) -> None:
+    """In sessions that either side starts, with its memory of before and without, over a restart."""
+    messages = [of(b"odd", number) for number in range(3)]
+    kept, dropped, waiting = (entry_digest(each) for each in messages)
+
+    async def settle(one: Node, two: Node) -> None:
+        for here, there in ((one, two), (two, one)):
+            memory = Remembered()
+            for _ in range(2):
+                report = await sync(here, there, memory)
+                assert report.outcome is SyncOutcome.IN_SYNC, report
+
+    async def check() -> None:
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
+            one,
+            two,
+        ):
+            await publish(two, messages)
+            await settle(one, two)
+            assert sorted(held_by(one)) == sorted([kept, dropped, waiting])
+            await one.door.release(one.quarantine.entry(kept))
+            one.quarantine.forget(kept)
+            one.quarantine.drop(dropped)
+            await settle(one, two)
+            assert held_by(one) == [waiting]
+        for policy in ("Words", "Stricter"):
+            named = {"policy": f"{HERE}:{policy}"}
+            async with open_nodes(tmp_path, named, {}, limits=PATIENT) as (one, two):
+                Words.seen.clear()
+                await settle(one, two)
+                # A peer whose memory is lost pushes everything again.
+                replica = local_of(one)
+                items = [wire.Item(entry=wire.Item.Entry(frame=encode(each))) for each in messages]
+                prepared = await replica.prepare(items)
+                stored = await replica.commit(prepared)
+                assert [(each.outcome, each.code) for each in stored] == [
+                    (wire.DUPLICATE, ""),
+                    (wire.PUSH_REFUSED, "policy_refused"),
+                    (wire.PUSH_REFUSED, "quarantined"),
+                ]
+                assert (held_by(one), Words.seen) == ([waiting], [])
+
+    run(check())
+
+
+def held_by(node: Node) -> list[bytes]:
+    return [each.digest for each in node.quarantine.page(0, 100)]
 
 
 def test_the_revision_is_part_of_the_policy_of_sessions() -> None:
@@ -470,10 +578,9 @@ def test_a_node_does_not_start_without_its_policy(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = SimpleNamespace(load=lambda: Words)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
+    point = importlib.metadata.EntryPoint("words", f"{HERE}:Words", GROUP)
     monkeypatch.setattr("app.policy.entry_points", lambda **_: [point])
-    assert isinstance(load_policy("words"), Words)
+    assert isinstance(load_policy("words").rules, Words)
 
 
 @pytest.mark.parametrize("code", ["", "Spam", "a b", "x" * 65, "1a"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, instead, nothing, returns
+from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _TOKENS = ("tests/app/test_tokens.py",)
 _SLOW_BODY = (
@@ -15,6 +15,16 @@ _PROXIES = ("tests/app/test_proxies.py", "tests/app/http/test_proxies.py")
 _ANONYMOUS = ("tests/app/http/test_anonymous.py",)
 _RATES = ("tests/app/test_rates.py", "tests/app/http/test_anonymous.py")
 _WATERMARK = ("tests/app/test_watermark.py",)
+_TLS = "tests/app/http/test_tls.py"
+_RELOAD = "tests/app/http/test_reload.py"
+_WITHDRAWN = "test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_workers"
+_TAKEN_OVER = f"{_RELOAD}::test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node"
+_NAMED = f"{_RELOAD}::test_a_reload_takes_over_what_can_change_and_names_the_rest"
+_EDITED = (
+    f"{_RELOAD}::"
+    "test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_does_not"
+)
+_BEHIND = f"{_RELOAD}::test_a_worker_is_behind_until_it_has_read_its_settings_since_the_call"
 _CALLERS = ("tests/app/test_callers.py",)
 
 
@@ -72,6 +82,38 @@ def _operator(*_: Any) -> Any:
 @contextmanager
 def _no_lock(_: Any) -> Any:
     yield
+
+
+def _keep_verified(right: Any) -> Any:
+    def wrong(tokens: Any, fresh: Any) -> None:
+        verified = tokens._verified
+        right(tokens, fresh)
+        tokens._verified = verified
+
+    return wrong
+
+
+def _as_at_first(right: Any) -> Any:
+    first: dict[Any, Any] = {}
+    return lambda settings: first.setdefault(settings.data_dir, right(settings))
+
+
+def _always_anew(right: Any) -> Any:
+    return lambda name, _=None: right(name)
+
+
+def _by_name_alone(right: Any) -> Any:
+    return lambda name, loaded=None: (
+        loaded if loaded is not None and loaded.name == name else right(name, loaded)
+    )
+
+
+def _with_its_own_revision(right: Any) -> Any:
+    def wrong(*asked: Any) -> Any:
+        policy = right(*asked)
+        return policy._replace(revision=policy.rules.revision)
+
+    return wrong
 
 
 FAULTS = [
@@ -153,9 +195,90 @@ FAULTS = [
         _WATERMARK,
     ),
     _fault(
-        "a handshake may take a minute",
-        "app.http.server:_TimelyServer.startup",
+        "connections over TLS have the event loop's own layer",
+        "app.http.server:_Server.startup",
         instead(_startup_of_uvicorn),
-        ("tests/app/http/test_tls_handshake.py",),
+        (
+            f"{_TLS}::test_a_node_under_half_handshakes_serves_others_in_bounded_memory_and_stops_at_once",
+        ),
+    ),
+    _fault(
+        "a handshake has no deadline",
+        "app.http.connection:Connection._await_headers",
+        nothing,
+        (f"{_TLS}::test_a_handshake_that_drips_or_says_nothing_ends_at_the_deadline_of_headers",),
+    ),
+    _fault(
+        "unread bytes over TLS do not count",
+        "app.http.tls:TlsLayer.get_write_buffer_size",
+        returns(0),
+        (
+            f"{_TLS}::test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once_they_are",
+        ),
+    ),
+    _fault(
+        "input that is left over when a connection pauses waits for more",
+        "app.http.tls:TlsLayer._go_on_reading",
+        nothing,
+        (f"{_TLS}::test_requests_sent_ahead_over_tls_are_all_answered_in_order",),
+    ),
+    _fault(
+        "all records that one read brings are decrypted at once",
+        "app.http.tls:RECORDS_PER_PASS",
+        instead(1_000_000),
+        (f"{_TLS}::test_records_of_one_byte_leave_other_connections_their_turns",),
+    ),
+    _fault(
+        "the end of a TLS connection is not said",
+        "app.http.tls:TlsLayer._end",
+        nothing,
+        (f"{_TLS}::test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end",),
+    ),
+    _fault("what was verified stays valid", "app.tokens:Tokens._take", _keep_verified),
+    _fault(
+        "withdrawn anonymous access lets what runs go on",
+        "app.strangers:Strangers.begin",
+        nothing,
+        (f"{_RELOAD}::{_WITHDRAWN}",),
+    ),
+    _fault(
+        "less than before is within it never",
+        "app.callers:Caller.is_within",
+        instead(lambda caller, other: caller == other),
+        (f"{_RELOAD}::{_WITHDRAWN}",),
+    ),
+    _fault(
+        "a reload leaves strangers what they had",
+        "app.http.application:_without_token",
+        _as_at_first,
+        (_TAKEN_OVER,),
+    ),
+    _fault("a reload forgets the rates", "app.rates:Rates.configure", nothing, (_TAKEN_OVER,)),
+    _fault("a reload keeps the policy", "app.node:Node.take_policy", nothing, (_TAKEN_OVER,)),
+    _fault("a policy is its name", "app.reload:load_policy", _by_name_alone, (_EDITED,)),
+    _fault("a policy is made at each reload", "app.reload:load_policy", _always_anew, (_EDITED,)),
+    _fault(
+        "other code of a policy has the old revision",
+        "app.policy:load_policy",
+        _with_its_own_revision,
+        (_EDITED,),
+    ),
+    _fault("a reload keeps the log level", "app.reload:set_level", nothing, (_NAMED,)),
+    _fault("a reload keeps the peers", "app.federation.peers:Peers.configure", nothing, (_NAMED,)),
+    _fault("a reload keeps the interest", "app.interests:Interests.configure", nothing, (_NAMED,)),
+    _fault(
+        "a reload keeps the certificate",
+        "app.reload:load_certificate",
+        nothing,
+        (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
+    ),
+    _fault(
+        "a reload waits for no other worker", "app.siblings:Board.behind", returns([]), (_BEHIND,)
+    ),
+    _fault(
+        "a worker that began before the call is done",
+        "app.siblings:Board.reload",
+        after(lambda mark: mark - 1),
+        (_BEHIND,),
     ),
 ]

@@ -13,7 +13,7 @@ def _fault(name: str, seam: str, plant: Plant) -> Fault:
     return Fault(f"policy: {name}", seam, plant, _TESTS)
 
 
-async def _accept_all(_: Any, checked: Any, __: Any) -> Any:
+async def _accept_all(_: Any, checked: Any, *__: Any) -> Any:
     return list(checked)
 
 
@@ -25,6 +25,13 @@ def _accept_failures(_: Any) -> Any:
 
     right = _
     return wrong
+
+
+def _nothing_stored(right: Any) -> Any:
+    async def nothing(_: Any) -> Any:
+        return ()
+
+    return lambda judge, checked, way, _: right(judge, checked, way, nothing)
 
 
 def _without_claims(right: Any) -> Any:
@@ -39,6 +46,7 @@ FAULTS = [
     _fault("everything is accepted", "app.ingest.judge:Judge.judge", instead(_accept_all)),
     _fault("a policy that fails accepts", "app.ingest.judge:Judge._verdict", _accept_failures),
     _fault("a failure is logged each time", "app.ingest.judge:LOG_AGAIN_S", instead(-1.0)),
+    _fault("what is stored is judged again", "app.ingest.judge:Judge.judge", _nothing_stored),
     _fault("what is held is judged again", "app.quarantine:Quarantine.fates", returns({})),
     _fault("hints of held messages are lost", "app.quarantine:Quarantine.entry", _without_claims),
     _fault("a released message stays", "app.quarantine:Quarantine.forget", nothing),

@@ -1,7 +1,7 @@
 """No log of a test run has an access token: a pytest plugin that searches what is logged.
 
-It reads each record of this process, from the level "debug" for our own loggers, and what the
-processes that tests start write to stderr, a file or a pipe. A token is recognised by its form, and
+It reads each record of this process, from the level "debug" for our own loggers and "info" for `httpx`,
+which logs the URL of each request, and what the processes that tests start write to stderr, a file or a pipe. A token is recognised by its form, and
 the secrets that this process made also without the rest of it. The test in which one appears fails.
 """
 
@@ -18,6 +18,7 @@ import pytest
 
 TOKEN = re.compile(r"sds_[0-9a-f]{12}_[0-9a-f]{64}|[0-9a-f]{64}")
 OURS = ("app", "sdstore", "recon", "pipeline")
+_REQUESTS = logging.getLogger("httpx")
 
 
 class Leaks(logging.Handler):
@@ -43,7 +44,7 @@ class Leaks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
-        self.search(self.format(record), "a log record")
+        self.search(self.format(record), f"a log record of {record.name}")
 
     def search_files(self) -> None:
         """Read what processes have written to their log files since the last call."""
@@ -68,6 +69,10 @@ class Leaks(logging.Handler):
         logging.getLogger().addHandler(self)
         for name in OURS:
             logging.getLogger(name).setLevel(logging.DEBUG)
+        # It logs the URL of each request. Only this handler gets these records, not the logs of tests.
+        self._patch.setattr(_REQUESTS, "propagate", False)
+        _REQUESTS.setLevel(logging.INFO)
+        _REQUESTS.addHandler(self)
         popen: Any = subprocess.Popen
         create, start, communicate, wait = (
             TokenFile.create,
@@ -132,4 +137,5 @@ class Leaks(logging.Handler):
     def pytest_unconfigure(self) -> None:
         """Leave the process as it was."""
         self._patch.undo()
+        _REQUESTS.removeHandler(self)
         logging.getLogger().removeHandler(self)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from cryptography import x509
 from app.federation.peers import LOOK_S
 from app.reload import CHANGEABLE
 from app.settings import Settings
+from app.siblings import Board, WorkerState
 from app.tokens import TokenFile, tokens_path
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli, command
 from tests.support.server import running_node
+from tests.support.stores import PostgresStores
 
 SECONDS_MAX = 60
+STOPS_WITHIN_S = 1.0
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -61,6 +66,25 @@ def serving(
 
 def test_every_changeable_setting_exists() -> None:
     assert set(Settings.model_fields) > CHANGEABLE
+
+
+def test_a_worker_is_behind_until_it_has_read_its_settings_since_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board, sent = Board(3), []
+    monkeypatch.setattr("os.getppid", os.getpid)
+    monkeypatch.setattr("os.kill", lambda *signal_to: sent.append(signal_to))
+    for number in (0, 1):
+        board.set_state(number, WorkerState.SERVING)
+    before = board.reloads_asked()
+    mark = board.reload(1)
+    assert sent == [(os.getpid(), signal.SIGHUP)]
+    board.note_reloaded(0, before)  # it had begun to read before the call
+    assert board.behind(mark) == [0, 1]
+    later = board.reload(0)
+    board.note_reloaded(0, later)
+    board.note_reloaded(1, mark)
+    assert (board.behind(mark), board.behind(later)) == ([], [1])
 
 
 def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) -> None:
@@ -106,30 +130,79 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
         node.send_signal(signal.SIGHUP)
         wait_until(lambda: get("/v1/recon/interests")["channels"] == ["c"])
         wait_until(lambda: peer_urls() == [])
+        for text in ('log_level = "error"', 'log_level = "error"\nsync_interval_s = 7'):
+            file.write_text(f'drain_s = 0\nchannels = ["c"]\n{text}\n')
+            assert httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30).status_code == 200
+    assert "read again: sync_interval_s" not in (tmp_path / "log").read_text()
     assert "settings read again: peers, channels, log_level" in (tmp_path / "log").read_text()
 
 
+@dataclass(frozen=True)
+class Certificates:
+    """A CA that puts one certificate after another in the place of `file`."""
+
+    authority: trustme.CA
+    client: ssl.SSLContext
+    file: Path
+
+    def replace(self) -> str:
+        """Put a new certificate in the place of the old one; its serial number."""
+        made = self.authority.issue_cert("127.0.0.1")
+        new = self.file.with_suffix(".new")
+        made.private_key_and_cert_chain_pem.write_to_path(new)
+        new.replace(self.file)
+        number: int = x509.load_pem_x509_certificate(self.file.read_bytes()).serial_number
+        return f"{number:X}"
+
+    def served(self, port: int | None) -> str:
+        """The serial number of the certificate that a new connection gets."""
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+            self.client.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            found = connection.getpeercert()
+            assert found is not None
+            return str(found["serialNumber"]).lstrip("0")
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    authority = trustme.CA()
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return Certificates(authority, client, tmp_path / "node.pem")
+
+
 @pytest.mark.parametrize("way", ["signal", "http"])
-def test_all_workers_take_part(tmp_path: Path, way: str) -> None:
-    with serving(tmp_path, 'drain_s = 0\nchannels = ["a"]\n', "--workers", 2) as (node, url, file):
+def test_all_workers_take_over_settings_and_a_replaced_certificate(
+    tmp_path: Path, certificates: Certificates, way: str
+) -> None:
+    first = certificates.replace()
+    flags = ("--workers", 2, "--tls-cert", certificates.file)
+    with serving(tmp_path, 'drain_s = 0\nchannels = ["a"]\n', *flags) as (node, url, file):
 
-        def channels() -> set[str]:
-            """What the workers say; each new connection can reach another one."""
-            found = set()
+        def ask(method: str, path: str) -> Any:
+            """Over a new connection, which can reach another worker."""
+            return httpx.request(
+                method, f"{url}{path}", verify=certificates.client, trust_env=False, timeout=30
+            ).json()
+
+        def seen() -> tuple[set[str], set[str]]:
+            """What the workers say and show."""
+            channels, numbers = set(), set()
             for _ in range(12):
-                answer = httpx.get(f"{url}/v1/recon/interests", trust_env=False, timeout=30)
-                found |= set(answer.json()["channels"])
-            return found
+                channels |= set(ask("GET", "/v1/recon/interests")["channels"])
+                numbers.add(certificates.served(httpx.URL(url).port))
+            return channels, numbers
 
-        assert channels() == {"a"}
+        assert seen() == ({"a"}, {first})
         file.write_text('drain_s = 0\nchannels = ["b"]\n')
+        second = certificates.replace()
         if way == "signal":
             node.send_signal(signal.SIGHUP)
         else:
-            assert httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30).json()[
-                "changed"
-            ] == ["channels"]
-        wait_until(lambda: channels() == {"b"})
+            assert ask("POST", "/v1/reload")["changed"] == ["channels"]
+        wait_until(lambda: seen() == ({"b"}, {second}))
         assert node.poll() is None
 
 
@@ -192,36 +265,129 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
             assert reload(stranger_requests_per_minute=None).status_code == 200
 
 
-def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    tls = ssl.create_default_context()
-    authority.configure_trust(tls)
-    certificate = tmp_path / "node.pem"
+@pytest.mark.parametrize("workers_count", [1, 2])
+def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_workers(
+    tmp_path: Path, workers_count: int
+) -> None:
+    admin = TokenFile(tokens_path(Settings(data_dir=tmp_path / "data"))).create(
+        scopes=["admin", "publish"]
+    )[1]
+    asks = {"authorization": f"Bearer {admin}"}
+    common = "drain_s = 0\ntrust_loopback = false\nstranger_requests_per_minute = 1000\n"
+    opened = f'{common}anonymous_read = ["/a/"]\n'
+    with (
+        serving(tmp_path, opened, "--workers", workers_count) as (_, url, file),
+        ExitStack() as stack,
+    ):
 
-    def replace_certificate() -> str:
-        """Put a new certificate in the place of the old one; its serial number."""
-        made = authority.issue_cert("127.0.0.1")
-        new = tmp_path / "new.pem"
-        made.private_key_and_cert_chain_pem.write_to_path(new)
-        new.replace(certificate)
-        number: int = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
-        return f"{number:X}"
+        def reload(text: str) -> float:
+            file.write_text(f"{common}{text}\n")
+            began_s = time.monotonic()
+            answer = httpx.post(f"{url}/v1/reload", headers=asks, trust_env=False, timeout=30)
+            assert answer.json()["changed"] == ["anonymous_read"]
+            return time.monotonic() - began_s
 
-    first = replace_certificate()
-    with serving(tmp_path, "drain_s = 0\n", "--tls-cert", certificate) as (node, url, _):
+        def stream() -> Iterator[bytes]:
+            # Over a connection of its own, which any worker can get.
+            client = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+            reply = stack.enter_context(client.stream("GET", f"{url}/v1/live"))
+            assert reply.status_code == 200
+            chunks = reply.iter_raw()
+            next(chunks)
+            return chunks
+
+        streams = [stream() for _ in range(2 if workers_count == 1 else 4)]
+        reload('anonymous_read = ["/a/", "/b/"]')  # more: they go on
+        wider = stream()
+        for number, withdrawn in ((1, [wider]), (2, streams)):
+            sent = {**asks, "content-type": "application/x-protobuf"}
+            publishing: dict[str, Any] = {"headers": sent, "trust_env": False, "timeout": 30}
+            took_s = reload('anonymous_read = ["/a/"]' if number == 1 else "anonymous_read = []")
+            assert took_s < STOPS_WITHIN_S + 1  # a loaded machine
+            # The reply comes when the withdrawal holds: nothing is sent after it.
+            late = encode(Message(f"late {number}", "/a/b", lamport_timestamp=1, content=b"x"))
+            answer = httpx.post(f"{url}/v1/messages", content=late, **publishing)
+            assert answer.status_code == 201
+            for each in withdrawn:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    assert all(b"late" not in chunk for chunk in each)
+            assert number == 2 or all(b"late 1" in next(each) for each in streams)
+        refused = httpx.get(f"{url}/v1/live", trust_env=False, timeout=30)
+        assert refused.status_code == 401
+
+
+def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, made = tmp_path / "edited_rules.py", tmp_path / "made"
+
+    def write(code: str) -> None:
+        # The same size and second each time: a compiled file would hide the change.
+        rules.write_text(
+            "from app.policy import ACCEPT, refuse\n"
+            f"CODE = '{code}'\n"
+            "class Closed:\n"
+            "    revision = '1'\n"
+            "    def __init__(self):\n"
+            f"        with open({str(made)!r}, 'a') as file:\n"
+            "            file.write(f'{CODE}\\n')\n"
+            "    def __call__(self, candidate):\n"
+            "        return refuse(CODE)\n"
+        )
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    write("aaa")
+    with serving(tmp_path, 'drain_s = 0\npolicy = "edited_rules:Closed"\n') as (node, url, _):
+
+        def reload() -> httpx.Response:
+            return httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
+
+        def verdict() -> str:
+            frame = encode(Message("1", "c", lamport_timestamp=1, content=b"x"))
+            headers = {"content-type": "application/x-protobuf"}
+            answer = httpx.post(
+                f"{url}/v1/messages", content=frame, headers=headers, trust_env=False, timeout=30
+            )
+            return str(answer.json()["policy_code"])
+
+        def revision() -> str:
+            return httpx.get(f"{url}/v1/recon/interests", trust_env=False).headers["sds-policy"]
+
+        first = revision()
+        assert verdict() == "aaa"
+        made.unlink()
+        assert reload().json()["changed"] == []
+        assert not made.exists()  # a policy can keep state: it is not made again for nothing
+        write("bbb")
+        assert reload().json()["changed"] == ["policy"]
+        assert (verdict(), made.read_text()) == ("bbb", "bbb\n")
+        assert (second := revision()) != first
+        for broken in ("CODE = 'ccc'\nraise SystemExit", "def", "CODE = 'ddd'"):
+            rules.write_text(broken)
+            refused = reload()
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
+            assert (verdict(), revision()) == ("bbb", second)
+        rules.unlink()
+        assert reload().status_code == 422
+        write("eee")
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: verdict() == "eee")
+        assert made.read_text() == "bbb\neee\n"
+
+
+def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    first = certificates.replace()
+    with serving(tmp_path, "drain_s = 0\n", "--tls-cert", certificates.file) as (node, url, _):
         port = httpx.URL(url).port
 
         def served() -> str:
-            """The serial number of the certificate that a new connection gets."""
-            with (
-                socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
-                tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
-            ):
-                found = connection.getpeercert()
-                assert found is not None
-                return str(found["serialNumber"]).lstrip("0")
+            return certificates.served(port)
 
-        old = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=tls)
+        old = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=30, context=certificates.client
+        )
 
         def ask(method: str, path: str) -> tuple[int, bytes]:
             """Over the connection that was made before all reloads."""
@@ -232,16 +398,16 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(tmp_path:
         assert ask("GET", "/livez")[0] == 200
         address = old.sock.getsockname()
         assert served() == first
-        second = replace_certificate()
+        second = certificates.replace()
         assert served() == first
         node.send_signal(signal.SIGHUP)
         wait_until(lambda: served() == second)
         assert ask("GET", "/livez")[0] == 200
-        certificate.write_text("half a cert")
+        certificates.file.write_text("half a cert")
         status, text = ask("POST", "/v1/reload")
         assert (status, json.loads(text)["code"]) == (422, "invalid_setting")
         assert served() == second
-        third = replace_certificate()
+        third = certificates.replace()
         assert ask("POST", "/v1/reload")[0] == 200
         assert served() == third
         assert ask("GET", "/livez")[0] == 200
@@ -258,7 +424,7 @@ def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
         "class Hold:\n    revision = '1'\n    def __call__(self, candidate):\n"
         "        return quarantine('held')\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with serving(tmp_path, "drain_s = 0\n", "--workers", 2) as (node, url, file):
 
         def ask(method: str, path: str, **sent: Any) -> httpx.Response:
@@ -295,3 +461,44 @@ def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
         assert ask("GET", "/v1/quarantine").json()["messages"] == []
         dropped = int(held[1]["message_id"])
         assert publish(dropped) == (403, "policy_refused")
+
+
+@pytest.mark.slow
+def test_over_one_postgresql_settings_are_of_the_host_and_what_the_database_has_is_of_all(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    flags = ("--database", postgres_stores.new_url())
+    text = 'drain_s = 0\nchannels = ["a"]\n'
+    with ExitStack() as stack:
+        nodes = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            nodes.append(stack.enter_context(serving(tmp_path / name, text, *flags)))
+        (one, first, file), (_, second, _) = nodes
+
+        def channels(url: str) -> list[str]:
+            answer = httpx.get(f"{url}/v1/recon/interests", trust_env=False, timeout=30)
+            found: list[str] = answer.json()["channels"]
+            return found
+
+        def peers(url: str) -> set[str]:
+            answer = httpx.get(f"{url}/v1/peers", trust_env=False, timeout=30)
+            return {each["url"] for each in answer.json()["peers"]}
+
+        file.write_text('drain_s = 0\nchannels = ["b"]\n')
+        assert cli("reload", "--node", first).out == "changed: channels\n"
+        assert cli("reload", "--node", second).out == "changed: nothing\n"
+        file.write_text('drain_s = 0\nchannels = ["c"]\n')
+        one.send_signal(signal.SIGHUP)
+        wait_until(lambda: channels(first) == ["c"])
+        time.sleep(1.2 * LOOK_S)
+        assert channels(second) == ["a"]
+        cli("interests", "set", "--channel", "d", "--node", first)
+        cli("peers", "add", "http://127.0.0.1:9", "--node", first)
+        wait_until(lambda: channels(first) == channels(second) == ["d"])
+        wait_until(lambda: peers(first) == peers(second) == {"http://127.0.0.1:9"})
+        # An operator's interest stays, whatever host reads its settings again.
+        file.write_text('drain_s = 0\nchannels = ["e"]\n')
+        assert cli("reload", "--node", first).out == "changed: channels\n"
+        assert cli("reload", "--node", second).out == "changed: nothing\n"
+        assert channels(first) == channels(second) == ["d"]

@@ -1,0 +1,48 @@
+"""The requests of strangers that run: a reload that withdraws what lets a stranger in ends them.
+
+`app.tokens` does the same for callers with a token. A stranger whose grants only grow goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.callers import Caller, granted_to_strangers, unauthenticated
+from app.settings import Settings
+
+
+class Strangers:
+    """What strangers may do now, and the tasks that work for them: as many as requests run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._granted = _granted(settings)
+        self._running: dict[asyncio.Task[object], Caller] = {}
+
+    def configure(self, settings: Settings) -> None:
+        """Take over the settings, and end the requests that they do not allow."""
+        self._granted = _granted(settings)
+        for task, caller in list(self._running.items()):
+            if not caller.is_within(self._granted):
+                del self._running[task]
+                task.cancel("anonymous access was withdrawn")
+
+    def begin(self, caller: Caller) -> None:
+        """The current task works for a stranger: a withdrawal cancels it until `end`.
+
+        Raises Problem(UNAUTHENTICATED) if it came since the caller was identified.
+        """
+        if not caller.is_within(self._granted):
+            raise unauthenticated("anonymous access was withdrawn; this needs an access token")
+        task = asyncio.current_task()
+        if task is not None:
+            self._running[task] = caller
+
+    def end(self) -> None:
+        """The current task has ended its work for the caller of `begin`."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._running.pop(task, None)
+
+
+def _granted(settings: Settings) -> Caller:
+    return granted_to_strangers(settings.anonymous_read, settings.anonymous_publish)
