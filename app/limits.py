@@ -109,7 +109,11 @@ class Limits:
     )
 
     # --- one connection ----------------------------------------------------------------------
-    headers_timeout_s: int = _bound(10, "seconds", "a slow client sends its headers in one packet")
+    headers_timeout_s: int = _bound(
+        10,
+        "seconds",
+        "a slow client sends its headers in one packet; over TLS the first ones follow the handshake",
+    )
     body_read_timeout_s: int = _bound(
         30, "seconds", "32 MiB at 1 MiB/s; a slower sender wastes a connection"
     )

@@ -61,6 +61,19 @@ def audit(*, who: str, address: str, action: str, target: str, status: int, code
     )
 
 
+def shown_url(url: str) -> str:
+    """A URL as an operator wrote it, for the audit log: without what can be a secret.
+
+    That is user name and password, query and fragment; where it is not clear which is which, all of it.
+    """
+    base = re.split("[?#]", url, maxsplit=1)[0]
+    scheme, slashes, _ = base.partition("//")
+    start = f"{scheme}//" if slashes else ""
+    if "@" in base:
+        return f"{start}***@{base.rpartition('@')[2]}"
+    return f"{start}***" if "@" in url else base
+
+
 def start_logging(settings: Settings) -> None:
     """Log to stderr, at the level and in the format of the settings."""
     handler = logging.StreamHandler(sys.stderr)

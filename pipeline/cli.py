@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.database import database_settings
-from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir
+from app.cli.options import AsJson, ChannelIds, DatabaseUrl, DataDir, node_url
 from app.cli.order import Indexers, NonIndexers, Relayed, print_order
 from app.cli.output import (
     CliError,
@@ -88,14 +88,15 @@ def export(
 def verify(
     folder: Folder,
     node: Annotated[
-        str | None, typer.Option(metavar="URL", help="Compare with this live node as well.")
+        str | None,
+        typer.Option("--node", metavar="URL", help="Compare with this live node as well."),
     ] = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
     """Hash every row and compute every root again; list what is damaged."""
     if node is not None:
-        require_node(node)
+        require_node(node_url(node))
     with opened(master, folder) as spark:
         from pipeline.verify import verify_snapshot
 

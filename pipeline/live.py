@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as f
 
+from app.cli.options import node_client
 from app.errors import Code
 from pipeline.findings import Fault, Finding
 from pipeline.manifest import Summary
@@ -36,7 +37,7 @@ def compare_with_node(spark: SparkSession, snapshot: Path, node_url: str) -> Ite
     A channel of the node may have grown. Then as many of its newest entries are fetched as the node has
     more: together with the snapshot's entries they must have the node's root.
     """
-    with StoreClient(node_url) as client, step(spark, "Compare with the node"):
+    with node_client(node_url) as client, step(spark, "Compare with the node"):
         grown: dict[str, int] = {}
         newer_count = 0
         for row in read_channels(spark, snapshot).toLocalIterator():

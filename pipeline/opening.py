@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.database import database_settings, require_database
+from app.cli.options import node_client
 from app.cli.output import CliError, Exit
 from app.store.faults import StoreError as StoreFault
 from pipeline import manifest as manifests
@@ -23,7 +24,6 @@ from pipeline.errors import (
     PublishError,
 )
 from pipeline.publish import require_free
-from sdstore.client.blocking import StoreClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,8 +107,8 @@ def require_folder(folder: Path) -> None:
 
 
 def require_node(url: str) -> None:
-    """Raises StoreError unless a node answers at `url`."""
-    with StoreClient(url) as client:
+    """Raises StoreError or CliError unless a node answers at `url`."""
+    with node_client(url) as client:
         client.info()
 
 

@@ -58,3 +58,13 @@ def _function(file: str, name: str) -> object:
 def test_the_guarantees_name_their_tests() -> None:
     text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
     assert len([file for file, name in FILE.findall(text) if name]) >= 16
+
+
+def test_the_index_of_decisions_has_each_with_its_number_and_title() -> None:
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for file in folder.glob("0*.md"):
+        heading = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        number, _, title = heading.partition(". ")
+        assert number == file.name[:4].lstrip("0")
+        assert f"| {number} | [{title}]({file.name})" in index

@@ -100,6 +100,58 @@ def test_prometheus_takes_the_alerts() -> None:
     subprocess.run([promtool, "check", "rules", str(EXAMPLES / "alerts.yml")], check=True)
 
 
+# Values per minute: of a node that is well for ten minutes, then not.
+FAULTS = {
+    "SdstoreAway": ("up", {"job": "sdstore"}, "1x10 0x20", 12),
+    "SdstorePeerNotEqual": (
+        "sdstore_peer_last_proof_timestamp_seconds",
+        {"peer": "http://b"},
+        "0+60x10 600x40",
+        30,
+    ),
+    "SdstoreDamage": ("sdstore_audit_open_findings", {"kind": "sql_index"}, "0x10 1x20", 12),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_alert_fires_when_the_page_says_so_and_not_before(name: str, tmp_path: Path) -> None:
+    [rule] = [each for group in RULES["groups"] for each in group["rules"] if each["alert"] == name]
+    series, labels, values, fires_after_min = FAULTS[name]
+    labels = {"instance": "a"} | labels
+    shown = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    kept = {key: value for key, value in labels.items() if key != "kind"}
+    said = dict(rule["annotations"])
+    for key, value in labels.items():
+        said = {
+            each: text.replace(f"{{{{ $labels.{key} }}}}", value) for each, text in said.items()
+        }
+    alert = {"exp_labels": kept | rule["labels"], "exp_annotations": said}
+    times = ((fires_after_min - 2, []), (fires_after_min + 1, [alert]))
+    cases = {
+        "rule_files": [str(EXAMPLES / "alerts.yml")],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": f"{series}{{{shown}}}", "values": values}],
+                "alert_rule_test": [
+                    {"eval_time": f"{at}m", "alertname": name, "exp_alerts": expected}
+                    for at, expected in times
+                ],
+            }
+        ],
+    }
+    (tmp_path / "cases.yml").write_text(yaml.safe_dump(cases), encoding="utf-8")
+    promtool = program("promtool", package="prometheus")
+    ran = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "cases.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if (analyze := shutil.which("systemd-analyze")) is None:
         pytest.skip("systemd-analyze is not installed")

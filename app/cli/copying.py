@@ -103,7 +103,7 @@ class Progress:
         """Save it; the saved file is whole at every moment."""
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
         known = {name: value for name, value in asdict(self).items() if name != "path"}
         draft.write_text(json.dumps(known), encoding="utf-8")

@@ -31,6 +31,7 @@ from app.cli.files import (
 )
 from app.cli.options import (
     DEFAULT_NODE,
+    PATIENCE,
     AsJson,
     ChannelId,
     NodeUrl,
@@ -58,9 +59,9 @@ from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.batching import Batcher, batches
-from sdstore.client.errors import StoreError, error_of_reply
-from sdstore.client.exchange import base_headers
-from sdstore.client.live import EventReader, ServerEvent
+from sdstore.client.errors import StoreError
+from sdstore.client.exchange import BoundedBody, base_headers
+from sdstore.client.live import EventReader, ServerEvent, is_stream, not_a_stream
 from sdstore.client.records import Channel, PublishItem, PublishOutcome, StoredMessage, WakuEnvelope
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import frame_hash
@@ -446,8 +447,11 @@ class _Follower:
             with httpx.stream(
                 "GET", self._url, params=query, headers=headers, timeout=timeout, verify=verify
             ) as answer:
-                if not answer.is_success:
-                    raise error_of_reply(answer.status_code, answer.headers, answer.read())
+                if not is_stream(answer):
+                    body = BoundedBody(PATIENCE, time.monotonic())
+                    for chunk in answer.iter_raw():
+                        body.feed(chunk, time.monotonic())
+                    raise not_a_stream(body.reply(answer))
                 events = self._tracked(answer.iter_bytes())
                 # The first event has only an ID, the cursor of this moment: from here on no message
                 # is missed, on this connection or the next.

@@ -71,6 +71,8 @@ _OF_CODE: dict[str, Exit] = {
     "malformed_reply": Exit.PEER_FAULT,
     "reply_too_large": Exit.PEER_FAULT,
     "digest_mismatch": Exit.PEER_FAULT,
+    # Something else is at the URL, or on the way to it.
+    "not_a_store": Exit.LOCAL_FAULT,
 }
 
 

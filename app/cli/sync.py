@@ -350,10 +350,9 @@ def backfill(
         finally:
             if is_new and into.is_file() and not into.stat().st_size:
                 into.unlink()
+    if report.code or not report.entries_received:
+        _require_channel(node, channel_id)
     _raise_fault(report, node)
-    if not report.entries_received:
-        with node_client(node) as client:
-            client.channel(channel_id)  # raises not_found where the node has no such channel
     if as_json:
         print_json({"channel_id": channel_id, "file": str(into), **asdict(report)})
     elif not is_stdout(into):
@@ -363,6 +362,16 @@ def backfill(
         figures = f"{counted(report.rounds, 'round', 'rounds')}, {human_bytes(report.bytes_down)}"
         stdout().print(f"{into}: {messages} added ({figures} down)", markup=False)
     return exit_of_sync(report.outcome)
+
+
+def _require_channel(node: str, channel_id: str) -> None:
+    """Raises StoreError or CliError, with the codes of all verbs, if the channel cannot be fetched."""
+    with node_client(node) as client:
+        try:
+            client.channel(channel_id)
+        except StoreError as error:
+            if error.code != Code.FORBIDDEN:  # a token with the scope `sync` alone can compare
+                raise
 
 
 def _raise_fault(report: SyncReport, node: str) -> None:

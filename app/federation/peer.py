@@ -174,7 +174,7 @@ class Peer:
         """Record the result of a sync; log a change of the state, and return whether there was one.
 
         A fault of this node, such as an outage of its database, does not change the peer's state. It is
-        logged once, until a session ends otherwise.
+        logged once, and so is its end.
         """
         self.totals.add(report)
         self.code, self.reason = report.code, clean_text(report.detail)
@@ -188,9 +188,11 @@ class Peer:
             self._fault = report.code
             self.reason = f"the fault is this node's, not the peer's: {self.reason}"
             return False
-        self._fault = ""
+        was_fault, self._fault = self._fault, ""
         state = _state_of(report)
         if state is self.state:
+            if was_fault:
+                _log.info("syncs with peer %s go on: it is %s", url_text(self.url), state)
             return False
         self.state, self.since_ms = state, _now_ms()
         detail = f": {report.code}: {report.detail}" if report.code else ""

@@ -15,6 +15,7 @@ from app.http.call import Call, Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_only
 from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.logs import shown_url
 
 routes = Routes("federation", answered_by=AnsweredBy.WRITER)
 
@@ -66,10 +67,11 @@ async def list_peers(call: CurrentCall) -> Reply:
 )
 async def add_peer(call: CurrentCall, body: PeerBody) -> Reply:
     """Add a peer; 200 if it is one already."""
+    call.target = shown_url(body.url)
     await call.node.peers.refresh()
     known = {peer.peer_id for peer in call.node.peers.all()}
     peer = await call.node.peers.add(body.url, body.token)
-    call.target = peer.peer_id
+    call.target = f"{peer.peer_id} {call.target}"
     status = 200 if peer.peer_id in known else 201
     return json_only(peer.document(), status, [call.location(f"/v1/peers/{peer.peer_id}")])
 
@@ -121,6 +123,7 @@ async def list_syncs(call: CurrentCall) -> Reply:
 @routes.add("POST /v1/syncs", Scope.ADMIN, replies={202: reply("Started", OBJECT)})
 async def sync_url(call: CurrentCall, body: SyncUrlBody) -> Reply:
     """Start a session with a store that is not a configured peer."""
+    call.target = shown_url(body.peer_url)
     await call.node.peers.refresh()
     sync = await call.node.peers.sync_url(
         body.peer_url, channels=tuple(body.channels), dry_run=body.dry_run

@@ -104,7 +104,9 @@ class Door:
 
         Raises Problem: `overloaded` if too many messages wait for the policy.
         """
-        return prepared if self.judge is None else await self.judge.judge(prepared, way)
+        if self.judge is None:
+            return prepared
+        return await self.judge.judge(prepared, way, self.store.entries.outlines)
 
     async def release(self, entry: NewEntry) -> Outcome:
         """Write a message that an operator released: the policy does not see it again. Raises Problem."""

@@ -1,5 +1,9 @@
 """Calls the operator's policy for each message at the door (`app.policy`), in a thread of its own.
 
+A message that is stored is not judged: it is a duplicate, however it came to be stored. So a message that
+an operator released, or imported, does not return to the quarantine. One that is held stays held, and one
+that was dropped stays refused, whatever the revision of the policy.
+
 The rule for a policy that fails is to refuse: a message on which it raises an exception, returns no
 verdict, or takes too long gets `policy_failed` (503), so honest publishers and peers try again later. While a
 call hangs, every message is refused at once. The log says so once a minute at most.
@@ -13,7 +17,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -26,6 +30,8 @@ from app.policy import Action, Candidate, Policy, Verdict, Way
 from app.quarantine import Fate, Quarantine
 
 Checked = NewEntry | Relayed | Problem
+Stored = Callable[[Sequence[bytes]], Awaitable[Container[bytes]]]
+"""Those of the entries with these digests that the store has."""
 
 LOG_AGAIN_S = 60.0
 RETRY_AFTER_S = 5
@@ -59,7 +65,7 @@ class Judge(Collector):
             family.add_metric([verdict], count)
         yield family
 
-    async def judge(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
+    async def judge(self, checked: Sequence[Checked], way: Way, stored: Stored) -> list[Checked]:
         """The accepted messages, and refusals in the place of the others, in order.
 
         Raises Problem: `overloaded` if too many callers wait for the policy.
@@ -72,7 +78,7 @@ class Judge(Collector):
         self._waiting_count += 1
         try:
             for start in range(0, len(checked), some_max):
-                judged += await self._some(checked[start : start + some_max], way)
+                judged += await self._some(checked[start : start + some_max], way, stored)
         finally:
             self._waiting_count -= 1
             self._end_if_idle()
@@ -87,17 +93,43 @@ class Judge(Collector):
         if self._is_closing and not self._waiting_count:
             self._calls.put(None)
 
-    async def _some(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
-        if not any(not isinstance(each, Problem) for each in checked):
-            return list(checked)
+    async def _some(self, checked: Sequence[Checked], way: Way, stored: Stored) -> list[Checked]:
+        digests = [each.digest for each in checked if isinstance(each, NewEntry)]
+        fates: Mapping[bytes, Fate] = {}
+        here: Container[bytes] = ()
+        if digests:
+            try:
+                fates = await asyncio.to_thread(self._quarantine.fates, digests)
+            except Problem as problem:
+                return self._failed(checked, str(problem))
+            # Behind the fates: a released message leaves the quarantine only when it is stored.
+            here = await stored(digests)
+        judged: list[Checked] = []
+        unknown: list[tuple[int, NewEntry | Relayed]] = []
+        for each in checked:
+            if isinstance(each, Problem) or (isinstance(each, NewEntry) and each.digest in here):
+                judged.append(each)
+            elif isinstance(each, NewEntry) and each.digest in fates:
+                judged.append(self._known(fates[each.digest]))
+            else:
+                unknown.append((len(judged), each))
+                judged.append(each)
+        if unknown:
+            verdicts = await self._called([each for _, each in unknown], way)
+            for (at, _), verdict in zip(unknown, verdicts, strict=True):
+                judged[at] = verdict
+        return judged
+
+    async def _called(self, unknown: Sequence[NewEntry | Relayed], way: Way) -> list[Checked]:
+        """What the policy says of some messages, in bounded time."""
         async with self._turn:  # the time of a call begins when the call before it has ended
             if self._hanging is not None and not self._hanging.done():
-                return self._failed(checked, "a call of the policy has not returned")
+                return self._failed(unknown, "a call of the policy has not returned")
             loop = asyncio.get_running_loop()
             future: asyncio.Future[list[Checked]] = loop.create_future()
 
             def call() -> None:
-                judged = self._judged(checked, way)
+                judged = self._judged(unknown, way)
                 # The loop is closed if the node ended while the policy hung.
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_resolve, future, judged)
@@ -108,7 +140,7 @@ class Judge(Collector):
             if done:
                 return future.result()
             self._hanging = future
-            return self._failed(checked, f"the policy took more than {seconds} s")
+            return self._failed(unknown, f"the policy took more than {seconds} s")
 
     def _failed(self, checked: Sequence[Checked], why: str) -> list[Checked]:
         self._log(why)
@@ -134,34 +166,23 @@ class Judge(Collector):
         while (call := self._calls.get()) is not None:
             call()
 
-    def _judged(self, checked: Sequence[Checked], way: Way) -> list[Checked]:
+    def _judged(self, unknown: Sequence[NewEntry | Relayed], way: Way) -> list[Checked]:
         """Never raises."""
-        try:
-            digests = [each.digest for each in checked if isinstance(each, NewEntry)]
-            fates = self._quarantine.fates(digests)
-        except Problem as problem:
-            return self._failed(checked, str(problem))
         judged: list[Checked] = []
         held: list[tuple[int, NewEntry, str]] = []
-        for each in checked:
-            fate = fates.get(each.digest) if isinstance(each, NewEntry) else None
-            if isinstance(each, Problem):
+        for each in unknown:
+            verdict = self._verdict(each, way)
+            if verdict is None:
+                judged.append(self._failure())
+            elif verdict.action is Action.ACCEPT:
+                self.verdicts["accepted"] += 1
                 judged.append(each)
-            elif fate is not None:
-                judged.append(self._known(fate))
+            elif verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
+                held.append((len(judged), each, verdict.detail))
+                judged.append(each)
             else:
-                verdict = self._verdict(each, way)
-                if verdict is None:
-                    judged.append(self._failure())
-                elif verdict.action is Action.ACCEPT:
-                    self.verdicts["accepted"] += 1
-                    judged.append(each)
-                elif verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
-                    held.append((len(judged), each, verdict.detail))
-                    judged.append(each)
-                else:
-                    # A message that is only relayed cannot wait for an operator.
-                    judged.append(self._refused(verdict))
+                # A message that is only relayed cannot wait for an operator.
+                judged.append(self._refused(verdict))
         if held:
             self._hold(judged, held, way)
         return judged

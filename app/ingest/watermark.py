@@ -85,7 +85,10 @@ class Watermark(Collector):
     def reason(self) -> str:
         """Why messages are refused."""
         free, least = (self.free_bytes or 0) / MIB, self._free_bytes_min / MIB
-        return f"{self.folder} has {free:.1f} MiB free, less than {least:.1f} (disk_free_min_bytes)"
+        return (
+            f"{self.folder} has {free:.1f} MiB free; messages are refused below {least:.1f} "
+            f"(disk_free_min_bytes), and taken again from {least * (1 + MARGIN):.1f}"
+        )
 
     def check(self, frames_bytes: int = 0) -> None:
         """Raise `disk_full` below the watermark; `frames_bytes` are to be written otherwise."""

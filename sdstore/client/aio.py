@@ -335,6 +335,18 @@ class AsyncStoreClient:
         """Have the node read its settings again; names what changed and what takes a restart."""
         return await self._send(calls.reload())
 
+    def quarantine(self) -> AsyncIterator[Mapping[str, Any]]:
+        """The messages that the node's policy keeps apart, oldest first, without their content."""
+        return self._pages(calls.quarantine)
+
+    async def release_quarantined(self, digest: bytes) -> Mapping[str, Any]:
+        """Store a message that is in the quarantine; the policy does not see it again."""
+        return await self._send(calls.release_quarantined(digest))
+
+    async def drop_quarantined(self, digest: bytes) -> None:
+        """Delete a message that is in the quarantine; the node refuses it from now on."""
+        await self._send(calls.drop_quarantined(digest))
+
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return await self._send(calls.syncs())

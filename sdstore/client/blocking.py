@@ -306,6 +306,18 @@ class StoreClient:
         """Have the node read its settings again; names what changed and what takes a restart."""
         return self._send(calls.reload())
 
+    def quarantine(self) -> Iterator[Mapping[str, Any]]:
+        """The messages that the node's policy keeps apart, oldest first, without their content."""
+        return self._pages(calls.quarantine)
+
+    def release_quarantined(self, digest: bytes) -> Mapping[str, Any]:
+        """Store a message that is in the quarantine; the policy does not see it again."""
+        return self._send(calls.release_quarantined(digest))
+
+    def drop_quarantined(self, digest: bytes) -> None:
+        """Delete a message that is in the quarantine; the node refuses it from now on."""
+        self._send(calls.drop_quarantined(digest))
+
     def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
         return self._send(calls.syncs())

@@ -259,7 +259,7 @@ def add_peer(url: str, token: str | None) -> Call[Peer]:
 def remove_peer(peer_id: str) -> Call[None]:
     """Forget a peer; `not_found` if it does not exist."""
     target = f"v1/peers/{quote(peer_id, safe='')}"
-    return Call("DELETE", target, replies.nothing, is_repeatable=False)
+    return Call("DELETE", target, replies.no_content, is_repeatable=False)
 
 
 def interests() -> Call[Mapping[str, Any]]:
@@ -282,6 +282,24 @@ def reset_interests() -> Call[Mapping[str, Any]]:
 def reload() -> Call[Mapping[str, Any]]:
     """The settings read again: which were taken over, and which take a restart."""
     return Call("POST", "v1/reload", replies.document, _accept(JSON))
+
+
+def quarantine(after: str | None) -> Call[Items[Mapping[str, Any]]]:
+    """A page of the messages in the quarantine."""
+    target = "v1/quarantine?limit=1000" + ("" if after is None else f"&after={after}")
+    return Call("GET", target, replies.quarantine_page, _accept(JSON))
+
+
+def release_quarantined(digest: bytes) -> Call[Mapping[str, Any]]:
+    """Store a message that is in the quarantine."""
+    # A repeated call would answer `not_found` for a message that the first one released.
+    target = f"v1/quarantine/{digest.hex()}/release"
+    return Call("POST", target, replies.document, _accept(JSON), is_repeatable=False)
+
+
+def drop_quarantined(digest: bytes) -> Call[None]:
+    """Delete a message that is in the quarantine, and refuse it from now on."""
+    return Call("DELETE", f"v1/quarantine/{digest.hex()}", replies.no_content, is_repeatable=False)
 
 
 def syncs() -> Call[list[Sync]]:

@@ -154,4 +154,6 @@ def network_reason(error: BaseException) -> str:
         return "the server does not speak TLS: is this the URL of an http server?"
     if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError | socket.gaierror):
         return os.strerror(reason.errno) if reason.errno else str(reason)
+    if isinstance(error, httpx.RemoteProtocolError) and "without sending a response" in str(error):
+        return "the server closed the connection without an answer: is this the URL of an https server?"
     return str(reason) or type(reason).__name__

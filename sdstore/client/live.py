@@ -242,11 +242,11 @@ class LiveStream:
         request = _request(self._http, self._following.call())
         self._response = self._http.send(request, stream=True)
         self._chunks = chunks = self._response.iter_raw()
-        if not _is_stream(self._response):
+        if not is_stream(self._response):
             body = BoundedBody(self._following.options, time.monotonic())
             for chunk in chunks:
                 body.feed(chunk, time.monotonic())
-            raise _not_a_stream(body.reply(self._response))
+            raise not_a_stream(body.reply(self._response))
         return chunks
 
 
@@ -312,20 +312,22 @@ class AsyncLiveStream:
         request = _request(self._http, self._following.call())
         self._response = await self._http.send(request, stream=True)
         self._chunks = chunks = self._response.aiter_raw()
-        if not _is_stream(self._response):
+        if not is_stream(self._response):
             body = BoundedBody(self._following.options, time.monotonic())
             async for chunk in chunks:
                 body.feed(chunk, time.monotonic())
-            raise _not_a_stream(body.reply(self._response))
+            raise not_a_stream(body.reply(self._response))
         return chunks
 
 
-def _is_stream(response: httpx.Response) -> bool:
+def is_stream(response: httpx.Response) -> bool:
+    """Whether an answer is a stream of events."""
     media_type = response.headers.get("content-type", calls.EVENT_STREAM)
     return response.is_success and media_type.startswith(calls.EVENT_STREAM)
 
 
-def _not_a_stream(reply: Reply) -> StoreError:
+def not_a_stream(reply: Reply) -> StoreError:
+    """The error for an answer that is not a stream of events."""
     try:
         checked(reply)
     except StoreError as error:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -61,6 +62,12 @@ def checked(reply: Reply) -> Reply:
 
 def nothing(_: Reply) -> None:
     """For answers of which only the status matters."""
+
+
+def no_content(reply: Reply) -> None:
+    """For answers without a body. What is no store may answer everything with 200."""
+    if reply.status != HTTPStatus.NO_CONTENT:
+        raise malformed_reply(f"the answer has the status {reply.status}, not 204", reply.status)
 
 
 def body_bytes(reply: Reply) -> bytes:
@@ -202,10 +209,17 @@ def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
     return gaps, page.next or None
 
 
+class Document(dict[str, Any]):
+    """A JSON object of a node, at any depth. A member that it lacks is the node's fault."""
+
+    def __missing__(self, name: str) -> Any:
+        raise malformed_reply(f"the answer has no member {name}")
+
+
 def document(reply: Reply) -> dict[str, Any]:
     """A JSON object."""
     try:
-        return _object(json.loads(reply.body))
+        return _object(json.loads(reply.body, object_pairs_hook=Document))
     except (ValueError, RecursionError):
         raise malformed_reply("the body is not JSON", reply.status) from None
 
@@ -225,6 +239,16 @@ def peer(reply: Reply) -> Peer:
 def peers(reply: Reply) -> list[Peer]:
     """All peers of a node."""
     return _listed(document(reply), "peers", _peer)
+
+
+def quarantine_page(reply: Reply) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """Messages in the quarantine and the cursor of the next page."""
+    page = document(reply)
+    following = page["next"]
+    if following is not None and not isinstance(following, int):
+        raise malformed_reply("next is not a number")
+    found = tuple(_listed(page, "messages", lambda each: each))
+    return found, None if following is None else str(following)
 
 
 def sync(reply: Reply) -> Sync:

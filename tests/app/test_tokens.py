@@ -15,6 +15,7 @@ from app import tokens as module
 from app.callers import Caller, Scope
 from app.errors import Code, Problem
 from app.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
+from tests.support.server import running_node
 
 
 @pytest.fixture
@@ -46,6 +47,14 @@ def test_a_token_gives_its_grants_and_the_file_has_no_secret(file: TokenFile) ->
     secret = text.split("_")[2]
     assert secret not in file.path.read_text()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_folders_that_are_made_for_secrets_are_for_their_user_alone(tmp_path: Path) -> None:
+    TokenFile(tmp_path / "tokens" / "tokens.json").create(scopes=["read"])
+    with running_node(tmp_path / "node"):
+        pass
+    for folder in ("tokens", "node"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
 
 
 def test_a_token_without_channels_covers_every_channel(file: TokenFile) -> None:

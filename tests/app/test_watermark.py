@@ -63,7 +63,10 @@ def test_it_is_low_below_the_bound_and_good_again_with_a_margin(
             assert watermark.is_low is is_low
     # Each change once.
     assert [each.levelname for each in caplog.records] == ["WARNING", "INFO", "WARNING"]
-    assert "159.0 MiB free, less than 160.0" in caplog.records[0].message
+    assert (
+        "159.0 MiB free; messages are refused below 160.0 (disk_free_min_bytes), and taken again from 170.0"
+        in caplog.records[0].message
+    )
     disk.free_bytes = 0
     assert not Watermark(Path(), 0).is_low
 

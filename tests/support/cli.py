@@ -90,7 +90,7 @@ def http_server(status: int, body: bytes, headers: dict[str, str] | None = None)
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = _answer  # noqa: N815 - the names http.server looks for
+        do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - the names http.server looks for
 
         def log_message(self, *_: object) -> None:
             pass

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from app.cli import options
+from app.cli.access import Access
 from app.cli.files import delimited
+from app.cli.program import app
 from sdstore.client.batching import BATCH_ITEMS_MAX
+from sdstore.client.exchange import Options
+from sdstore.client.retry import Retry
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from sdstore.wire import store_pb2 as wire
@@ -76,6 +86,8 @@ def test_a_database_that_is_not_there_is_1_and_is_not_made(tmp_path: Path) -> No
         (["export", "-", "--json"], "invalid_parameter"),
         (["publish", "/nowhere/messages.ldp"], "cannot_read"),
         (["publish", "-", "--hint", "00"], "invalid_parameter"),
+        (["snapshot", "verify", ".", "--node", "localhost:8000"], "invalid_parameter"),
+        (["quarantine", "drop", "zz"], "invalid_hex"),
         (["serve", "--port", "99999"], "invalid_setting"),
         (["serve", "--config", "/nowhere/node.toml"], "invalid_setting"),
         (["serve", "--database", "mysql://x", "--show-config"], "invalid_setting"),
@@ -373,3 +385,72 @@ def test_interrupting_a_node_is_130_and_terminating_it_0(tmp_path: Path) -> None
         assert (serving.returncode, err) == (code, b"")
         # The store that is left is intact.
         assert cli("check", "--data-dir", tmp_path).code == 0
+
+
+# --- one table for all verbs with --node -----------------------------------------------------------
+
+
+def verbs_of_a_node(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Every verb that takes --node, and its parameters; what is in a group is "group verb"."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from verbs_of_a_node(command, *path, name)
+        elif any("--node" in each.opts for each in command.params):
+            yield " ".join((*path, name)), command.params
+
+
+NODE_VERBS = dict(verbs_of_a_node(typer.main.get_command(app)))
+del NODE_VERBS["wait"]  # asks /readyz only
+VALUES = {"HEX": "00", "DIGEST": "00" * 32, "PEER_URL": "http://store.example"}
+OPTIONS = {"interests set": ["--all"], "publish": ["--format", "frame"]}
+
+
+def run_verb(verb: str, url: str, folder: Path) -> Result:
+    frame, into = folder / "frame", folder / "into.ldp"
+    frame.write_bytes(encode(message(1)))
+    arguments = [
+        str(frame) if each.metavar == "FILE" else VALUES.get(each.metavar, "x")
+        for each in NODE_VERBS[verb]
+        if each.param_type_name == "argument"
+    ]
+    into_option = ["--into", into] if verb == "backfill" else []
+    return cli(*verb.split(), *arguments, *OPTIONS.get(verb, ()), *into_option, "--node", url)
+
+
+def problem_document(status: int, code: str) -> tuple[int, bytes, dict[str, str]]:
+    body = f'{{"status": {status}, "code": "{code}", "detail": "why"}}'.encode()
+    return status, body, {"content-type": "application/problem+json"}
+
+
+ANSWERS = {
+    (1, "not_found"): problem_document(404, "not_found"),
+    (3, "overloaded"): problem_document(503, "overloaded"),
+    (4, "unauthenticated"): problem_document(401, "unauthenticated"),
+    (5, "malformed_reply"): (200, b"{}", {"content-type": "application/json"}),
+    (6, "internal_error"): problem_document(500, "internal_error"),
+    (6, "not_a_store"): (302, b"", {"location": "https://login.example"}),
+    (6, "unreachable"): None,
+}
+
+
+@pytest.mark.parametrize("answered", ANSWERS, ids=lambda each: each[1])
+def test_every_verb_that_calls_a_node_has_the_same_codes_for_the_same_answer(
+    answered: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "PATIENCE", Options(retry=Retry(attempts_max=1)))
+    tls = ssl.create_default_context()  # once: loading all CAs takes 20 ms
+    monkeypatch.setattr(Access, "tls", lambda _: tls)
+    answer = ANSWERS[answered]
+    with http_server(*answer) if answer else nullcontext(f"http://127.0.0.1:{free_port()}") as url:
+        results = {verb: run_verb(verb, url, tmp_path) for verb in NODE_VERBS}
+    found = {verb: (result.code, error_code(result)) for verb, result in results.items()}
+    assert {verb: each for verb, each in found.items() if each != answered} == {}
+
+
+def test_a_web_page_in_the_place_of_a_node_is_6(tmp_path: Path) -> None:
+    with http_server(200, b"<title>Log in</title>", {"content-type": "text/html"}) as url:
+        for verb in ("get", "tail", "quarantine drop", "quarantine list", "peers list"):
+            result = run_verb(verb, url, tmp_path)
+            assert (result.code, error_code(result)) == (6, "not_a_store"), verb
+            assert "Log in" in result.err

@@ -14,12 +14,13 @@ import pytest
 from app.callers import DistrustingAuthorizer, Scope
 from app.http.application import ROUTES
 from app.http.routing import Route
+from app.logs import shown_url
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect
 from tests.support.cli import command
 from tests.support.federation import message
-from tests.support.server import PROTOBUF, running_node
+from tests.support.server import PROTOBUF, running_node, running_workers
 
 ACTIONS = [route for route in ROUTES if route.scope is Scope.ADMIN and route.method != "GET"]
 AUDIT = "sdstore.audit"
@@ -75,10 +76,35 @@ def test_each_action_is_one_line_whether_it_was_allowed_or_not(
         assert fields["target"] == "/v1/peers/0"
 
 
+def test_a_request_that_one_worker_hands_to_another_is_one_line_and_the_same_as_of_one_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    actions = [(route.method, path_of(route), {"odd": 1}) for route in ACTIONS]
+    actions += [
+        ("POST", "/v1/peers", {"url": "http://127.0.0.1:1"}),
+        ("POST", "/v1/syncs", {"peer_url": "http://127.0.0.1:2"}),
+        ("POST", "/v1/syncs", {"peer_url": "ftp://c.example"}),
+    ]
+    found = []
+    for opened in (running_node(tmp_path / "one"), running_workers(tmp_path / "many")):
+        caplog.clear()
+        with opened as node:
+            for number, (method, path, body) in enumerate(actions, 1):
+                node.http.request(method, path, json=body)
+                fields_of(caplog, number)
+        found.append(fields_of(caplog, len(actions)))
+    one, many = found
+    assert many == one
+    assert one[-1]["outcome"] == "422 peer_url_refused"
+    assert one[-1]["address"] == "127.0.0.1"
+
+
 def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
+    caplog.set_level(logging.WARNING, "httpx")  # the client of this test logs the whole path
     with running_node(tmp_path) as node:
         made = node.http.post("/v1/tokens", json={"scopes": ["admin"]}).json()
         headers = {"authorization": f"Bearer {made['token']}"}
@@ -97,6 +123,42 @@ def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
     # The client of the test may log its own requests.
     lines = [each.getMessage() for each in caplog.records if not each.name.startswith("http")]
     assert not any(made["token"].rpartition("_")[2] in line or "\n" in line for line in lines)
+
+
+def test_the_store_of_a_sync_or_a_peer_is_named_without_secrets_also_if_it_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    with running_node(tmp_path) as node:
+        node.http.post("/v1/syncs", json={"peer_url": "http://127.0.0.1:1"})
+        node.http.post("/v1/syncs", json={"peer_url": "http://ada:hidden@b.example?x=hidden"})
+        node.http.post("/v1/peers", json={"url": "http://c.example/#hidden"})
+        node.http.post("/v1/peers", json={"url": "http://127.0.0.1:1"})
+        found = fields_of(caplog, 4)
+    assert [each["target"].split()[1:] for each in found[:3]] == [
+        ["http://127.0.0.1:1"],
+        ["http://***@b.example"],
+        ["http://c.example/"],
+    ]
+    assert [each["outcome"] for each in found[1:3]] == ["422 peer_url_refused"] * 2
+    assert found[3]["target"].endswith(" http://127.0.0.1:1")
+    assert not any("hidden" in line.getMessage() for line in caplog.records if line.name == AUDIT)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ada:hidden@b.example",
+        "http:/ada:hidden@b.example",
+        "http://ada:hid/hidden@b.example",
+        "http://ada:hidden?hidden@b.example",
+        "http://b.example?token=hidden@hidden",
+        "http://b.example#hidden@",
+        "//ada:hidden@@b.example",
+    ],
+)
+def test_no_form_of_a_url_shows_a_secret(url: str) -> None:
+    assert "hid" not in shown_url(url)
 
 
 def test_no_log_has_a_secret_or_content_and_lines_name_their_request_and_session(
