@@ -26,10 +26,12 @@ os.environ.setdefault("SDSTORE_DRAIN_S", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell starts its background jobs deaf to Ctrl-C, and their children inherit that. The processes
-# that tests start, and interrupt, shall hear it however the tests themselves were started.
+# A shell starts its background jobs deaf to Ctrl-C, nohup starts its own deaf to SIGHUP, and children
+# inherit that. The processes that tests start, and stop, shall hear both however the tests were started.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The first draw of text in a fresh checkout builds a table of Unicode, which takes seconds.
 settings.register_profile("sdstore", suppress_health_check=[HealthCheck.too_slow])

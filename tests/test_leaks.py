@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from app.tokens import TokenFile
 from tests.support.leaks import Leaks
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -54,3 +57,60 @@ def test_a_token_or_its_secret_in_any_log_is_found_and_not_repeated(
         "an access token in node.log",
     ]
     assert secret not in "".join(found)
+
+
+LATE_TOKEN = '''
+import subprocess, sys
+from pathlib import Path
+import pytest
+from tests.support.leaks import Leaks
+
+class Late:
+    """Writes a token to the log of a process after the last test, where that ran."""
+
+    log = Path(__file__).with_name("node.log")
+    ran = False
+
+    @pytest.hookimpl
+    def pytest_runtest_setup(self):
+        self.ran = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        if self.ran:
+            assert hasattr(session.config, "workerinput") == {in_other_process}
+            self.log.write_text("sds_" + "a" * 12 + "_" + "b" * 64 + "\\n")
+
+def pytest_configure(config):
+    config.pluginmanager.register(Leaks(), "leaks")
+    config.pluginmanager.register(Late())
+'''
+STARTS_A_PROCESS = """
+import subprocess, sys
+
+def test_a_process():
+    with open("node.log", "wb") as file:
+        subprocess.run([sys.executable, "-S", "-c", ""], stderr=file, check=True)
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_token_that_is_logged_after_the_last_test_fails_the_run(
+    tmp_path: Path, processes: int
+) -> None:
+    (tmp_path / "conftest.py").write_text(
+        LATE_TOKEN.replace("{in_other_process}", str(processes > 0))
+    )
+    (tmp_path / "test_one.py").write_text(STARTS_A_PROCESS)
+    spread = ["-p", "xdist", "-n", str(processes)] if processes else []
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, *spread, tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in ran.stdout
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "an access token in node.log: ***" in ran.stdout

@@ -1,8 +1,10 @@
 """No log of a test run has an access token: a pytest plugin that searches what is logged.
 
 It reads each record of this process, from the level "debug" for our own loggers and "info" for `httpx`,
-which logs the URL of each request, and what the processes that tests start write to stderr, a file or a pipe. A token is recognised by its form, and
-the secrets that this process made also without the rest of it. The test in which one appears fails.
+which logs the URL of each request, and what the processes that tests start write to stderr, a file or a
+pipe. A token is recognised by its form, and the secrets that this process made also without the rest of it.
+The test in which one appears fails. Where several processes share the tests, each has this plugin, and the
+one that shows the results hears from the others what they find after their last test.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import pytest
 TOKEN = re.compile(r"sds_[0-9a-f]{12}_[0-9a-f]{64}|[0-9a-f]{64}")
 OURS = ("app", "sdstore", "recon", "pipeline")
 _REQUESTS = logging.getLogger("httpx")
+_TOLD = "leaks"
 
 
 class Leaks(logging.Handler):
@@ -56,9 +59,8 @@ class Leaks(logging.Handler):
             except OSError:
                 self._files.pop(path, None)
                 continue
-            self._files[path] = (
-                read_bytes + lines.rfind(b"\n") + 1
-            )  # the rest of a line comes later
+            # The rest of a line comes later.
+            self._files[path] = read_bytes + lines.rfind(b"\n") + 1
             self.search(lines.decode(errors="replace"), path.name)
 
     @pytest.hookimpl
@@ -129,9 +131,17 @@ class Leaks(logging.Handler):
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Read once more the logs of processes that outlived a test."""
         self.search_files()
-        if self.found:
+        told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if told is not None:
+            told[_TOLD] = self.found
+        elif self.found:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             session.config.get_terminal_writer().line("\n" + "\n".join(self.found))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Hear what another process of this run found."""
+        self.found += getattr(node, "workeroutput", {}).get(_TOLD, [])
 
     @pytest.hookimpl
     def pytest_unconfigure(self) -> None:

@@ -103,8 +103,8 @@ def test_a_request_that_one_worker_hands_to_another_is_one_line_and_the_same_as_
 def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, AUDIT)
     caplog.set_level(logging.WARNING, "httpx")  # the client of this test logs the whole path
+    caplog.set_level(logging.INFO, AUDIT)
     with running_node(tmp_path) as node:
         made = node.http.post("/v1/tokens", json={"scopes": ["admin"]}).json()
         headers = {"authorization": f"Bearer {made['token']}"}

@@ -389,12 +389,12 @@ def test_two_hundred_sets_of_writers_leave_a_bounded_cache_and_every_answer_righ
 def test_a_caller_that_spent_its_budget_waits_and_what_is_computed_is_still_served(
     tmp_path: Path,
 ) -> None:
-    limits = replace(DEFAULT_LIMITS, order_ms_per_minute=1)
+    limits = replace(DEFAULT_LIMITS, order_ms_per_minute=10)
     with running_node(tmp_path, limits) as node:
         publish(node, CHAIN)
         assert len(page(node)["items"]) == 9
         statuses = set()
-        for n in range(20):
+        for n in range(30):
             answer = node.http.get(PATH, params={"channel_id": CHANNEL, "indexer": [f"x{n}"]})
             statuses.add((answer.status_code, answer.json().get("code")))
         assert statuses == {(200, None), (429, "order_budget_spent")}
