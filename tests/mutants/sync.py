@@ -86,6 +86,10 @@ def _whatever_is_gone(right: Any) -> Any:
     return wrong
 
 
+async def _nothing_mended(_aside: Any, _replica: Any) -> None:
+    pass
+
+
 def _without_up_to(_: Any, exchange: Any, message: Any) -> None:
     del exchange
     message.up_to = b""
@@ -173,7 +177,18 @@ FAULTS = [
     _fault(
         "what was set aside is forgotten", "memory:PeerMemory.with_aside", after(lambda _, m, __: m)
     ),
-    _fault("a new policy is not noticed", "session:Session._learn_policy", after(lambda *_: False)),
+    _fault(
+        "a new policy is not noticed",
+        "session:Session._learn_policy",
+        after(lambda *_: False),
+        _NEWS,
+    ),
+    _fault(
+        "what was mended is not sent",
+        "memory:SetAside.forget_mended",
+        instead(_nothing_mended),
+        _NEWS,
+    ),
     _fault(
         "a time that is still to come is waited for",
         "memory:_is_due",

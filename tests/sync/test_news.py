@@ -249,19 +249,60 @@ def test_what_a_session_brought_and_a_backup_lacks_comes_again() -> None:
     assert ours.contents == theirs.contents
 
 
-def test_what_was_set_aside_and_is_forgotten_is_found_again() -> None:
+@pytest.mark.parametrize("refusing", ["here", "there"])
+def test_what_was_set_aside_and_is_forgotten_is_found_again(refusing: str) -> None:
     ours, theirs, peer, memory = proved_pair()
     odd = content(9, "odd")
-    ours._refuses = lambda raw: raw == odd
-    theirs.add(odd)
+    refuser, holder = (ours, theirs) if refusing == "here" else (theirs, ours)
+    refuser._refuses = lambda raw: raw == odd
+    holder.add(odd)
     report, memory = synced(ours, peer, memory)
     assert (report.proved, report.set_aside_count, was_over_news(peer)) == (True, 1, True)
     report, memory = synced(ours, peer, memory)
     assert (report.proved, report.set_aside_count, was_over_news(peer)) == (True, 1, True)
-    ours._refuses = lambda _: False
+    refuser._refuses = lambda _: False
     report, memory = synced(ours, peer, replace(memory, asides=()))
     assert (report.proved, was_over_news(peer)) == (True, False)
-    assert odd in ours.contents
+    assert odd in refuser.contents
+
+
+def test_what_could_not_be_sent_is_sent_in_the_session_after_it_is_mended() -> None:
+    ours, theirs, peer, memory = proved_pair()
+    lost = content(9, "lost")
+    ours.add(lost)
+    ours.lose(lost)
+    for _ in range(2):
+        report, memory = synced(ours, peer, memory)
+        assert (report.proved, report.set_aside_count) == (True, 1)
+    assert was_over_news(peer)
+    ours.add(lost)  # published here again
+    report, memory = synced(ours, peer, memory)
+    assert (report.proved, report.entries_sent, report.set_aside_count) == (True, 1, 0)
+    assert theirs.contents == ours.contents
+
+
+def test_refusals_of_a_policy_that_changes_too_often_to_be_followed_are_offered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer has a new policy, up to the second push; from then on the peer takes everything."""
+    for module in (moves_module, comparison_module):
+        monkeypatch.setattr(module, "MOVE_ELEMENTS_MAX", 2)
+    ours, theirs, _, memory = proved_pair()
+    pushes = 0
+
+    def change(request: ReconRequest) -> None:
+        nonlocal pushes
+        pushes += bool(request.push)
+        theirs.policy += pushes <= 2
+
+    theirs._refuses = lambda _: pushes < 2
+    for raw in contents(300, 305):
+        ours.add(raw)
+    report, _ = synced(ours, MemoryPeer(theirs, asked=change), memory)
+    assert theirs.policy > session_module.INTEREST_CHANGES_MAX
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert (report.entries_refused, report.set_aside_count) == (2, 0)
+    assert theirs.contents == ours.contents
 
 
 def test_a_list_that_leaves_an_element_out_proves_no_news_equal() -> None:
