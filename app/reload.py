@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Collection
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
 
 from app.errors import SettingsError
 from app.interests import interest_of
@@ -42,6 +45,14 @@ CHANGEABLE = frozenset(
 _log = logging.getLogger(__name__)
 
 
+class Loaded(NamedTuple):
+    """What a process runs with: its settings, their policy, and the `checked_certificate`."""
+
+    settings: Settings
+    policy: LoadedPolicy | None
+    certificate: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Reloaded:
     """What a reload found: names of settings that it took over, and of those that take a restart."""
@@ -55,10 +66,10 @@ def reload_settings(node: Node) -> Reloaded:
 
     The access tokens and the files of the node's certificate are read again, too.
     """
-    settings, found, policy = merged(node.settings, node.policy)
-    if settings.tls_cert is not None:
-        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    node.settings = settings
+    (settings, policy, certificate), found = merged(
+        Loaded(node.settings, node.policy, node.certificate)
+    )
+    node.settings, node.certificate = settings, certificate
     if policy is not node.policy:
         node.take_policy(policy)
     node.rates.configure(settings)
@@ -75,28 +86,31 @@ def reload_settings(node: Node) -> Reloaded:
     return found
 
 
-def merged(
-    current: Settings, loaded: LoadedPolicy | None
-) -> tuple[Settings, Reloaded, LoadedPolicy | None]:
-    """The settings with what changed in their sources and can change, and their policy.
+def merged(loaded: Loaded) -> tuple[Loaded, Reloaded]:
+    """`loaded` with what changed in the sources of the settings and can change.
 
-    That is `loaded`, unless its name or its code changed. Raises SettingsError.
+    The policy is the same object unless its name or its code changed. Raises SettingsError.
     """
-    fresh = current.read_again()
-    policy = None if fresh.policy is None else load_policy(fresh.policy, loaded)
-    has_new_code = loaded is not None and policy is not loaded
-    different = [
-        name
-        for name in Settings.model_fields
-        if getattr(fresh, name) != getattr(current, name) or (name == "policy" and has_new_code)
-    ]
-    fixed = set(different) - CHANGEABLE
+    current, fresh = loaded.settings, loaded.settings.read_again()
+    different = {
+        name for name in Settings.model_fields if getattr(fresh, name) != getattr(current, name)
+    }
+    policy = None if fresh.policy is None else load_policy(fresh.policy, loaded.policy)
+    if loaded.policy is not None and policy is not loaded.policy:
+        different.add("policy")
+    fixed = different - CHANGEABLE
     if (fresh.tls_cert is None) is not (current.tls_cert is None):
-        fixed |= {"tls_cert", "tls_key"}  # from http to https or back
-    changed = [name for name in different if name not in fixed]
-    found = Reloaded(changed, [name for name in different if name in fixed])
+        fixed |= different & {"tls_cert", "tls_key"}  # from http to https or back
+    changed = different - fixed
     settings = current.model_copy(update={name: getattr(fresh, name) for name in changed})
-    return settings, found, policy
+    certificate = checked_certificate(settings)
+    if certificate != loaded.certificate:
+        changed.add("tls_cert")
+    return Loaded(settings, policy, certificate), Reloaded(_in_order(changed), _in_order(fixed))
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    return [name for name in Settings.model_fields if name in names]
 
 
 def log_reload(found: Reloaded) -> None:
@@ -118,3 +132,18 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
             key = "no tls_key, so the file must contain the key too"
         detail = f"tls_cert {settings.tls_cert}, {key}: {error.strerror or error}"
         raise SettingsError(detail) from None
+
+
+def checked_certificate(settings: Settings) -> bytes:
+    """The SHA-256 of the file of the certificate, which can be loaded; empty if the settings have none.
+
+    Raises SettingsError.
+    """
+    if settings.tls_cert is None:
+        return b""
+    try:
+        content = settings.tls_cert.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"tls_cert {settings.tls_cert}: {error.strerror or error}") from None
+    load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+    return sha256(content).digest()

@@ -20,7 +20,6 @@ import resource
 import shutil
 import signal
 import socket
-import ssl
 import sys
 import tempfile
 import time
@@ -52,8 +51,7 @@ from app.http.server import (
 from app.limits import DEFAULT_LIMITS, Limits
 from app.logs import set_level, start_logging
 from app.node import Node
-from app.policy import LoadedPolicy
-from app.reload import load_certificate, log_reload, merged, reload_settings
+from app.reload import Loaded, checked_certificate, log_reload, merged, reload_settings
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
 from app.store.faults import DatabaseUnreachableError
@@ -77,11 +75,10 @@ _log = logging.getLogger(__name__)
 
 def bind(settings: Settings) -> socket.socket:
     """The listening socket. Raises CliError where the system refuses the address, or a file of TLS."""
-    if settings.tls_cert is not None:
-        try:
-            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-        except SettingsError as error:
-            raise CliError(Exit.LOCAL_FAULT, "cannot_read", str(error)) from None
+    try:
+        checked_certificate(settings)
+    except SettingsError as error:
+        raise CliError(Exit.LOCAL_FAULT, "cannot_read", str(error)) from None
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
@@ -432,10 +429,8 @@ class Workers:
             Worker(settings, listener, Siblings(number, own, paths, board, one_writes))
             for number, own in enumerate(own_listeners)
         ]
-        self._settings = settings
-        self._policy: LoadedPolicy | None = (
-            None  # loaded at the first reload, to refuse a broken one
-        )
+        # The policy is loaded at the first reload, to refuse a broken one.
+        self._loaded = Loaded(settings, None, checked_certificate(settings))
         self._stopped_by: list[int] = []
         self._is_reload_due = False
         # A signal also writes to this pipe: while no worker runs, nothing else would end the wait.
@@ -508,14 +503,14 @@ class Workers:
         self._woken.recv_bytes()
         mark = self._board.reloads_asked()
         try:
-            self._settings, found, self._policy = merged(self._settings, self._policy)
+            self._loaded, found = merged(self._loaded)
         except SettingsError as error:
             _log.error("the settings stay as they are: %s", error)
             return
-        set_level(self._settings.log_level)
+        set_level(self._loaded.settings.log_level)
         log_reload(found)
         for worker in self._workers:
-            worker.reload(self._settings, mark)
+            worker.reload(self._loaded.settings, mark)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # A worker may be half started at this moment, so `run` tells the workers, not this handler.

@@ -36,6 +36,7 @@ from app.http.tls import tls_layers
 from app.limits import Limits
 from app.node import Node
 from app.proxies import Proxies
+from app.reload import checked_certificate
 from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
@@ -86,6 +87,8 @@ class NodeServer(_Server):
         self._node = node
         self._signals_count = 0
         self._drain_s = 0.0
+        # Before it is loaded: a change meanwhile is found by the next reload.
+        node.certificate = checked_certificate(node.settings)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import stat
 import threading
 from pathlib import Path
@@ -192,6 +193,23 @@ def test_a_limit_of_another_type_is_damage_and_never_another_grant(file: TokenFi
         with pytest.raises(Problem) as caught:
             file.read()
         assert caught.value.code is Code.TOKENS_UNAVAILABLE
+
+
+def test_a_change_that_cannot_be_written_changes_nothing_and_leaves_nothing(
+    file: TokenFile,
+) -> None:
+    file.create(scopes=[Scope.READ])
+    before, names = file.path.read_bytes(), set(file.path.parent.iterdir())
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, allowed[1]))  # as a disk that gets full
+    try:
+        with pytest.raises(Problem) as caught:
+            file.create(scopes=[Scope.READ])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert caught.value.code is Code.TOKENS_UNAVAILABLE
+    assert (file.path.read_bytes(), set(file.path.parent.iterdir())) == (before, names)
+    file.create(scopes=[Scope.READ])
 
 
 def test_changes_by_several_processes_at_once_are_all_kept(file: TokenFile) -> None:

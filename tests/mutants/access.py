@@ -273,12 +273,18 @@ FAULTS = [
         (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
     ),
     _fault(
+        "a reload does not name the certificate",
+        "app.reload:checked_certificate",
+        returns(b""),
+        (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
+    ),
+    _fault(
         "a reload waits for no other worker", "app.siblings:Board.behind", returns([]), (_BEHIND,)
     ),
     _fault(
         "a worker that began before the call is done",
         "app.siblings:Board.reload",
-        after(lambda mark: mark - 1),
+        after(lambda mark, *_: mark - 1),
         (_BEHIND,),
     ),
 ]

@@ -201,7 +201,7 @@ def test_all_workers_take_over_settings_and_a_replaced_certificate(
         if way == "signal":
             node.send_signal(signal.SIGHUP)
         else:
-            assert ask("POST", "/v1/reload")["changed"] == ["channels"]
+            assert ask("POST", "/v1/reload")["changed"] == ["channels", "tls_cert"]
         wait_until(lambda: seen() == ({"b"}, {second}))
         assert node.poll() is None
 
@@ -316,63 +316,106 @@ def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_wo
         assert refused.status_code == 401
 
 
-def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules, made = tmp_path / "edited_rules.py", tmp_path / "made"
+class EditedRules:
+    """A policy in a file that changes: it refuses everything with its code. Each request has a connection."""
 
-    def write(code: str) -> None:
+    setting = 'policy = "edited_rules:Closed"\n'
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self._made = folder / "edited_rules.py", folder / "made"
+        self.url = ""
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+    def write(self, code: str) -> None:
         # The same size and second each time: a compiled file would hide the change.
-        rules.write_text(
+        self.file.write_text(
+            "import os\n"
             "from app.policy import ACCEPT, refuse\n"
             f"CODE = '{code}'\n"
             "class Closed:\n"
             "    revision = '1'\n"
             "    def __init__(self):\n"
-            f"        with open({str(made)!r}, 'a') as file:\n"
-            "            file.write(f'{CODE}\\n')\n"
+            f"        with open({str(self._made)!r}, 'a') as file:\n"
+            "            file.write(f'{CODE} {os.getpid()}\\n')\n"
             "    def __call__(self, candidate):\n"
             "        return refuse(CODE)\n"
         )
 
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    write("aaa")
-    with serving(tmp_path, 'drain_s = 0\npolicy = "edited_rules:Closed"\n') as (node, url, _):
+    def made(self) -> list[tuple[str, int]]:
+        """The code and the process of each object that was made, since the last call."""
+        if not self._made.exists():
+            return []
+        rows = [line.split() for line in self._made.read_text().splitlines()]
+        self._made.unlink()
+        return [(code, int(pid)) for code, pid in rows]
 
-        def reload() -> httpx.Response:
-            return httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
+    def reload(self) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/reload", trust_env=False, timeout=30)
 
-        def verdict() -> str:
-            frame = encode(Message("1", "c", lamport_timestamp=1, content=b"x"))
-            headers = {"content-type": "application/x-protobuf"}
-            answer = httpx.post(
-                f"{url}/v1/messages", content=frame, headers=headers, trust_env=False, timeout=30
-            )
-            return str(answer.json()["policy_code"])
+    def verdict(self) -> str:
+        frame = encode(Message("1", "c", lamport_timestamp=1, content=b"x"))
+        headers = {"content-type": "application/x-protobuf"}
+        answer = httpx.post(
+            f"{self.url}/v1/messages", content=frame, headers=headers, trust_env=False, timeout=30
+        )
+        return str(answer.json()["policy_code"])
 
-        def revision() -> str:
-            return httpx.get(f"{url}/v1/recon/interests", trust_env=False).headers["sds-policy"]
+    def revision(self) -> str:
+        answer = httpx.get(f"{self.url}/v1/recon/interests", trust_env=False, timeout=30)
+        return answer.headers["sds-policy"]
 
-        first = revision()
-        assert verdict() == "aaa"
-        made.unlink()
-        assert reload().json()["changed"] == []
-        assert not made.exists()  # a policy can keep state: it is not made again for nothing
-        write("bbb")
-        assert reload().json()["changed"] == ["policy"]
-        assert (verdict(), made.read_text()) == ("bbb", "bbb\n")
-        assert (second := revision()) != first
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EditedRules:
+    return EditedRules(tmp_path, monkeypatch)
+
+
+def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_does_not(
+    tmp_path: Path, rules: EditedRules
+) -> None:
+    rules.write("aaa")
+    with serving(tmp_path, f"drain_s = 0\n{rules.setting}") as (node, rules.url, _):
+        first = rules.revision()
+        assert (rules.verdict(), set(rules.made())) == ("aaa", {("aaa", node.pid)})
+        assert rules.reload().json()["changed"] == []
+        assert rules.made() == []  # a policy can keep state: it is not made again for nothing
+        rules.write("bbb")
+        assert rules.reload().json()["changed"] == ["policy"]
+        assert (rules.verdict(), rules.made()) == ("bbb", [("bbb", node.pid)])
+        assert (second := rules.revision()) != first
         for broken in ("CODE = 'ccc'\nraise SystemExit", "def", "CODE = 'ddd'"):
-            rules.write_text(broken)
-            refused = reload()
+            rules.file.write_text(broken)
+            refused = rules.reload()
             assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
-            assert (verdict(), revision()) == ("bbb", second)
-        rules.unlink()
-        assert reload().status_code == 422
-        write("eee")
+            assert (rules.verdict(), rules.revision()) == ("bbb", second)
+        rules.file.unlink()
+        assert rules.reload().status_code == 422
+        rules.write("eee")
         node.send_signal(signal.SIGHUP)
-        wait_until(lambda: verdict() == "eee")
-        assert made.read_text() == "bbb\neee\n"
+        wait_until(lambda: rules.verdict() == "eee")
+        assert rules.made() == [("eee", node.pid)]
+
+
+@pytest.mark.slow
+def test_all_workers_take_over_a_changed_file_of_a_policy_at_one_reload(
+    tmp_path: Path, rules: EditedRules
+) -> None:
+    rules.write("aaa")
+    text = f"drain_s = 0\n{rules.setting}"
+    with serving(tmp_path, text, "--workers", 2) as (_, rules.url, _):
+        processes = {pid for _, pid in rules.made()}
+        assert len(processes) == 4  # two that answer reads, one that writes, and their parent
+        first = rules.revision()
+        rules.write("bbb")
+        assert rules.reload().json()["changed"] == ["policy"]
+        # The reply comes when every worker has it, and the parent, for workers that start later.
+        assert sorted(rules.made()) == sorted(("bbb", pid) for pid in processes)
+        revisions = {rules.revision() for _ in range(12)}
+        assert len(revisions) == 1
+        assert first not in revisions
+        assert {rules.verdict() for _ in range(6)} == {"bbb"}
+        assert rules.reload().json()["changed"] == []
+        assert rules.made() == []
 
 
 def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
@@ -395,6 +438,13 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
             answer = old.getresponse()
             return answer.status, answer.read()
 
+        def changed() -> list[str]:
+            status, text = ask("POST", "/v1/reload")
+            assert status == 200
+            names: list[str] = json.loads(text)["changed"]
+            return names
+
+        assert changed() == []
         assert ask("GET", "/livez")[0] == 200
         address = old.sock.getsockname()
         assert served() == first
@@ -408,8 +458,10 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
         assert (status, json.loads(text)["code"]) == (422, "invalid_setting")
         assert served() == second
         third = certificates.replace()
-        assert ask("POST", "/v1/reload")[0] == 200
+        assert changed() == ["tls_cert"]
         assert served() == third
+        certificates.file.touch()
+        assert changed() == []
         assert ask("GET", "/livez")[0] == 200
         assert old.sock.getsockname() == address
         old.close()
