@@ -221,7 +221,7 @@ class Link:
 
     def _begin(self, instance: str) -> None:
         self.is_up, self._is_read, self._ahead_s = True, False, 0.0
-        self.peer.instance = instance
+        self.peer.meet(instance)
         _log.info("the link with %s is up", url_text(self.peer.url))
         self._peers.announce()
         self._relay.wake()

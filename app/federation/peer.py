@@ -99,8 +99,8 @@ COUNTED = (
 class Peer:
     """One peer. `token` is the access token that an operator added. `failures` counts the failed syncs
     since the last good one; `code` and `reason` say why the last one failed. `instance`: its instance ID
-    while the link with it is up, otherwise empty. Times and what is missing: as in
-    `app.store.peerrows.PeerRow`."""
+    while the link with it is up, otherwise empty; `last_instance`: the last one. Times and what is missing:
+    as in `app.store.peerrows.PeerRow`."""
 
     peer_id: str
     url: httpx.URL
@@ -114,6 +114,7 @@ class Peer:
     reason: str = ""
     failures: int = 0
     instance: str = ""
+    last_instance: str = ""
     last_sync: Sync | None = None
     last_sync_id: str = ""
     next_sync_at_ms: int | None = None
@@ -198,6 +199,15 @@ class Peer:
         detail = f": {report.code}: {report.detail}" if report.code else ""
         _log.log(_LOG_LEVELS[state], "peer %s is %s%s", url_text(self.url), state, detail)
         return True
+
+    def meet(self, instance: str) -> None:
+        """The link with it is up; log if another store has taken the place of the last one at this URL."""
+        self.instance = instance
+        if not instance:
+            return
+        if self.last_instance not in ("", instance):
+            _log.warning("peer %s is another store than before", url_text(self.url))
+        self.last_instance = instance
 
     def _learn_divergence(self, report: SyncReport) -> None:
         now_ms = _now_ms()

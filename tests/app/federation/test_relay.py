@@ -666,6 +666,27 @@ def test_a_peer_that_is_away_is_found_when_it_comes(tmp_path: Path) -> None:
         links_up(a, 0)
 
 
+def test_another_store_in_the_place_of_a_peer_is_logged_once_and_a_restart_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines(text: str) -> int:
+        return sum(text in record.getMessage() for record in caplog.records)
+
+    caplog.set_level("INFO", "app.federation")
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        address = reserved.getsockname()
+    url = f"http://127.0.0.1:{address[1]}"
+    limits = replace(DEFAULT_LIMITS, relay_retry_s_max=0.2)
+    with running_node(tmp_path / "a", limits, peers=[url], sync_interval_s=3_600) as a:
+        stores = ["b", "b", "c", "c"]
+        for links_count, name in enumerate(stores, 1):
+            with running_node(tmp_path / name, listener=socket.create_server(address)):
+                wait_until(lambda n=links_count: lines(f"the link with {url} is up") == n)  # type: ignore[misc]
+                was_replaced = "c" in stores[:links_count]
+                assert lines(f"peer {url} is another store than before") == was_replaced
+            links_up(a, 0)
+
+
 def test_a_node_that_has_itself_as_a_peer_makes_no_link(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
