@@ -16,7 +16,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
@@ -245,13 +245,20 @@ async def open_http_client(
         yield client
 
 
-@cache
 def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """One for all peers: reading the certificates of the authorities takes 20 ms."""
+    """One for all peers until the file changes: reading the certificates of the authorities takes 20 ms."""
     if ca_file is None:
-        return httpx.create_ssl_context(trust_env=False)
+        return _tls_context_of(None, ())
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        stat = ca_file.stat()
+        return _tls_context_of(ca_file, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
     except (OSError, ssl.SSLError) as error:
         reason = f"the CA certificates in {ca_file} cannot be read: {error}"
         raise Problem(Code.PEER_UNREACHABLE, reason) from None
+
+
+@lru_cache(maxsize=4)
+def _tls_context_of(ca_file: Path | None, _identity: tuple[int, ...]) -> ssl.SSLContext:
+    if ca_file is None:
+        return httpx.create_ssl_context(trust_env=False)
+    return ssl.create_default_context(cafile=ca_file)

@@ -17,6 +17,7 @@ from app.tokens import HOLDS_AFTER_S, TokenFile
 from sdstore.client import StoreClient
 from sdstore.sds.model import Message
 from tests.support.cli import Result, cli, process
+from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
 
 MESSAGE = Message("m", "/a/1", lamport_timestamp=1, content=b"SECRET content")
@@ -159,6 +160,32 @@ def test_a_node_that_does_not_know_the_ca_refuses_the_certificate(
         assert (result.code, "certificate" in result.out) == (5, True)
     finally:
         node.end(signal.SIGTERM)
+
+
+def test_a_file_of_cas_that_was_replaced_holds_for_the_next_session(
+    tmp_path: Path, ca: Path
+) -> None:
+    file = tmp_path / "cas.pem"
+    with (
+        running_node(tmp_path / "peer", tls_cert=ca / "node.pem") as peer,
+        running_node(tmp_path / "node", peer_ca=file) as node,
+    ):
+
+        def ended(cas: bytes) -> tuple[str, str]:
+            """The outcome and the code of a session, once the file has these CAs."""
+            file.with_suffix(".new").write_bytes(cas)
+            file.with_suffix(".new").replace(file)
+            url = peer.url.replace("http:", "https:")
+            sync_id = node.http.post("/v1/syncs", json={"peer_url": url}).json()["id"]
+            node.http.get(f"/v1/syncs/{sync_id}/events").raise_for_status()  # until it has ended
+            report = node.http.get(f"/v1/syncs/{sync_id}").json()["report"]
+            return report["outcome"], report["code"]
+
+        old, new = trustme.CA().cert_pem.bytes(), (ca / "ca.pem").read_bytes()
+        assert ended(old) == ("peer_fault", "peer_unreachable")
+        assert ended(old + new) == ("in_sync", "")
+        assert ended(new) == ("in_sync", "")
+        assert ended(old) == ("peer_fault", "peer_unreachable")
 
 
 def test_https_is_served_to_clients_that_know_the_ca_and_http_is_not(
