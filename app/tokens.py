@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.callers import Authorizer, Caller, Rate, Scope, unauthenticated
+from app.disk import sync_path
 from app.errors import Code, Problem
 from app.settings import Settings
 from recon.session import Interest
@@ -217,11 +218,7 @@ def _replace(path: Path, content: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)  # a part of a file, as on a full disk
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_path(path.parent)
 
 
 def _check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.output import CliError, Exit
+from app.disk import sync_path
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
 from app.settings import Settings, load_settings
@@ -152,7 +152,7 @@ def back_up(database_url: str, target: Path, tell: Tell) -> int:
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+    sync_path(target.parent)
     return size
 
 
@@ -181,20 +181,10 @@ def _copy(source: Path, draft: Path, tell: Tell) -> None:
         (verdict,) = copy.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise CliError(Exit.NO, "damaged", f"{source} is damaged: {verdict}")
-    with draft.open("rb") as written:
-        os.fsync(written.fileno())
+    sync_path(draft)
 
 
 def _problem(error: sqlite3.Error) -> Problem:
     from app.store.sqlite import problem_of  # noqa: PLC0415 - half a second of imports
 
     return problem_of(error) or Problem(Code.STORE_UNAVAILABLE, str(error))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, and with it the rename of a file in it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

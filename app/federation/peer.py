@@ -14,7 +14,7 @@ import httpx
 
 from app.errors import Code
 from app.federation.schedule import Verdict
-from app.federation.syncs import Sync
+from app.federation.syncs import MOVED, Sync
 from app.federation.transport import url_text
 from app.store.peerrows import CHANGING, PeerRow, clean_text
 from recon.errors import RemoteProtocolError
@@ -80,18 +80,7 @@ class PeerTotals:
             self.proved_at_s = time.time()
 
 
-COUNTED = (
-    "rounds",
-    "bytes_up",
-    "bytes_down",
-    "entries_received",
-    "entries_sent",
-    "entries_refused",
-    "claims_received",
-    "claims_sent",
-    "claims_refused",
-    "mended",
-)
+COUNTED = ("rounds", "bytes_up", "bytes_down", *MOVED)
 """Figures of a report that are summed per peer."""
 
 

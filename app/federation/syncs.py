@@ -310,7 +310,7 @@ class Syncs:
         self._last_ends[sync.peer_url] = end
         while len(self._last_ends) > self._remembered_max:
             del self._last_ends[next(iter(self._last_ends))]
-        has_moved = any(getattr(report, name) for name in _MOVED)
+        has_moved = any(getattr(report, name) for name in MOVED)
         sync.is_kept = sync.is_kept or has_moved or end != before or sync.recorded[1] > 0
 
     def _forget_oldest(self) -> None:
@@ -325,7 +325,7 @@ class Syncs:
         del self._syncs[oldest.sync_id]
 
 
-_MOVED = (
+MOVED = (
     "entries_received",
     "entries_sent",
     "entries_refused",
@@ -334,6 +334,7 @@ _MOVED = (
     "claims_refused",
     "mended",
 )
+"""Figures of a report that count what a session did with content."""
 
 
 def sync_busy(peer_url: str, sync_id: str) -> Problem:

@@ -63,6 +63,11 @@ OUTCOME: Document = {
         "problem": _PROBLEM,
     },
 }
+OUTCOMES: Document = {
+    "type": "object",
+    "required": ["outcomes"],
+    "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
+}
 
 
 def content(

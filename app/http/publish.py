@@ -17,7 +17,7 @@ from app.errors import Code, Problem
 from app.hexadecimal import hint_bytes
 from app.http.call import Call, Reply
 from app.http.forms import Form, body_form, read_protobuf
-from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, TEXT, body, content, reply
+from app.http.openapi import HEX_PATTERN, MESSAGE, OUTCOME, OUTCOMES, TEXT, body, content, reply
 from app.http.replies import json_reply, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.ingest.prepare import Publication, WakuEnvelope, read_json_item
@@ -84,17 +84,7 @@ async def publish_one(
     body=body(
         content(None, wire.PublishBatch, {Form.NDJSON: {**TEXT, "description": "a message a line"}})
     ),
-    replies={
-        200: reply(
-            "Outcomes",
-            {
-                "type": "object",
-                "required": ["outcomes"],
-                "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
-            },
-            wire.PublishOutcomes,
-        )
-    },
+    replies={200: reply("Outcomes", OUTCOMES, wire.PublishOutcomes)},
 )
 async def publish_batch(call: CurrentCall) -> Reply:
     """Publish many messages; one outcome each, in order. A refused item does not affect the others."""

@@ -15,7 +15,7 @@ from app.errors import Code, Problem
 from app.federation.links import Links
 from app.http.call import Reply, StreamedReply
 from app.http.forms import Form, body_form, read_protobuf
-from app.http.openapi import EVENTS, OUTCOME, body, content, reply
+from app.http.openapi import EVENTS, OUTCOMES, body, content, reply
 from app.http.publish import outcomes_reply
 from app.http.replies import event, event_stream
 from app.http.routing import AnsweredBy, CurrentCall, Routes
@@ -71,17 +71,7 @@ async def stream(call: CurrentCall) -> StreamedReply:
     operation_id="POST /v1/relay",
     takes_turns=Turns.BATCHES,
     body=body(content(None, wire.PublishBatch)),
-    replies={
-        200: reply(
-            "Outcomes",
-            {
-                "type": "object",
-                "required": ["outcomes"],
-                "properties": {"outcomes": {"type": "array", "items": OUTCOME}},
-            },
-            wire.PublishOutcomes,
-        )
-    },
+    replies={200: reply("Outcomes", OUTCOMES, wire.PublishOutcomes)},
 )
 async def relay(call: CurrentCall) -> Reply:
     """Sync and ephemeral messages from another store, to be passed on and not stored.

@@ -60,7 +60,24 @@ def _proxies(settings: Settings) -> Proxies:
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections with our layer of TLS (`app.http.tls`)."""
+    """Accepts connections with our layer of TLS (`app.http.tls`). `tls`: uvicorn's options for it."""
+
+    def __init__(self, app: App, http: Any, shutdown_timeout_s: int, tls: dict[str, Any]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=shutdown_timeout_s,
+                **tls,
+            )
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
@@ -90,19 +107,10 @@ class NodeServer(_Server):
         # Before it is loaded: a change meanwhile is found by the next reload.
         node.certificate = checked_certificate(node.settings)
         super().__init__(
-            uvicorn.Config(
-                app,
-                http=http or bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-                **(tls_options(node.settings) if tls is None else tls),
-            )
+            app,
+            http or bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
+            SHUTDOWN_TIMEOUT_S,
+            tls_options(node.settings) if tls is None else tls,
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -171,21 +179,7 @@ class SideServer(_Server):
     """Serves an application until `should_exit`. Leaves signals to the node's own server."""
 
     def __init__(self, app: App, http: Any = "httptools", **tls: Any) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=http,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=SIDE_SHUTDOWN_TIMEOUT_S,
-                **tls,
-            )
-        )
+        super().__init__(app, http, SIDE_SHUTDOWN_TIMEOUT_S, tls)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

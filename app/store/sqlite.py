@@ -7,7 +7,6 @@ loop. With write-ahead logging they never wait for the writer.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -21,6 +20,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
+from app.disk import sync_path
 from app.errors import Code, Problem
 from app.store.database import (
     Arguments,
@@ -466,20 +466,12 @@ def replace_file(path: Path, draft: Path, kept: Path | None = None) -> None:
         # SQLite would take a log that a reader keeps for the new file's log.
         if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise Problem(Code.STORE_UNAVAILABLE, "the store is being read: try again")
-    _sync(draft)
+    sync_path(draft)
     if kept is not None:
         kept.unlink(missing_ok=True)
         kept.hardlink_to(path)
     draft.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(path.parent)
 
 
 @contextmanager
