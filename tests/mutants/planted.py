@@ -12,6 +12,7 @@ AREAS = (
     "audit",
     "backfill",
     "driver",
+    "federation",
     "file",
     "mvds",
     "ordering",

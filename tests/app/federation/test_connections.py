@@ -150,6 +150,59 @@ def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
     assert accepted == 2  # the first one's connection was closed
 
 
+def test_a_connection_that_was_idle_for_too_long_is_not_used_by_a_session_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later_s = 0.0
+    monkeypatch.setattr(kept, "_now_s", lambda: 1_000.0 + later_s)
+
+    async def scenario() -> list[int]:
+        nonlocal later_s
+        accepted, connections = [], Connections()
+        async with (
+            a_peer() as peer,
+            open_http_transport(
+                httpx.URL(f"http://127.0.0.1:{peer.port}"),
+                DEFAULT_LIMITS,
+                private_allowed=True,
+                connections=connections,
+            ) as transport,
+        ):
+            for pause_s in (0.0, kept.IDLE_S - 1, kept.IDLE_S + 1):
+                later_s += pause_s
+                await transport.interest()
+                accepted.append(peer.accepted)
+        connections.close()
+        return accepted
+
+    assert asyncio.run(scenario()) == [1, 1, 2]
+
+
+def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> None:
+    async def scenario() -> int:
+        connections = Connections()
+        async with a_peer() as peer:
+            async with open_http_transport(
+                httpx.URL(f"http://127.0.0.1:{peer.port}"),
+                DEFAULT_LIMITS,
+                private_allowed=True,
+                connections=connections,
+            ) as transport:
+                count = kept.PER_PEER_MAX + 3
+                await asyncio.gather(*(transport.interest() for _ in range(count)))
+            assert peer.accepted == count
+            # The peer hears of the others' ends a moment later.
+            for _ in range(500):
+                still_open = sum(not each.is_closing() for each in peer.writers)
+                if still_open <= kept.PER_PEER_MAX:
+                    break
+                await asyncio.sleep(0.01)
+            connections.close()
+            return still_open
+
+    assert asyncio.run(scenario()) == 4
+
+
 # --- answers of any server -----------------------------------------------------------------------
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"

@@ -1,0 +1,176 @@
+"""Faults planted in the connections to peers, and in what is kept and said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
+
+_CONNECTIONS = ("tests/app/federation/test_connections.py",)
+_ADDRESS = ("tests/app/federation/test_address.py",)
+_ACCESS = "tests/app/federation/test_access.py"
+_DIVERGENCE = ("tests/app/federation/test_divergence.py",)
+_RECORDS = ("tests/app/federation/test_records.py",)
+_SPOT_CHECKS = ("tests/app/federation/test_spot_checks.py",)
+_SYNCS = ("tests/app/federation/test_syncs.py",)
+_RELAY = "tests/app/federation/test_relay.py"
+_OVER_HTTP = ("tests/app/federation/test_over_http.py",)
+
+
+def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...]) -> Fault:
+    return Fault(f"federation: {name}", f"app.federation.{seam}", plant, tests)
+
+
+async def _no_contact(*_: Any) -> None:
+    pass
+
+
+def _any_open(pool: Any) -> Any:
+    return pool._idle.pop()[0] if pool._idle else None
+
+
+def _without_line_breaks(right: Any) -> Any:
+    def wrong(method: str, target: bytes, headers: dict[str, str], body: Any) -> Any:
+        clean = {name: "".join(value.split()) for name, value in headers.items()}
+        return right(method, target, clean, body)
+
+    return wrong
+
+
+def _keep_answers_to_nothing(connection: Any) -> None:
+    connection._headers, connection._body = {}, bytearray()
+
+
+def _forget_the_last(right: Any) -> Any:
+    def wrong(peer: Any, instance: str) -> None:
+        peer.last_instance = ""
+        right(peer, instance)
+
+    return wrong
+
+
+def _record(_: Any, _syncs: Any, sync: Any, _report: Any) -> None:
+    sync.is_kept = True
+
+
+FAULTS = [
+    # Connections
+    _fault("an old connection is used", "connections:Pool._take", instead(_any_open), _CONNECTIONS),
+    _fault(
+        "idle connections to one peer have no bound",
+        "connections:PER_PEER_MAX",
+        instead(1_000_000),
+        _CONNECTIONS,
+    ),
+    _fault(
+        "unused connections stay open",
+        "connections:Connections._drop_unused",
+        nothing,
+        _CONNECTIONS,
+    ),
+    _fault(
+        "the headers of an answer have no bound",
+        "connections:HEAD_BYTES_MAX",
+        instead(1 << 40),
+        _CONNECTIONS,
+    ),
+    _fault(
+        "what is around a body has no bound",
+        "connections:FRAMING_FACTOR",
+        instead(1 << 20),
+        _CONNECTIONS,
+    ),
+    _fault(
+        "an answer to nothing leaves its connection open",
+        "connections:Connection.on_message_begin",
+        instead(_keep_answers_to_nothing),
+        _CONNECTIONS,
+    ),
+    _fault(
+        "a header is changed instead of refused",
+        "connections:request_bytes",
+        _without_line_breaks,
+        _CONNECTIONS,
+    ),
+    # Addresses
+    _fault("every address is allowed", "transport:is_allowed", returns(True), _ADDRESS),
+    _fault(
+        "the IPv4 address inside an IPv6 address is not looked at",
+        "transport:_innermost",
+        instead(lambda address: address),
+        _ADDRESS,
+    ),
+    _fault(
+        "addresses in the settings are not checked",
+        "transport:refuse_literal",
+        nothing,
+        ("tests/app/cli/test_exit_codes.py::test_a_peer_that_no_node_can_have_is_2_and_named",),
+    ),
+    _fault(
+        "a file of CAs is read once",
+        "transport:_tls_context_of",
+        lambda right: lambda file, _: right(file, ()),
+        (f"{_ACCESS}::test_a_file_of_cas_that_was_replaced_holds_for_the_next_session",),
+    ),
+    _fault(
+        "this node is added as its own peer",
+        "peers:Peers._contact",
+        instead(_no_contact),
+        _OVER_HTTP,
+    ),
+    _fault(
+        "another store in the place of a peer is not noticed",
+        "peer:Peer.meet",
+        _forget_the_last,
+        (
+            f"{_RELAY}::test_another_store_in_the_place_of_a_peer_is_logged_once_and_a_restart_is_not",
+        ),
+    ),
+    # What is kept of peers and sessions
+    _fault(
+        "what the peer sent is missing there",
+        "divergence:unpack_elements",
+        returns({}),
+        _DIVERGENCE,
+    ),
+    _fault(
+        "what is missing there is counted without its window",
+        "divergence:decode_interest",
+        after(lambda found, _: replace(found, lamport_from=None, lamport_to=None)),
+        _DIVERGENCE,
+    ),
+    _fault(
+        "what is missing there is counted without bound",
+        "divergence:COUNTED_MAX",
+        instead(1 << 40),
+        _DIVERGENCE,
+    ),
+    _fault("a quiet peer is written each second", "records:PEER_WRITE_S", instead(0.0), _RECORDS),
+    _fault(
+        "a large memory is written as often as a small one",
+        "records:MEMORY_BYTES_PER_S",
+        instead(1e18),
+        _RECORDS,
+    ),
+    _fault(
+        "what every session changes is written",
+        "records:_lasting",
+        instead(lambda memory: memory),
+        _RECORDS,
+    ),
+    _fault("every session is recorded", "syncs:Syncs._judge", after(_record), _RECORDS),
+    _fault("ended sessions are never forgotten", "syncs:Syncs._forget_oldest", nothing, _SYNCS),
+    _fault(
+        "a peer can cause a whole session with every check",
+        "spotchecks:WHOLE_AGAIN_S_MIN",
+        instead(0.0),
+        _SPOT_CHECKS,
+    ),
+    _fault(
+        "whole sessions with all peers fall due together",
+        "peers:WHOLE_JITTER",
+        instead(0.0),
+        ("tests/app/federation/test_scheduling.py",),
+    ),
+]
