@@ -309,6 +309,10 @@ class Log:
             prepared.append(Prepared(order=order, element_id=entry_digest(message)))
         return prepared
 
+    @property
+    def stored_at_once(self) -> int:
+        return 1
+
     async def commit(self, prepared: Sequence[Prepared]) -> Sequence[Stored]:
         stored = []
         for each in prepared:

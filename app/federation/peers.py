@@ -44,6 +44,7 @@ from app.federation.transport import (
 )
 from app.ingest.committer import Committed
 from app.interests import Interests
+from app.policy import Way
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from app.store.peerrows import Lease, PeerRow
@@ -359,7 +360,7 @@ class Peers:
         self, peer: Peer, channels: tuple[str, ...], *, is_whole: bool, dry_run: bool
     ) -> RunSync:
         """A session with a peer. `is_whole`: it moves everything that both want."""
-        replica = self._replica.for_peer(peer.peer_id)
+        replica = self._replica.for_peer(peer.peer_id, Way.SYNC)
         only = Interest.make(everything=not channels, channels=frozenset(channels))
 
         def interest() -> Interest:

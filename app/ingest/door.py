@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
@@ -21,6 +22,9 @@ Prepared = NewEntry | Relayed | Problem
 
 PREPARED_PER_TURN = 100
 """Messages decoded before other callers of the event loop get their turn: about a millisecond."""
+
+OTHERS_S = 10.0
+"""How long after its last message a publisher is expected to publish again."""
 
 
 class Door:
@@ -42,11 +46,13 @@ class Door:
         self.watermark = watermark
         self._committer = committer
         self._limits = limits
+        self._published_s = float("-inf")
         self.relay_listeners: list[RelayListener] = []
         committer.listeners.extend(listeners)
 
     async def publish(self, item: Publication) -> Outcome:
         """The outcome of one message, once it is on disk. Raises `Problem`."""
+        self._published_s = time.monotonic()
         prepared: Prepared = prepare(item, self._limits)
         if self.judge is not None:
             [prepared] = await self.judged([prepared], Way.HTTP)
@@ -97,6 +103,8 @@ class Door:
         `source`: the peer that they came from, for listeners (`Committed`); `way`: how they came, for the
         policy. Raises Problem: `overloaded` if too many messages wait for the policy.
         """
+        if way is not Way.SYNC:
+            self._published_s = time.monotonic()
         return await self._write(await self.judged(prepared, way), source)
 
     async def judged(self, prepared: Sequence[Prepared], way: Way) -> Sequence[Prepared]:
@@ -170,6 +178,11 @@ class Door:
     async def remember_refused(self, digests: Sequence[bytes]) -> None:
         """Remember digests that local policy refused, so that no sync fetches them again."""
         await self._committer.submit([], refused=digests)
+
+    @property
+    def is_busy_with_others(self) -> bool:
+        """Whether others than this node's own syncs published in the last `OTHERS_S`."""
+        return time.monotonic() - self._published_s < OTHERS_S
 
     @property
     def is_disk_low(self) -> bool:

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from app.callers import Caller, Scope
 from app.errors import Code, Problem
 from app.interests import Interests, InterestState
+from app.policy import Way
 from app.recon.budget import Allowance, ReconBudgets
 from app.recon.index import NodeIndex
 from app.recon.replica import Message, NodeReplica, items_size
@@ -266,7 +267,7 @@ class ReconEndpoint:
         """Take the items that the caller may publish and this node wants; one outcome per item."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        replica = self._replica.for_peer(caller.instance_id)
+        replica = self._replica.for_peer(caller.instance_id, Way.RECON)
         outcomes = await take_items(replica, items, caller.covers, wanted)
         if len(items) > FOLLOWED_ITEMS_MIN:
             await self._index.catch_up()

@@ -228,6 +228,11 @@ class LogReplica:
             )
         return prepared
 
+    @property
+    def stored_at_once(self) -> int:
+        """See `Replica`. A larger transaction would hold the caller's event loop for longer."""
+        return 1
+
     async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
         """See `Replica`. Stages messages, and notes claims and the names of refused messages.
 

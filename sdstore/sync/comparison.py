@@ -111,12 +111,12 @@ class Pass:
                 self._carries -= done
                 await self._end_of(done)
                 self._session.show_progress()
+            await self.moves.finish()
         finally:
             running = self._asks | self._carries
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        await self.moves.finish()
+            await asyncio.gather(*running, self.moves.end(), return_exceptions=True)
 
     async def _end_of(self, done: set[asyncio.Task[None]]) -> None:
         failed = [error for task in done if (error := task.exception())]
@@ -129,6 +129,7 @@ class Pass:
         # flight, too: each repeats its push, then ends.
         waited_for = self.moves.storing if faults else self._carries
         await asyncio.gather(*waited_for, return_exceptions=True)
+        await asyncio.gather(self.moves.flush(), return_exceptions=True)
         raise (faults or failed)[0]
 
     def _launched(self) -> set[asyncio.Task[None]]:

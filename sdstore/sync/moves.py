@@ -3,9 +3,8 @@
 Elements that the peer lacks wait in a queue; elements that this side lacks wait in
 `recon.fetch.FetchQueue`, by range and short ID. A batch takes from both: one request pushes items and
 fetches others. The names of arriving items show what is left to fetch, so the next request goes out before
-their content is read; the peer works on it meanwhile. An arriving item is read once
-(`Replica.prepare`), checked by its own content to be the element that it names, and stored
-(`Replica.commit`). Everything is charged to the session's budget.
+their content is read; the peer works on it meanwhile. `sdstore.sync.received` reads, checks and stores it.
+Everything is charged to the session's budget.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from recon.elements import END, U8, U64, Bound, Mask, Range, heads_of
 from recon.events import Have, Need
 from recon.fetch import Batch, FetchQueue, names_all, pack_fetch
 from recon.initiator import Initiator
-from recon.limits import DEFAULT_LIMITS, ID_BYTES, PROTOCOL_VERSION
+from recon.limits import DEFAULT_LIMITS, PROTOCOL_VERSION
 from recon.session import SessionHeader
 from recon.view import View
 from sdstore.sync.exchange import Exchange, NonceExpiredError
@@ -33,13 +32,24 @@ from sdstore.sync.memory import (
     LOST,
     NO_ENTRY,
     REFUSED,
-    RETIRED,
     AsideElement,
     LackedBy,
     SetAside,
 )
 from sdstore.sync.news import Moved
-from sdstore.sync.replica import Element, Prepared, Replica, Stored, columns
+from sdstore.sync.received import (
+    PATIENCE_STEP_S,
+    PATIENCE_STEPS,
+    Arrived,
+    Named,
+    Row,
+    WriteBehind,
+    aside_of,
+    names_in,
+    not_folded,
+    read_items,
+)
+from sdstore.sync.replica import Element, Replica, Stored, columns
 from sdstore.sync.report import Counts, SyncCode, SyncError, misbehaved
 from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
@@ -56,132 +66,6 @@ SENDING_S = 0.001  # for the next request to leave before the work on an answer 
 # are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
 ORPHANS_MAX = 1 << 17
 ORPHANS_BYTES_MAX = 64 << 20  # the longest hints that a node accepts (256 bytes) take 45 MB
-PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
-PATIENCE_STEP_S = 0.1
-
-
-# --- what arrives ------------------------------------------------------------------------------
-
-
-class Row(NamedTuple):
-    """A received item, as prepared by the replica, and the element that it proved to be."""
-
-    item: Item
-    prepared: Prepared
-    element: Element
-
-
-@dataclass(slots=True)
-class Arrived:
-    """Some items of one answer, in order.
-
-    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` are elements that
-    this peer cannot provide; `folded` are the IDs of claims that came inside entries.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    orphans: list[Row] = field(default_factory=list)
-    folded: set[bytes] = field(default_factory=set)
-    aside: list[AsideElement] = field(default_factory=list)
-
-    def sort(self, claim: Row) -> None:
-        """Add a claim to `rows`, or to `orphans`. Raises SyncError."""
-        order = claim.prepared.order
-        if order not in (None, claim.element.order):
-            raise misbehaved("a claim was served with a wrong order value")
-        (self.orphans if order is None else self.rows).append(claim)
-
-
-class Named(NamedTuple):
-    """The elements that the items of an answer name, and those that are claims inside its entries.
-
-    Rows of order value and ID; `ids[i]` is the ID of item i.
-    """
-
-    orders: list[int]
-    ids: list[bytes]
-    folded: list[tuple[int, bytes]]
-
-    def columns(self) -> tuple[U64, U8]:
-        """`orders` and `ids` as columns."""
-        return columns(zip(self.orders, self.ids, strict=True))
-
-    def all_columns(self) -> tuple[U64, U8]:
-        """As `columns`, with the folded claims."""
-        return columns([*zip(self.orders, self.ids, strict=True), *self.folded])
-
-
-def names_in(replica: Replica, items: Sequence[Item]) -> Named:
-    """What items claim to be, before anything is decoded. Raises SyncError."""
-    claim_id = replica.claim_id
-    named = Named([], [], [])
-    for item in items:
-        kind = item.WhichOneof("item")
-        if kind is None:
-            raise misbehaved("a served item names no element")
-        element_id = item.claim.digest if kind == "claim" else item.id
-        if len(element_id) != ID_BYTES:
-            raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
-        order = item.order
-        named.orders.append(order)
-        if kind == "claim":
-            element_id = claim_id(element_id, item.claim.hint)
-        elif kind == "entry":
-            named.folded.extend((order, claim_id(element_id, hint)) for hint in item.entry.hints)
-        named.ids.append(element_id)
-    return named
-
-
-async def read_items(replica: Replica, items: Sequence[Item], ids: Sequence[bytes]) -> Arrived:
-    """Check items against the elements that they name (`names_in`). Raises SyncError.
-
-    The digest of its content identifies an item: another name is a fault of the peer. A frame that this
-    side cannot decode has no digest, so it is set aside under its name.
-    """
-    with_content = [item for item in items if not item.HasField("absent")]
-    prepared = iter(await replica.prepare(with_content))
-    arrived = Arrived()
-    for item, element_id in zip(items, ids, strict=True):
-        element = Element(item.order, element_id)
-        if item.HasField("absent"):
-            code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
-            arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
-            continue
-        content = next(prepared)
-        row = Row(item, content, element)
-        if content.entry_id:
-            arrived.sort(row)
-            continue
-        if content.element_id and (content.order, content.element_id) != element:
-            raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
-        arrived.folded.update(content.claims)
-        if content.refusal:
-            arrived.aside += _refused(row, content.refusal)
-        else:
-            arrived.rows.append(row)
-    return arrived
-
-
-def _claims_of(row: Row) -> list[Element]:
-    """The claims inside an entry."""
-    return [Element(row.element.order, each) for each in row.prepared.claims]
-
-
-def _refused(row: Row, code: str) -> list[AsideElement]:
-    """A refused item as set-aside elements: an entry includes the claims on it."""
-    entry_id = row.prepared.entry_id
-    covered = (
-        AsideElement(LackedBy.HERE, *claim, code, row.element.element_id)
-        for claim in _claims_of(row)
-    )
-    return [AsideElement(LackedBy.HERE, *row.element, code, entry_id), *covered]
-
-
-def _news(rows: Sequence[Row], folded: Collection[bytes]) -> list[Row]:
-    """The rows to store, without claims that also came inside their entry."""
-    return [
-        row for row in rows if not row.prepared.is_held and row.element.element_id not in folded
-    ]
 
 
 # --- what is sent ------------------------------------------------------------------------------
@@ -321,6 +205,8 @@ class Moves:
         self._early_claims: list[Element] = []
         self._is_last_offer = False
         self.storing: set[asyncio.Task[object] | None] = set()  # tasks that have an answer
+        self._fetching_count = 0
+        self._behind = WriteBehind(replica, self._is_settled)
         self._request_bytes = 0
         self._postponed_steps = 0
         self._refused_there = _short_ids_of(view, aside)
@@ -377,11 +263,21 @@ class Moves:
             push=[_unnamed(item) for item, _ in sent],
             response_bytes_max=MOVE_BYTES_MAX,
         )
-        padded_bytes = self._request_bytes
-        if move.fetch:
-            _add_fetch(request, move.fetch, padded_bytes)
+        self._fetching_count += bool(move.fetch)
         try:
-            is_named = names_all(move.fetch)
+            await self._exchanged(move.fetch, sent, request)
+        finally:
+            self._fetching_count -= bool(move.fetch)
+
+    async def _exchanged(
+        self, fetch: Batch, sent: Sequence[tuple[Item, Element]], request: ReconRequest
+    ) -> None:
+        """Send a batch, and take what the answer says of the sent items and the fetched ones."""
+        padded_bytes = self._request_bytes
+        if fetch:
+            _add_fetch(request, fetch, padded_bytes)
+        try:
+            is_named = names_all(fetch)
             response = await self._exchange.content_call(self._header, request, is_named=is_named)
         except NonceExpiredError as expired:
             if sent:  # repeat the push under the new nonce: a push does not depend on the key
@@ -393,12 +289,12 @@ class Moves:
             raise
         await self._take_outcomes(sent, response.push_outcomes)
         if self._has_to_ask_longer(response, padded_bytes):
-            self._fetches.put_back(move.fetch)
+            self._fetches.put_back(fetch)
         else:
             task = asyncio.current_task()
             self.storing.add(task)
             try:
-                await self._take_arrivals(move.fetch, response)
+                await self._take_arrivals(fetch, response)
             finally:
                 self.storing.discard(task)
         # Pushes are not charged: each element of ours is sent once, whatever the peer answers.
@@ -411,6 +307,14 @@ class Moves:
         self._request_bytes = max(self._request_bytes, wanted_bytes)
         return response.truncated and not response.resume and wanted_bytes > padded_bytes
 
+    async def flush(self) -> None:
+        """Store everything that was received. Raises as `carry`."""
+        await self._behind.flush()
+
+    async def end(self) -> None:
+        """Forget what was received and is not stored."""
+        await self._behind.end()
+
     async def finish(self) -> None:
         """Offer claims again whose entries the peer may have by now, and store waiting orphans."""
         self._is_last_offer = True
@@ -421,7 +325,7 @@ class Moves:
         async for claims in self._take_orphans():
             for claim in claims:
                 entry = self._aside.get(claim.prepared.entry_id)
-                self._set_aside(_refused(claim, entry.code if entry else NO_ENTRY))
+                self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
 
     def _set_aside(self, elements: Iterable[AsideElement]) -> None:
         for element in elements:
@@ -531,9 +435,9 @@ class Moves:
             else:
                 named = self._named(queue, batch, response)
                 async for arrived in self._read(response, named):
-                    await self._store(arrived.rows)
+                    await self._behind.store(arrived.rows)
                     came.update(row.element.element_id for row in arrived.rows)
-                self._initiator.credit(_content_bytes(response))
+                    self._initiator.credit(arrived.content_bytes)
                 queue.settle(batch, *named.columns(), _resume_of(response))
             self._initiator.charge(
                 request.ByteSize() + response.ByteSize(), time.monotonic() - self._started_s
@@ -570,13 +474,15 @@ class Moves:
             await asyncio.sleep(SENDING_S)
         async for arrived in self._read(response, named):
             self._set_aside(arrived.aside)
-            await self._store(_news(arrived.rows, arrived.folded))
+            await self._behind.add(not_folded(arrived.rows, arrived.folded), arrived.content_bytes)
+            self._initiator.credit(arrived.content_bytes)
             self._keep_orphans(arrived.orphans)
             if self._has_too_many_orphans:
                 await self._try_orphans()
             if self._has_too_many_orphans:
                 raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
-        self._initiator.credit(_content_bytes(response))
+        if self._fetching_count == 1 and not len(self._fetches):
+            await self._behind.flush()  # nothing more is on its way
 
     @property
     def _has_too_many_orphans(self) -> bool:
@@ -585,8 +491,9 @@ class Moves:
     def _keep_orphans(self, claims: Iterable[Row]) -> None:
         """As bytes: a parsed item would keep all of its answer in memory."""
         for claim in claims:
-            self._orphans.append(claim.item.SerializeToString())
-            self._orphans_bytes += len(self._orphans[-1])
+            if claim.item is not None:
+                self._orphans.append(claim.item.SerializeToString())
+                self._orphans_bytes += len(self._orphans[-1])
 
     async def _take_orphans(self) -> AsyncIterator[list[Row]]:
         """All claims that were kept, read again, a batch at a time: others have their turn between."""
@@ -595,28 +502,17 @@ class Moves:
             items = [Item.FromString(raw) for raw in kept[start : start + MOVE_ELEMENTS_MAX]]
             prepared = await self._replica.prepare(items)
             rows = zip(items, prepared, strict=True)
-            yield [Row(item, each, Element(item.order, each.element_id)) for item, each in rows]
+            yield [Row(each, Element(item.order, each.element_id), item) for item, each in rows]
 
     async def _try_orphans(self) -> None:
         """Store orphans whose entries are here by now."""
+        await self._behind.flush()
         async for claims in self._take_orphans():
-            arrived = Arrived()
+            arrived = Arrived(0)
             for claim in claims:
                 arrived.sort(claim)
             self._keep_orphans(arrived.orphans)
-            await self._store(_news(arrived.rows, ()))
-
-    async def _store(self, waiting: Sequence[Row]) -> None:
-        """Commit; retry for a while if this side is overloaded."""
-        for _ in range(PATIENCE_STEPS):
-            if not waiting:
-                return
-            outcomes = await self._replica.commit([row.prepared for row in waiting])
-            rows = zip(waiting, outcomes, strict=True)
-            waiting = [row for row, stored in rows if not self._is_settled(row, stored)]
-            if waiting:
-                await asyncio.sleep(PATIENCE_STEP_S)
-        raise SyncError(SyncCode.OVERLOADED, "this node's own ingest queue stays full")
+            await self._behind.store(not_folded(arrived.rows, ()))
 
     def _is_settled(self, row: Row, stored: Stored) -> bool:
         """Record the outcome of an item; False if there was no room for it yet."""
@@ -627,7 +523,7 @@ class Moves:
             case recon_pb2.NO_ENTRY:
                 self._keep_orphans([row])
             case recon_pb2.PUSH_REFUSED:
-                self._set_aside(_refused(row, stored.code))
+                self._set_aside(aside_of(row, stored.code))
             case outcome:
                 self._aside.forget([element_id])
                 self.moved.hold(element_id)
@@ -655,10 +551,6 @@ def _add_fetch(request: ReconRequest, batch: Batch, bytes_min: int) -> None:
 
 def _resume_of(response: ReconResponse) -> bytes | None:
     return response.resume if response.truncated else None
-
-
-def _content_bytes(response: ReconResponse) -> int:
-    return sum(map(Item.ByteSize, response.items))
 
 
 def _short_ids_of(view: View, aside: SetAside) -> dict[bytes, bytes]:

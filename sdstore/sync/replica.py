@@ -38,7 +38,9 @@ def columns(elements: Iterable[tuple[int, bytes]]) -> tuple[U64, U8]:
     return np.array([order for order, _ in rows], np.uint64), ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(
+    slots=True, kw_only=True
+)  # there is one for each message, and frozen ones are made slower
 class Prepared:
     """A received entry or claim, decoded once: its element, and whether it can be stored.
 
@@ -122,6 +124,10 @@ class Replica(Protocol):
 
     async def prepare(self, items: Sequence[Item]) -> Sequence[Prepared]:
         """Decode entries and claims; one result for each, in order. Stores nothing."""
+
+    @property
+    def stored_at_once(self) -> int:
+        """How many items a call of `commit` should get, if so many come: it takes longer, and they cost less."""
 
     async def commit(self, prepared: Sequence[Prepared]) -> Sequence[Stored]:
         """Store prepared items, entries first; one outcome for each, in order.

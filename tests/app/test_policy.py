@@ -532,7 +532,7 @@ def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_pa
 
 
 async def sync(one: Node, two: Node, memory: Remembered) -> SyncReport:
-    local = local_of(one).for_peer("peer")
+    local = local_of(one).for_peer("peer", Way.SYNC)
     memory.value = memory.value.with_own_policy(local.policy)  # as `app.federation.peers` does
     return await sync_with_peer(local, InProcessPeer(two), one.interests.current, memory=memory)
 

@@ -26,7 +26,7 @@ from sdstore.sync.memory import PeerMemory
 from sdstore.sync.report import SyncReport
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
 
-CALLER = Caller("test")
+CALLER = Caller("test", instance_id="a store")
 Mangle = Callable[[ReconRequest, ReconResponse], ReconResponse]
 
 

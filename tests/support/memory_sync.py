@@ -198,6 +198,11 @@ class MemoryReplica:
             )
         return prepared
 
+    @property
+    def stored_at_once(self) -> int:
+        """See `Replica`."""
+        return 1_024
+
     async def commit(self, prepared: Sequence[Prepared]) -> list[Stored]:
         """See `Replica`."""
         stored = []

@@ -19,7 +19,7 @@ from recon.events import Need
 from recon.fetch import FetchQueue, read_fetch
 from recon.index import RangeIndex
 from sdstore.sds.digest import entry_digest
-from sdstore.sync.moves import names_in, read_items
+from sdstore.sync.received import names_in, read_items
 from sdstore.sync.report import SyncError
 from sdstore.wire import recon_pb2 as wire
 from sdstore.wire.recon_pb2 import ReconResponse

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from app.errors import Code, Problem
 from app.federation.peer import Peer, PeerOrigin
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon import endpoint as recon_endpoint
@@ -456,7 +457,7 @@ def test_claims_on_long_entries_cost_no_more_than_claims_on_short_ones(tmp_path:
     run(scenario())
 
 
-def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
+def test_what_a_session_stores_goes_through_the_door_in_groups_that_are_small_beside_publishers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 2_100
@@ -487,10 +488,12 @@ def test_what_a_session_stores_goes_through_the_door_a_group_at_a_time(
             stored = await replica.commit(await replica.prepare(items))
             assert [each.outcome for each in stored] == [STORED] * (2 * count)
             groups = (1_024, 1_024, count - 2_048)
-            assert sizes == [
-                *(("entries", size) for size in groups),
-                *(("claims", size) for size in groups),
-            ]
+            claims_of_all = [("claims", size) for size in groups]
+            assert sizes == [("entries", count), *claims_of_all]
+            sizes.clear()
+            await node.door.publish(Publication(encode(message(count))))
+            await replica.commit(await replica.prepare(items))  # now others wait between groups
+            assert sizes == [*(("entries", size) for size in groups), *claims_of_all]
 
     run(scenario())
 

@@ -1,0 +1,234 @@
+"""What a peer serves: items, checked against the elements that they name, and stored behind the transfer.
+
+The names of arriving items show what is left to fetch, so they are read first (`names_in`); the content is
+read once (`read_items`). Then items wait in a `WriteBehind` until there are enough for a transaction that
+is worth its cost; one transaction is written while the next items arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from recon.elements import U8, U64
+from recon.limits import ID_BYTES
+from sdstore.sync.memory import LOST, RETIRED, AsideElement, LackedBy
+from sdstore.sync.replica import Element, Prepared, Replica, Stored, columns
+from sdstore.sync.report import SyncCode, SyncError, misbehaved
+from sdstore.wire import recon_pb2
+from sdstore.wire.recon_pb2 import Item
+
+HELD_BYTES_MAX = 4 << 20  # as much again is being written
+HELD_S_MAX = 1.0  # so much later readers see a message, if a batch takes longer than that to come
+PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
+PATIENCE_STEP_S = 0.1
+
+
+class Row(NamedTuple):
+    """A received item, as prepared by the replica, and the element that it proved to be.
+
+    `item`: of a claim, which may have to wait for its entry. An entry's would only take memory.
+    """
+
+    prepared: Prepared
+    element: Element
+    item: Item | None = None
+
+
+@dataclass(slots=True)
+class Arrived:
+    """Some items of one answer, in order; `content_bytes` in all.
+
+    `rows` can be stored, `orphans` are claims whose entry is not here yet, `aside` are elements that
+    this peer cannot provide; `folded` are the IDs of claims that came inside entries.
+    """
+
+    content_bytes: int
+    rows: list[Row] = field(default_factory=list)
+    orphans: list[Row] = field(default_factory=list)
+    folded: set[bytes] = field(default_factory=set)
+    aside: list[AsideElement] = field(default_factory=list)
+
+    def sort(self, claim: Row) -> None:
+        """Add a claim to `rows`, or to `orphans`. Raises SyncError."""
+        order = claim.prepared.order
+        if order not in (None, claim.element.order):
+            raise misbehaved("a claim was served with a wrong order value")
+        (self.orphans if order is None else self.rows).append(claim)
+
+
+class Named(NamedTuple):
+    """The elements that the items of an answer name, and those that are claims inside its entries.
+
+    Rows of order value and ID; `ids[i]` is the ID of item i.
+    """
+
+    orders: list[int]
+    ids: list[bytes]
+    folded: list[tuple[int, bytes]]
+
+    def columns(self) -> tuple[U64, U8]:
+        """`orders` and `ids` as columns."""
+        return columns(zip(self.orders, self.ids, strict=True))
+
+    def all_columns(self) -> tuple[U64, U8]:
+        """As `columns`, with the folded claims."""
+        return columns([*zip(self.orders, self.ids, strict=True), *self.folded])
+
+
+def names_in(replica: Replica, items: Sequence[Item]) -> Named:
+    """What items claim to be, before anything is decoded. Raises SyncError."""
+    claim_id = replica.claim_id
+    named = Named([], [], [])
+    for item in items:
+        kind = item.WhichOneof("item")
+        if kind is None:
+            raise misbehaved("a served item names no element")
+        element_id = item.claim.digest if kind == "claim" else item.id
+        if len(element_id) != ID_BYTES:
+            raise misbehaved(f"a served item names no element: an ID must have {ID_BYTES} bytes")
+        order = item.order
+        named.orders.append(order)
+        if kind == "claim":
+            element_id = claim_id(element_id, item.claim.hint)
+        elif kind == "entry" and (hints := item.entry.hints):
+            named.folded.extend((order, claim_id(element_id, hint)) for hint in hints)
+        named.ids.append(element_id)
+    return named
+
+
+async def read_items(replica: Replica, items: Sequence[Item], ids: Sequence[bytes]) -> Arrived:
+    """Check items against the elements that they name (`names_in`). Raises SyncError.
+
+    The digest of its content identifies an item: another name is a fault of the peer. A frame that this
+    side cannot decode has no digest, so it is set aside under its name.
+    """
+    with_content = [item for item in items if not item.HasField("absent")]
+    prepared = iter(await replica.prepare(with_content))
+    arrived = Arrived(sum(map(Item.ByteSize, items)))
+    for item, element_id in zip(items, ids, strict=True):
+        element = Element(item.order, element_id)
+        if item.HasField("absent"):
+            code = RETIRED if item.absent.reason == recon_pb2.RETIRED else LOST
+            arrived.aside.append(AsideElement(LackedBy.HERE, *element, code))
+            continue
+        content = next(prepared)
+        if content.entry_id:
+            arrived.sort(Row(content, element, item))
+            continue
+        row = Row(content, element)
+        if content.element_id and (content.order, content.element_id) != element:
+            raise misbehaved(f"the frame served as {item.id.hex()} is another entry")
+        arrived.folded.update(content.claims)
+        if content.refusal:
+            arrived.aside += aside_of(row, content.refusal)
+        else:
+            arrived.rows.append(row)
+    return arrived
+
+
+def _claims_of(row: Row) -> list[Element]:
+    """The claims inside an entry."""
+    return [Element(row.element.order, each) for each in row.prepared.claims]
+
+
+def aside_of(row: Row, code: str) -> list[AsideElement]:
+    """A refused item as set-aside elements: an entry includes the claims on it."""
+    entry_id = row.prepared.entry_id
+    covered = (
+        AsideElement(LackedBy.HERE, *claim, code, row.element.element_id)
+        for claim in _claims_of(row)
+    )
+    return [AsideElement(LackedBy.HERE, *row.element, code, entry_id), *covered]
+
+
+def not_folded(rows: Sequence[Row], folded: Collection[bytes]) -> list[Row]:
+    """The rows to store, without claims that also came inside their entry."""
+    return [
+        row for row in rows if not row.prepared.is_held and row.element.element_id not in folded
+    ]
+
+
+class WriteBehind:
+    """Stores rows in the background, in the order in which they came, in large transactions.
+
+    A transaction of 8,192 messages costs half of eight of 1,024, because it touches each page of an index
+    once. There is one transaction at a time, and up to another one's worth of rows waits. If one fails,
+    whoever adds or flushes next gets its error, and its rows are lost.
+    """
+
+    def __init__(self, replica: Replica, is_settled: Callable[[Row, Stored], bool]) -> None:
+        """`is_settled` records the outcome of an item; False if there was no room for it yet."""
+        self._replica = replica
+        self._is_settled = is_settled
+        self._held: list[Row] = []
+        self._held_bytes = 0
+        self._held_since_s = 0.0
+        self._writing: asyncio.Task[None] | None = None
+
+    async def add(self, rows: Sequence[Row], size: int) -> None:
+        """Take over rows of `size` bytes. Raises SyncError, as does `Replica.commit`."""
+        if not rows:
+            return
+        if not self._held:
+            self._held_since_s = time.monotonic()
+        self._held += rows
+        self._held_bytes += size
+        while self._is_enough:
+            await self._written()
+            # Another task may have begun with these rows while this one waited.
+            if self._is_enough and self._writing is None:
+                self._write()
+
+    async def flush(self) -> None:
+        """Wait until everything that was added is stored. Raises as `add`."""
+        while self._held or self._writing is not None:
+            await self._written()
+            if self._held and self._writing is None:
+                self._write()
+
+    async def end(self) -> None:
+        """Forget what is not stored."""
+        self._held.clear()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+            self._writing = None
+
+    @property
+    def _is_enough(self) -> bool:
+        count = len(self._held)
+        return count > 0 and (
+            count >= self._replica.stored_at_once
+            or self._held_bytes >= HELD_BYTES_MAX
+            or time.monotonic() - self._held_since_s >= HELD_S_MAX
+        )
+
+    def _write(self) -> None:
+        rows, self._held, self._held_bytes = self._held, [], 0
+        self._writing = asyncio.create_task(self.store(rows))
+
+    async def _written(self) -> None:
+        """Wait for the end of the transaction that is being written. Raises its error."""
+        writing = self._writing
+        if writing is None:
+            return
+        await asyncio.wait({writing})
+        if self._writing is writing:  # else another task has its error
+            self._writing = None
+            writing.result()
+
+    async def store(self, waiting: Sequence[Row]) -> None:
+        """Commit at once; retry for a while if this side is overloaded. Raises SyncError."""
+        for _ in range(PATIENCE_STEPS):
+            if not waiting:
+                return
+            outcomes = await self._replica.commit([row.prepared for row in waiting])
+            rows = zip(waiting, outcomes, strict=True)
+            waiting = [row for row, stored in rows if not self._is_settled(row, stored)]
+            if waiting:
+                await asyncio.sleep(PATIENCE_STEP_S)
+        raise SyncError(SyncCode.OVERLOADED, "this node's own ingest queue stays full")
