@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from app.federation.divergence import COUNTED_MAX, divergence_of
+from app.federation.divergence import divergence_of
 from app.federation.peer import Peer
 from app.node import Node
 from recon.session import Interest
@@ -67,9 +67,9 @@ def test_no_more_than_a_bounded_number_is_counted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}, {}) as (one, two):
             memory = await proved(one, two, Interest.make(everything=True))
-            await publish(one, [message(n, "a") for n in range(COUNTED_MAX)])
-            assert await missing_there(one, memory) == (COUNTED_MAX, True)
-            await publish(one, [message(n, "a") for n in range(COUNTED_MAX, COUNTED_MAX + 9)])
-            assert await missing_there(one, memory) == (COUNTED_MAX + 1, False)
+            await publish(one, [message(n, "a") for n in range(10_000)])
+            assert await missing_there(one, memory) == (10_000, True)
+            await publish(one, [message(n, "a") for n in range(10_000, 10_009)])
+            assert await missing_there(one, memory) == (10_001, False)
 
     run(scenario())

@@ -173,6 +173,14 @@ def test_a_node_that_others_can_reach_connects_to_no_private_address(tmp_path: P
             assert (answer.status_code, answer.json()["code"]) == (422, "peer_url_refused")
 
 
+def test_a_node_does_not_become_its_own_peer(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        answer = node.http.post("/v1/peers", json={"url": node.url})
+        assert (answer.status_code, answer.json()["code"]) == (422, "peer_url_refused")
+        assert "this node itself" in answer.json()["detail"]
+        assert node.http.get("/v1/peers").json()["peers"] == []
+
+
 def test_events_of_a_session_end_with_its_report(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
         b.publish(message(1))
