@@ -12,6 +12,10 @@ _ADDRESS = ("tests/app/federation/test_address.py",)
 _ACCESS = "tests/app/federation/test_access.py"
 _DIVERGENCE = ("tests/app/federation/test_divergence.py",)
 _RECORDS = ("tests/app/federation/test_records.py",)
+_WRITTEN = (
+    "test_a_quiet_peer_is_written_now_and_again_a_large_memory_seldom_and_a_new_state_at_once"
+)
+_PACE = (f"{_RECORDS[0]}::{_WRITTEN}",)
 _SPOT_CHECKS = ("tests/app/federation/test_spot_checks.py",)
 _SYNCS = ("tests/app/federation/test_syncs.py",)
 _RELAY = "tests/app/federation/test_relay.py"
@@ -146,12 +150,12 @@ FAULTS = [
         instead(1 << 40),
         _DIVERGENCE,
     ),
-    _fault("a quiet peer is written each second", "records:PEER_WRITE_S", instead(0.0), _RECORDS),
+    _fault("a quiet peer is written each second", "records:PEER_WRITE_S", instead(0.0), _PACE),
     _fault(
         "a large memory is written as often as a small one",
         "records:MEMORY_BYTES_PER_S",
         instead(1e18),
-        _RECORDS,
+        _PACE,
     ),
     _fault(
         "what every session changes is written",
@@ -171,6 +175,8 @@ FAULTS = [
         "whole sessions with all peers fall due together",
         "peers:WHOLE_JITTER",
         instead(0.0),
-        ("tests/app/federation/test_scheduling.py",),
+        (
+            "tests/app/federation/test_scheduling.py::test_whole_sessions_with_many_peers_fall_due_at_different_times",
+        ),
     ),
 ]

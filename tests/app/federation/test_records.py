@@ -8,13 +8,16 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.federation import message
+from app.federation.peer import Peer, PeerState
+from app.federation.records import Records
+from tests.support.federation import message, open_nodes, run
 from tests.support.server import RunningNode, running_node
 
 DEAD = "http://127.0.0.1:9"
@@ -127,6 +130,8 @@ def test_idle_sessions_cost_no_writes_and_are_not_kept(
     # However slow the machine: no session is a long one, and no periodic write is due.
     monkeypatch.setattr("app.federation.records.PEER_WRITE_S", QUIET_S)
     monkeypatch.setattr("app.federation.syncs.RECORD_INTERVAL_S", QUIET_S)
+    # What is due is written some ten times while the sessions below run.
+    monkeypatch.setattr("app.federation.peers.LOOK_S", 0.05)
     with running_node(tmp_path / "b") as b:
         b.publish(message(1))
         with running_node(tmp_path / "a", peers=[b.url], sync_interval_s=0.02) as a:
@@ -141,6 +146,42 @@ def test_idle_sessions_cost_no_writes_and_are_not_kept(
         assert kept["report"]["entries_received"] == 1
         assert kept["started_by"] in ("schedule", "nudge")
         assert kept["outcome"] == "in_sync"
+
+
+def test_a_quiet_peer_is_written_now_and_again_a_large_memory_seldom_and_a_new_state_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr("app.federation.records._now_s", lambda: now_s)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        async with open_nodes(tmp_path, {}) as (node,):
+            records = Records(node.store, node.committer)
+            peer = Peer("p", httpx.URL("http://p"))
+            await records.add(peer.row())
+            records.fences["p"] = 1
+            # Seconds since the last write, the state, the size of the memory if it changes, and if it is due.
+            for after_s, state, memory_bytes, is_due in [
+                (0.0, PeerState.NEW, None, True),
+                (9.9, PeerState.NEW, None, False),
+                (10.1, PeerState.NEW, 2_000_000, True),
+                (19.9, PeerState.NEW, None, False),
+                (0.1, PeerState.FAILING, None, True),
+                (19.9, PeerState.FAILING, None, False),
+                (45.0, PeerState.FAILING, None, True),
+            ]:
+                written_s, now_s = now_s, now_s + after_s
+                peer.state, peer.in_sync_at_ms = state, int(now_s * 1_000)
+                if memory_bytes is not None:
+                    raw = random.Random(SEED).randbytes(memory_bytes)
+                    peer.memory = replace(peer.memory, interest=raw)
+                await records.write([peer], [])
+                [(row, _)] = await records.read()
+                assert (row.in_sync_at_ms == peer.in_sync_at_ms) is is_due, (after_s, state)
+                now_s = now_s if is_due else written_s
+
+    run(scenario())
 
 
 def test_the_record_of_divergence_counts_what_the_peer_lacks_and_how_old_it_is(

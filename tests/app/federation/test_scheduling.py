@@ -13,8 +13,9 @@ import pytest
 
 from app.federation.peers import _Metered
 from app.federation.schedule import PAUSE_S_MIN
+from sdstore.sync.memory import WHOLE_S_MAX
 from tests.support.cli import http_server
-from tests.support.federation import message
+from tests.support.federation import message, open_nodes, run
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import PostgresStores
 
@@ -285,3 +286,13 @@ def test_the_meter_passes_errors_and_cancellations_through() -> None:
         assert ended == ["cancelled"]
 
     asyncio.run(scenario())
+
+
+def test_whole_sessions_with_many_peers_fall_due_at_different_times(tmp_path: Path) -> None:
+    async def scenario() -> list[float]:
+        async with open_nodes(tmp_path, {}) as (node,):
+            return sorted(node.peers._jittered().whole_s for _ in range(64))
+
+    times_s = run(scenario())
+    # Over six hours before the day is over, as far as the dice of 64 sessions tell.
+    assert 18 * 3_600 <= times_s[0] < 20 * 3_600 < 22 * 3_600 < times_s[-1] <= WHOLE_S_MAX

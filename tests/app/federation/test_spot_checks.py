@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from app.audit import Findings, Kind
+from app.federation import spotchecks
 from app.federation.spotchecks import SpotChecks
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
@@ -105,6 +108,34 @@ def test_a_false_proof_is_found_and_everything_is_compared(
             assert not any(each.since for each in pair.peer.requests if each.total)
 
     run(scenario())
+
+
+def test_a_peer_that_seems_falsely_proved_again_and_again_costs_a_whole_session_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_000.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, time_ns=time.time_ns)
+    monkeypatch.setattr(spotchecks, "time", clock)
+
+    async def finds_a_false_proof(*_: object) -> tuple[Verdict, None]:
+        return Verdict.FALSE_PROOF, None
+
+    monkeypatch.setattr(spotchecks, "check_part", finds_a_false_proof)
+
+    async def scenario() -> list[bool]:
+        nonlocal now_s
+        has_baseline = []
+        async with open_nodes(tmp_path, {}, {}) as (one, two):
+            for node in (one, two):
+                await publish(node, [message(n) for n in range(COUNT)])
+            pair = Pair(one, two)
+            for pause_s in (0, 60, 3_530, 20):
+                now_s += pause_s
+                await pair.sync()
+                has_baseline.append(bool(pair.memory.value.baselines))
+        return has_baseline
+
+    assert run(scenario()) == [False, True, True, False]
 
 
 def test_a_pair_that_differs_by_news_has_no_false_proof(tmp_path: Path) -> None:
