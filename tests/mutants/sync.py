@@ -11,6 +11,7 @@ from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
 _SESSION = ("tests/sync/test_session.py",)
 _NEWS = ("tests/sync/test_news.py",)
+_RECEIVED = ("tests/sync/test_received.py",)
 _INTERESTS = ("tests/app/federation/test_interests.py",)
 _NODES_NEWS = ("tests/app/federation/test_news.py",)
 
@@ -52,12 +53,11 @@ def _unlike_the_name(right: Any) -> Any:
 
 
 def _twice(right: Any) -> Any:
-    """Read an item again before it is stored."""
+    """Read items once more."""
 
-    async def wrong(moves: Any, rows: Any) -> None:
-        again = await moves._replica.prepare([row.item for row in rows])
-        rows = [row._replace(prepared=each) for row, each in zip(rows, again, strict=True)]
-        await right(moves, rows)
+    async def wrong(replica: Any, items: Any, ids: Any) -> Any:
+        await replica.prepare(items)
+        return await right(replica, items, ids)
 
     return wrong
 
@@ -70,6 +70,15 @@ def _swallowed(right: Any) -> Any:
             await right(moves, rows)
 
     return wrong
+
+
+async def _at_once(*_: Any) -> None:
+    """Wait for nothing."""
+
+
+async def _side_by_side(behind: Any) -> None:
+    """Leave the commit that runs to itself."""
+    behind._writing = None
 
 
 def _whatever_is_gone(right: Any) -> Any:
@@ -164,8 +173,26 @@ FAULTS = [
     _fault("idle pairs compare ranges", "session:Session._is_idle", _awaited(lambda *_: False)),
     # Content
     _fault("content may be another entry", "moves:read_items", _unlike_the_name),
-    _fault("an item is read twice", "moves:Moves._store", _twice),
-    _fault("a commit that fails is not noticed", "moves:Moves._store", _swallowed),
+    _fault("an item is read twice", "moves:read_items", _twice),
+    _fault("a commit that fails is not noticed", "received:WriteBehind.store", _swallowed),
+    _fault(
+        "what came before a fault is not stored", "moves:Moves.flush", instead(_at_once), _RECEIVED
+    ),
+    _fault(
+        "the end does not wait for a commit",
+        "received:WriteBehind.flush",
+        instead(_at_once),
+        _RECEIVED,
+    ),
+    _fault(
+        "two commits at a time", "received:WriteBehind._written", instead(_side_by_side), _RECEIVED
+    ),
+    _fault(
+        "commits are small",
+        "received:WriteBehind._is_enough",
+        instead(property(lambda b: bool(b._held))),
+        _RECEIVED,
+    ),
     _fault("nobody asks for lost content", "moves:Moves.fetch_lost", _awaited(lambda *_: set())),
     _fault(
         "what the peer does not serve is not missed",
