@@ -549,6 +549,10 @@ class NoRevision:
         return ACCEPT
 
 
+class LongRevision(Words):
+    revision = 257 * "x"
+
+
 class Broken:
     def __init__(self) -> None:
         raise OSError("no rules")
@@ -562,6 +566,7 @@ class Broken:
         ("no-such-entry-point", "0 entry points"),
         (f"{HERE}:Broken", "no rules"),
         (f"{HERE}:NoRevision", "no revision"),
+        (f"{HERE}:LongRevision", "at most 256 characters"),
         (f"{HERE}:HERE", "not callable"),
         ("", "cannot be loaded"),
     ],

@@ -73,6 +73,29 @@ def _left_most(*_: Any) -> Any:
     return wrong
 
 
+def _piece_by_piece(layer: Any, pieces: Any) -> None:
+    for each in pieces:
+        layer.write(each)
+
+
+def _read_at_once(layer: Any) -> None:
+    layer._is_paused = False
+    layer._go_on_reading()
+
+
+def _not_once_ended(right: Any) -> Any:
+    def wrong(layer: Any) -> None:
+        if not layer._is_ended:
+            right(layer)
+
+    return wrong
+
+
+def _take_always(layer: Any, nbytes: int) -> None:
+    layer._incoming.write(layer._buffer[:nbytes])
+    layer._advance()
+
+
 def _operator(*_: Any) -> Any:
     from app.callers import Caller
 
@@ -233,6 +256,39 @@ FAULTS = [
         "app.http.tls:TlsLayer._end",
         nothing,
         (f"{_TLS}::test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end",),
+    ),
+    _fault(
+        "more is read over TLS than the connection takes",
+        "app.http.tls:TlsLayer.get_buffer",
+        instead(lambda layer, _: layer._buffer),
+        (_TLS,),
+    ),
+    _fault(
+        "a large reply is encrypted at once", "app.http.tls:STEP_BYTES", instead(1 << 30), (_TLS,)
+    ),
+    _fault(
+        "each piece of a reply is a record",
+        "app.http.tls:TlsLayer.writelines",
+        instead(_piece_by_piece),
+        (_TLS,),
+    ),
+    _fault(
+        "the connection goes on reading while it parses",
+        "app.http.tls:TlsLayer.resume_reading",
+        instead(_read_at_once),
+        (_TLS,),
+    ),
+    _fault(
+        "a failed handshake is not explained",
+        "app.http.tls:TlsLayer._flush",
+        _not_once_ended,
+        (_TLS,),
+    ),
+    _fault(
+        "what comes after the end of a TLS connection is decrypted",
+        "app.http.tls:TlsLayer.buffer_updated",
+        instead(_take_always),
+        (_TLS,),
     ),
     _fault("what was verified stays valid", "app.tokens:Tokens._take", _keep_verified),
     _fault(

@@ -385,9 +385,10 @@ def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_d
         assert (second := rules.revision()) != first
         for broken in ("CODE = 'ccc'\nraise SystemExit", "def", "CODE = 'ddd'"):
             rules.file.write_text(broken)
-            refused = rules.reload()
-            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
-            assert (rules.verdict(), rules.revision()) == ("bbb", second)
+            for _ in range(2):
+                refused = rules.reload()
+                assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
+                assert (rules.verdict(), rules.revision()) == ("bbb", second)
         rules.file.unlink()
         assert rules.reload().status_code == 422
         rules.write("eee")

@@ -25,8 +25,8 @@ import trustme
 import uvloop
 from uvicorn.server import ServerState
 
-from app.http.connection import Connection, bounded_protocol
-from app.http.tls import tls_layers
+from app.http.connection import LINGER_BYTES_MAX, READ_BYTES, Connection, bounded_protocol
+from app.http.tls import RECORD_FRAMING_BYTES, tls_layers
 from app.limits import DEFAULT_LIMITS, Limits
 from app.sharing import Sharing
 from sdstore.sds.codec import encode
@@ -42,6 +42,8 @@ POST = (
     b"content-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n"
 )
 SECONDS_MAX = 20
+ALERT, APPLICATION_DATA = 21, 23  # types of records (RFC 8446, section 5.1)
+FATAL = 2  # the level of an alert
 
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Loops = Callable[[], asyncio.AbstractEventLoop]
@@ -446,6 +448,68 @@ def test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once
     run(loops, certified, test)
 
 
+def test_what_a_client_sends_ahead_over_tls_waits_in_its_socket(
+    certified: Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_over_bytes = []
+    right = Connection.buffer_updated
+
+    def noting(self: Connection, nbytes: int) -> None:
+        left_over_bytes.append(self.transport._incoming.pending)  # type: ignore[attr-defined]
+        right(self, nbytes)
+
+    async def test(served: Served) -> None:
+        connected = await served.client()
+        connected[1].write(LIVEZ * 10_000)
+        for _ in range(10_000):
+            await answer_of(connected)
+
+    monkeypatch.setattr(Connection, "buffer_updated", noting)
+    run(uvloop.new_event_loop, certified, test)
+    assert max(left_over_bytes) <= READ_BYTES + RECORD_FRAMING_BYTES
+
+
+def test_connections_that_rest_after_large_replies_over_tls_hold_no_memory_of_them(
+    certified: Certified,
+) -> None:
+    async def test(served: Served) -> None:
+        async def replied_to() -> None:
+            connected = await served.client()
+            connected[1].write(LARGE)
+            assert len(await answer_of(connected)) == LARGE_BYTES
+
+        await replied_to()
+        before_mib = memory_mib(os.getpid())
+        for _ in range(16):
+            await replied_to()
+        assert len(served.connections) == 17
+        assert memory_mib(os.getpid()) - before_mib < 4 * LARGE_BYTES / (1 << 20)
+
+    run(uvloop.new_event_loop, certified, test)
+
+
+def test_a_small_answer_over_tls_is_one_record(certified: Certified) -> None:
+    async def test(served: Served) -> None:
+        reader, writer = await served.raw()
+        session, step = talking(served, reader, writer)
+        await step(session.do_handshake)
+        await step(lambda: session.write(LIVEZ))
+        assert b"/livez" in await step(lambda: session.read(65_536))  # behind the session tickets
+        await step(lambda: session.write(LIVEZ))
+        raw = bytearray()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while piece := await reader.read(65_536):
+                    raw += piece
+        types, at = [], 0
+        while at < len(raw):
+            types.append(raw[at])
+            at += 5 + int.from_bytes(raw[at + 3 : at + 5], "big")
+        assert types == [APPLICATION_DATA]
+
+    run(uvloop.new_event_loop, certified, test)
+
+
 def test_a_client_that_reads_nothing_over_tls_is_cut_off(certified: Certified) -> None:
     async def test(served: Served) -> None:
         reader, writer = await served.client()
@@ -487,6 +551,41 @@ def test_an_answer_before_the_end_of_the_body_arrives_with_a_proper_end(
         await served.until(lambda: not served.state.connections)
 
     run(loops, certified, test, replace(DEFAULT_LIMITS, unread_body_linger_s=1))
+
+
+def test_a_client_that_sends_on_and_on_after_the_answer_is_cut_off_by_what_it_sends(
+    certified: Certified,
+) -> None:
+    async def test(served: Served) -> None:
+        reader, writer = await served.raw()
+        session, step = talking(served, reader, writer)
+        await step(session.do_handshake)
+        session.write(b"POST /early HTTP/1.1\r\nhost: h\r\ncontent-length: 900000000\r\n\r\n")
+        answer = b""
+        while piece := await step(lambda: session.read(65_536)):
+            answer += piece
+        assert answer.endswith(b"/early https 0")
+        sent_bytes = 0
+        with suppress(ConnectionError):
+            while served.state.connections and sent_bytes < 8 * LINGER_BYTES_MAX:
+                writer.write(bytes(65_536))  # whatever it is
+                sent_bytes += 65_536
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert LINGER_BYTES_MAX <= sent_bytes < 8 * LINGER_BYTES_MAX
+
+    limits = replace(DEFAULT_LIMITS, unread_body_linger_s=SECONDS_MAX)
+    run(uvloop.new_event_loop, certified, test, limits)
+
+
+def test_a_client_whose_handshake_fails_is_told_why(certified: Certified) -> None:
+    async def test(served: Served) -> None:
+        reader, writer = await served.raw()
+        writer.write(b"\x16\x03\x01\x00\x05hello")
+        raw = await reader.read(65_536)
+        assert (raw[0], raw[5]) == (ALERT, FATAL)
+
+    run(uvloop.new_event_loop, certified, test)
 
 
 @every_loop
@@ -580,8 +679,8 @@ def https_node(folder: Path, certified: Certified) -> Iterator[tuple[subprocess.
             node.kill()
 
 
-def memory_mib(node: subprocess.Popen[bytes]) -> float:
-    status = Path(f"/proc/{node.pid}/status").read_text()
+def memory_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 1_024
 
 
@@ -613,7 +712,7 @@ def test_a_node_under_half_handshakes_serves_others_in_bounded_memory_and_stops_
             b"accept: application/x-protobuf\r\n\r\n"
         )
         assert ask(page) > 7_000_000
-        before_mib = memory_mib(node)
+        before_mib = memory_mib(node.pid)
         hello = client_hello(certified)
         half = []
         for _ in range(DEFAULT_LIMITS.connections_per_address_max):
@@ -634,7 +733,7 @@ def test_a_node_under_half_handshakes_serves_others_in_bounded_memory_and_stops_
             left = 8_000_000
             while left > 0:
                 left -= len(resting[-1].recv(1 << 20))
-        assert memory_mib(node) - before_mib < 150
+        assert memory_mib(node.pid) - before_mib < 150
         started_s = time.monotonic()
         node.send_signal(signal.SIGTERM)
         assert node.wait(SECONDS_MAX) == 0
