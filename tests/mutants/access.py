@@ -132,9 +132,9 @@ def _by_name_alone(right: Any) -> Any:
 
 
 def _with_its_own_revision(right: Any) -> Any:
-    def wrong(*asked: Any) -> Any:
-        policy = right(*asked)
-        return policy._replace(revision=policy.rules.revision)
+    def wrong(name: str, loaded: Any = None) -> Any:
+        policy = right(name, loaded)
+        return policy if policy is loaded else policy._replace(revision=policy.rules.revision)
 
     return wrong
 
