@@ -45,33 +45,25 @@ class _Table:
     def __init__(self, requests_max: int, bytes_max: int) -> None:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self.buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def configure(self, requests_max: int, bytes_max: int) -> None:
         """Change the limits. No caller keeps more than a full bucket of the new ones."""
         if (requests_max, bytes_max) == (self._requests_max, self._bytes_max):
             return
         self._requests_max, self._bytes_max = requests_max, bytes_max
-        for bucket in self._buckets.values():
+        for bucket in self.buckets.values():
             bucket.requests = min(bucket.requests, requests_max)
             bucket.bytes = min(bucket.bytes, bytes_max)
 
-    def admit(self, name: str) -> Bucket:
-        bucket = self._buckets.get(name)
-        # Look at the clock only when something is spent: a bucket that is filled late never holds more.
-        if bucket is None or bucket.requests < 1 or bucket.bytes < 0:
-            bucket = self._filled(name, bucket)
-        bucket.requests -= 1
-        return bucket
-
-    def _filled(self, name: str, bucket: Bucket | None) -> Bucket:
+    def filled(self, name: str, bucket: Bucket | None) -> Bucket:
         now_s = time.monotonic()
         if bucket is None:
-            bucket = self._buckets[name] = Bucket(self._requests_max, self._bytes_max, now_s)
-            if len(self._buckets) > CALLERS_MAX:
-                self._buckets.popitem(last=False)
+            bucket = self.buckets[name] = Bucket(self._requests_max, self._bytes_max, now_s)
+            if len(self.buckets) > CALLERS_MAX:
+                self.buckets.popitem(last=False)
             return bucket
-        self._buckets.move_to_end(name)
+        self.buckets.move_to_end(name)
         part = (now_s - bucket.filled_at_s) / REFILL_S
         bucket.filled_at_s = now_s
         bucket.requests = min(self._requests_max, bucket.requests + part * self._requests_max)
@@ -114,7 +106,12 @@ class Rates:
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
         table = self._strangers if caller.rate is Rate.STRANGER else self._callers
-        return table.admit(caller.name)
+        bucket = table.buckets.get(caller.name)
+        # Look at the clock only when something is spent: a bucket that is filled late never holds more.
+        if bucket is None or bucket.requests < 1 or bucket.bytes < 0:
+            bucket = table.filled(caller.name, bucket)
+        bucket.requests -= 1
+        return bucket
 
     def begin_live(self, bucket: Bucket) -> None:
         """Count a live stream of a stranger; `rate_limited` if it or all strangers have too many."""

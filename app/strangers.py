@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from app.callers import Caller, granted_to_strangers, unauthenticated
 from app.settings import Settings
@@ -16,7 +17,7 @@ class Strangers:
 
     def __init__(self, settings: Settings) -> None:
         self._granted = _granted(settings)
-        self._running: dict[asyncio.Task[object], Caller] = {}
+        self._running: dict[asyncio.Task[Any], Caller] = {}
 
     def configure(self, settings: Settings) -> None:
         """Take over the settings, and end the requests that they do not allow."""
@@ -26,22 +27,18 @@ class Strangers:
                 del self._running[task]
                 task.cancel("anonymous access was withdrawn")
 
-    def begin(self, caller: Caller) -> None:
-        """The current task works for a stranger: a withdrawal cancels it until `end`.
+    def begin(self, caller: Caller, task: asyncio.Task[Any]) -> None:
+        """A task works for a stranger: a withdrawal cancels it until `end`.
 
         Raises Problem(UNAUTHENTICATED) if it came since the caller was identified.
         """
         if not caller.is_within(self._granted):
             raise unauthenticated("anonymous access was withdrawn; this needs an access token")
-        task = asyncio.current_task()
-        if task is not None:
-            self._running[task] = caller
+        self._running[task] = caller
 
-    def end(self) -> None:
-        """The current task has ended its work for the caller of `begin`."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._running.pop(task, None)
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """A task has ended its work for the caller of `begin`."""
+        self._running.pop(task, None)
 
 
 def _granted(settings: Settings) -> Caller:

@@ -322,7 +322,10 @@ class Tokens:
         self._callers: dict[str, tuple[Token, Caller]] = {}
         self._problem: Problem | None = None
         self._looked_s = float("-inf")
-        # By the SHA-256 of the header's value: how long a look-up takes reveals nothing about a secret.
+        # By the value of the header itself: to hash it with SHA-256 costs a request 1.7 us. How long a
+        # look-up takes reveals nothing about a secret. Python compares the bytes of a guess only if all 64
+        # bits of its hash are those of a value here, and hashes bytes with SipHash and a random key of this
+        # process. Where PYTHONHASHSEED fixes that key, at most those 64 of the 256 bits could leak.
         self._verified: dict[bytes, tuple[Token, Caller]] = {}
         # The tokens of the requests that run: a revocation ends them.
         self._running: dict[asyncio.Task[Any], str] = {}
@@ -333,17 +336,18 @@ class Tokens:
         Raises Problem: `unauthenticated`, `tokens_unavailable`. An unknown token, a revoked one and a
         wrong secret have one answer.
         """
-        self._look_if_due()
-        digest = hashlib.sha256(authorization).digest()
-        known = self._verified.get(digest)
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self.look()
+        known = self._verified.get(authorization)
         if known is None:
             known = self._verify(authorization)
             if len(self._verified) >= VERIFIED_MAX:
                 self._verified.clear()
-            self._verified[digest] = known
-        if _is_expired(known[0]):
+            self._verified[authorization] = known
+        token, caller = known
+        if token.expires_at_ms is not None and _is_past(token.expires_at_ms):
             raise unauthenticated("the access token has expired")
-        return known[1]
+        return caller
 
     def _verify(self, authorization: bytes) -> tuple[Token, Caller]:
         scheme, _, text = authorization.partition(b" ")
@@ -361,26 +365,27 @@ class Tokens:
             raise unauthenticated("the access token is not valid")
         return known
 
-    def begin(self, caller: Caller) -> None:
-        """The current task works for a caller with a token: a revocation cancels it until `end`.
+    def begin(self, caller: Caller, task: asyncio.Task[Any]) -> None:
+        """A task works for a caller with a token: a revocation cancels it until `end`.
 
         Raises Problem(UNAUTHENTICATED) if the token was revoked since the caller was identified.
         """
-        self._look_if_due()
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self.look()
         token, now = self._callers.get(caller.token_id or "", (None, caller))
         # A page of another origin has fewer scopes than its token.
         is_same = caller is now or (caller.channels == now.channels and caller.scopes <= now.scopes)
-        if token is None or not is_same or _is_expired(token):
+        if (
+            token is None
+            or not is_same
+            or (token.expires_at_ms is not None and _is_past(token.expires_at_ms))
+        ):
             raise unauthenticated("the access token was revoked or has expired")
-        task = asyncio.current_task()
-        if task is not None:
-            self._running[task] = token.token_id
+        self._running[task] = token.token_id
 
-    def end(self) -> None:
-        """The current task has ended its work for the caller of `begin`."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._running.pop(task, None)
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """A task has ended its work for the caller of `begin`."""
+        self._running.pop(task, None)
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -414,10 +419,6 @@ class Tokens:
             self._problem, self._callers, self._verified = problem.detached(), {}, {}
         self._end([each for each in set(self._running.values()) if not self._is_known(each)])
 
-    def _look_if_due(self) -> None:
-        if time.monotonic() - self._looked_s > LOOK_S:
-            self.look()
-
     def _take(self, tokens: Sequence[Token]) -> None:
         """Use these tokens. A token whose grants have changed ends what its callers have running."""
         if self._problem is not None:
@@ -436,7 +437,10 @@ class Tokens:
 
     def _is_known(self, token_id: str) -> bool:
         known = self._callers.get(token_id)
-        return known is not None and not _is_expired(known[0])
+        if known is None:
+            return False
+        ends_ms = known[0].expires_at_ms
+        return ends_ms is None or not _is_past(ends_ms)
 
 
 def _caller_of(token: Token) -> Caller:
@@ -449,8 +453,8 @@ def _caller_of(token: Token) -> Caller:
     )
 
 
-def _is_expired(token: Token) -> bool:
-    return token.expires_at_ms is not None and token.expires_at_ms <= _now_ms()
+def _is_past(moment_ms: int) -> bool:
+    return moment_ms <= _now_ms()
 
 
 class TokenAuthorizer:

@@ -22,6 +22,7 @@ BENCHMARKS = (
     "store",
     "frames",
     "http",
+    "tokens",
     "workers",
     "postgres",
     "pipeline",

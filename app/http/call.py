@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,9 @@ def client_of(asgi: AsgiScope) -> str:
 
 class Exchange(Protocol):
     """Features of our server beyond ASGI: replies in one write, and parts that are not copied."""
+
+    task: asyncio.Task[None]
+    """The task that answers the request."""
 
     @property
     def caller(self) -> str:

@@ -388,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self, exchange: Exchange) -> None:
         self._answering = exchange
         exchange.scope[EXCHANGE_KEY] = exchange
-        task = self.loop.create_task(exchange.run())
+        task = exchange.task = self.loop.create_task(exchange.run())
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
 

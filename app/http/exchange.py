@@ -47,7 +47,11 @@ class Exchange:
         "is_started",
         "keep_alive",
         "scope",
+        "task",
     )
+
+    task: asyncio.Task[None]
+    """The one that runs `run`."""
 
     def __init__(
         self,

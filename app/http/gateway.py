@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator, Mapping, MutableMapping, Sequence
@@ -82,6 +83,8 @@ class Gateway:
         self._bodies = Bodies(node.sharing.bodies, node.limits)
         self._limits = node.limits
         self._public_host = node.settings.public_host
+        self._rates = node.rates
+        self._tokens = node.tokens
         self._strangers: Strangers | None = node.strangers
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -176,7 +179,7 @@ class Gateway:
 
     def _bucket_of(self, caller: Caller) -> Bucket | None:
         # Callers on this machine have no rate limit, and pay nothing for that of others.
-        return None if caller.rate is Rate.FREE else self._node.rates.admit(caller)
+        return None if caller.rate is Rate.FREE else self._rates.admit(caller)
 
     def _identify(self, scope: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
         try:
@@ -187,12 +190,19 @@ class Gateway:
             raise
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
-        running = self._grants_of(call.caller)
-        if call.bucket is not None:
+        caller = call.caller
+        if call.sent_bytes and call.bucket is not None:
             call.bucket.spend(call.sent_bytes)
+        # What ends the request when its caller's grants are withdrawn.
+        running: Tokens | Strangers | None = (
+            self._tokens
+            if caller.token_id is not None
+            else (self._strangers if caller.rate is Rate.STRANGER else None)
+        )
         if running is not None:
+            task = _current_task() if call.exchange is None else call.exchange.task
             # The caller was identified before its body came and before it waited for its turn.
-            running.begin(call.caller)
+            running.begin(caller, task)
         try:
             route = match.route
             if self._handing is not None and self._handing.takes(route, call):
@@ -213,13 +223,7 @@ class Gateway:
                 await answer.give(reply)
         finally:
             if running is not None:
-                running.end()
-
-    def _grants_of(self, caller: Caller) -> Tokens | Strangers | None:
-        """What ends a request when its caller's grants are withdrawn."""
-        if caller.token_id is not None:
-            return self._node.tokens
-        return self._strangers if caller.rate is Rate.STRANGER else None
+                running.end(task)
 
     async def _stream(self, call: Call, reply: StreamedReply, answer: Answer) -> None:
         bucket = call.bucket
@@ -425,6 +429,13 @@ async def _refuse(answer: Answer, error: Problem | RequestValidationError | HTTP
     problem = _as_problem(error)
     await answer.give(problem_reply(problem))
     return problem.code
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("requests are answered in tasks")
+    return task
 
 
 def _release(place: Holding | None) -> None:

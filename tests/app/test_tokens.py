@@ -28,6 +28,12 @@ def bearer(text: str) -> bytes:
     return b"Bearer " + text.encode()
 
 
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 def refusal(tokens: Tokens, authorization: bytes) -> Code:
     with pytest.raises(Problem) as caught:
         tokens.caller(authorization)
@@ -121,12 +127,12 @@ async def test_a_token_made_a_moment_ago_is_valid_at_once_and_a_revoked_one_soon
     assert refusal(tokens, bearer("sds_a_b")) is Code.UNAUTHENTICATED
     token, text = file.create(scopes=[Scope.READ])
     caller = tokens.caller(bearer(text))
-    tokens.begin(caller)
+    tokens.begin(caller, this_task())
     file.revoke(token.token_id)
     monkeypatch.setattr(module, "LOOK_S", -1.0)
     assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
     with pytest.raises(Problem):
-        tokens.begin(caller)
+        tokens.begin(caller, this_task())
     with pytest.raises(Problem) as caught:
         file.revoke(token.token_id)
     assert caught.value.code is Code.NOT_FOUND
@@ -143,7 +149,7 @@ async def test_an_expired_token_is_refused(
     monkeypatch.setattr(module, "_now_ms", lambda: token.expires_at_ms)
     assert refusal(tokens, bearer(text)) is Code.UNAUTHENTICATED
     with pytest.raises(Problem):
-        tokens.begin(caller)
+        tokens.begin(caller, this_task())
 
 
 @pytest.mark.parametrize(
@@ -229,11 +235,11 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
     tokens = Tokens(file)
 
     async def run(caller: Caller) -> None:
-        tokens.begin(caller)
+        tokens.begin(caller, this_task())
         try:
             await asyncio.sleep(30)
         finally:
-            tokens.end()
+            tokens.end(this_task())
 
     async with tokens.watched():
         made = [file.create(scopes=[Scope.READ], name=str(n)) for n in range(3)]
@@ -247,9 +253,9 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
         await asyncio.wait_for(asyncio.gather(*tasks[:2], return_exceptions=True), 2)
         assert [each.done() for each in tasks] == [True, True, False]
         with pytest.raises(Problem):
-            tokens.begin(callers[1])
-        tokens.begin(callers[2])
-        tokens.end()
+            tokens.begin(callers[1], this_task())
+        tokens.begin(callers[2], this_task())
+        tokens.end(this_task())
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -141,7 +141,7 @@ def _with_its_own_revision(right: Any) -> Any:
 
 FAULTS = [
     _fault("any secret will do", "app.tokens:compare_digest", returns(True)),
-    _fault("a token never expires", "app.tokens:_is_expired", returns(False)),
+    _fault("a token never expires", "app.tokens:_is_past", returns(False)),
     _fault("a revocation lets what runs go on", "app.tokens:Tokens._end", nothing),
     _fault(
         "a request is not checked again after its body",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import PostgresStores
 
 STOPS_WITHIN_S = 1.0
 
@@ -355,3 +357,45 @@ def test_a_node_with_tokens_may_be_reachable_by_others(tmp_path: Path) -> None:
     cli("token", "new", "--scope", "read", "--data-dir", tmp_path)
     # No machine has this address, so the node gets as far as listening.
     assert cli(*serve).err.startswith("sdstore: cannot_listen: ")
+
+
+def test_tokens_are_those_of_a_host_even_where_hosts_share_a_database(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    shared = {"database_url": postgres_stores.new_url(), "trust_loopback": False}
+    with (
+        running_node(tmp_path / "first", **shared) as first_node,
+        running_node(tmp_path / "second", **shared) as second_node,
+    ):
+        first = Guarded(first_node, TokenFile(tmp_path / "first/tokens.json"))
+        second = Guarded(second_node, TokenFile(tmp_path / "second/tokens.json"))
+        publisher = {**first.token(Scope.PUBLISH), **PROTOBUF}
+        frame = encode(Message("shared", "x", lamport_timestamp=1, content=b"x"))
+        first.node.http.post("/v1/messages", content=frame, headers=publisher).raise_for_status()
+
+        def statuses(headers: dict[str, str]) -> list[int]:
+            answers = [
+                each.node.http.get("/v1/messages/shared", headers=headers)
+                for each in (first, second)
+            ]
+            return [each.status_code for each in answers]
+
+        def distribute() -> None:
+            copy = second.file.path.with_name("copy")
+            shutil.copyfile(first.file.path, copy)
+            copy.replace(second.file.path)
+            time.sleep(HOLDS_AFTER_S)
+
+        token, text = first.file.create(scopes=[Scope.READ])
+        of_first, of_second = {"authorization": f"Bearer {text}"}, second.token(Scope.READ)
+        assert (statuses(of_first), statuses(of_second)) == ([200, 401], [401, 200])
+        # A file that is distributed replaces what a host had.
+        distribute()
+        assert (statuses(of_first), statuses(of_second)) == ([200, 200], [401, 401])
+        # A revocation returns when it holds on its own host; the other one needs the file.
+        first.node.http.delete(
+            f"/v1/tokens/{token.token_id}", headers=first.token(Scope.ADMIN)
+        ).raise_for_status()
+        assert statuses(of_first) == [401, 200]
+        distribute()
+        assert statuses(of_first) == [401, 401]
