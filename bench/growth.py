@@ -1,4 +1,4 @@
-"""Sessions over the news, beside histories of any length: `python -m bench.growth [--quick]`.
+"""Sessions over the news, beside histories of any length: `python -m bench.growth [SIZE ... | --quick]`.
 
 Two nodes in one process hold the same messages and were proved equal. Then new messages arrive on each
 side, and one session makes the pair equal again; the caches of views are empty each time. Bodies are
@@ -208,9 +208,10 @@ def main() -> None:
     """Every size, in the same interest and beside it."""
     gc.set_threshold(*GC_THRESHOLDS)
     rows = []
+    sizes = tuple(int(each) for each in sys.argv[1:] if each.isdigit())
     with tempfile.TemporaryDirectory() as name:
         folders = {}
-        for size in QUICK_SIZES if "--quick" in sys.argv else SIZES:
+        for size in sizes or (QUICK_SIZES if "--quick" in sys.argv else SIZES):
             folder = folders[size] = Path(name) / str(size)
             for each in ("ours", "theirs"):
                 (folder / each).mkdir(parents=True)
