@@ -62,9 +62,10 @@ def audit(*, who: str, address: str, action: str, target: str, status: int, code
 
 
 def shown_url(url: str) -> str:
-    """A URL as an operator wrote it, for the audit log: without what can be a secret.
+    """A URL as an operator wrote it, for the audit log, without what can be a secret.
 
-    That is user name and password, query and fragment; where it is not clear which is which, all of it.
+    User name, password, query and fragment are left out, and all after the scheme if it is not clear which
+    is which.
     """
     base = re.split("[?#]", url, maxsplit=1)[0]
     scheme, slashes, _ = base.partition("//")

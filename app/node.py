@@ -95,7 +95,7 @@ class Node:
     policy: LoadedPolicy | None
     siblings: Siblings | None = None
     tls: ssl.SSLContext | None = None
-    certificate: bytes = b""  # as `app.reload.checked_certificate`
+    certificate: bytes = b""  # its hash, as of `app.reload.checked_certificate`
     # Called with the settings after each reload.
     reload_listeners: list[Callable[[Settings], None]] = field(default_factory=list)
 

@@ -122,7 +122,7 @@ class LoadedPolicy(NamedTuple):
 
 
 _sources: dict[str, bytes] = {}
-"""The source of each module that was run for a policy: as many as the operator names."""
+"""The source of each module that was run for a policy. There are as many as the operator has named."""
 
 
 def load_policy(name: str, loaded: LoadedPolicy | None = None) -> LoadedPolicy:
@@ -191,7 +191,7 @@ def _module(name: str, source: bytes | None) -> ModuleType:
     fresh = module_from_spec(spec)
     sys.modules[name] = fresh
     try:
-        # Not by the loader: it trusts a compiled file of the same size and second.
+        # Not by the loader: it trusts a compiled file if size and time, in seconds, are those of the source.
         code = compile(source, str(spec.origin), "exec", dont_inherit=True)
         exec(code, vars(fresh))  # noqa: S102 - as an import does
     except BaseException:

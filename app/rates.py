@@ -2,7 +2,7 @@
 
 A caller with a token has its own bucket; any other caller shares the one of its address, or /64 network.
 Callers of this machine have none. Refused credentials cost a request of the address. A process counts by
-itself, so a service with several workers lets through up to as many times the rate.
+itself, so a service with N workers lets through up to N times the rate.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What a process runs with: its settings, their policy, and the `checked_certificate`."""
+    """What a process runs with: its settings, their policy, and the hash from `checked_certificate`."""
 
     settings: Settings
     policy: LoadedPolicy | None
@@ -135,7 +135,7 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def checked_certificate(settings: Settings) -> bytes:
-    """The SHA-256 of the file of the certificate, which can be loaded; empty if the settings have none.
+    """Check that the certificate can be loaded. Returns the SHA-256 of its file; empty if there is none.
 
     Raises SettingsError.
     """

@@ -59,7 +59,7 @@ class Board:
     def reload(self, number: int) -> int:
         """Have the supervisor make all workers read their settings again, for the worker of this number.
 
-        Returns a mark for `behind`: nobody is behind 0, which it is while there is no supervisor.
+        Returns the mark of this reload for `behind`, or 0, behind which nobody is, if the supervisor is gone.
         """
         if os.getppid() != self._supervisor_pid:
             return 0  # it has ended, and so will this worker
@@ -69,7 +69,7 @@ class Board:
         return mark
 
     def reloads_asked(self) -> int:
-        """The mark of a reload that begins now."""
+        """How many reloads were asked for: the mark of one that begins now."""
         return sum(self._reloads_asked)
 
     def note_reloaded(self, number: int, mark: int) -> None:

@@ -1,6 +1,6 @@
-"""The requests of strangers that run: a reload that withdraws what lets a stranger in ends them.
+"""The running requests of strangers: a reload that withdraws the grants of a stranger ends its requests.
 
-`app.tokens` does the same for callers with a token. A stranger whose grants only grow goes on.
+`app.tokens` does the same for callers with a token. Requests of a stranger whose grants only grow go on.
 """
 
 from __future__ import annotations

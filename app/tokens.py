@@ -322,7 +322,7 @@ class Tokens:
         self._callers: dict[str, tuple[Token, Caller]] = {}
         self._problem: Problem | None = None
         self._looked_s = float("-inf")
-        # By the value of the header itself: to hash it with SHA-256 costs a request 1.7 us. How long a
+        # By the value of the header itself: hashing it with SHA-256 would cost a request 1.7 us. How long a
         # look-up takes reveals nothing about a secret. Python compares the bytes of a guess only if all 64
         # bits of its hash are those of a value here, and hashes bytes with SipHash and a random key of this
         # process. Where PYTHONHASHSEED fixes that key, at most those 64 of the 256 bits could leak.

@@ -206,7 +206,8 @@ def _unpack_heads(raw: U8, count: int) -> tuple[U64, int]:
 
 _FROM_START, _TO_END = 1, 2
 _WHOLE_RUN = bytes([1 << 2 | _FROM_START | _TO_END])
-"""A run of one range, which is everything, as in most sessions over the news: read in 1 µs, not in 50."""
+"""A run of one range that is everything, as in most sessions over the news. Comparing with it takes 1 µs,
+unpacking it 50."""
 
 
 def column(raw: bytes) -> U8:

@@ -231,7 +231,7 @@ class RangeIndex:
         """Which elements, orders u64[n] and ids u8[n, 32], are in the index: bool[n]."""
         elements = zip(orders.tolist(), map(bytes, ids), strict=True)
         found = np.array([each in self._pending for each in elements], dtype=bool)
-        if found.all():  # as most that came lately, and as none at all
+        if found.all():  # true for most elements that came lately, and for no elements
             return found
         heads = heads_of(np.ascontiguousarray(ids))
         for run in self.state.runs:

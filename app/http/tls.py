@@ -4,10 +4,10 @@ The event loops have TLS of their own. A server that must bound its connections 
 
 - The loops tell a protocol of its connection only after the handshake. Until then nobody can count,
   displace or close it.
-- They encrypt a reply at once and pass it to the socket's transport, so `get_write_buffer_size` is 0 while
+- They encrypt a whole reply and pass it to the socket's transport, so `get_write_buffer_size` is 0 while
   megabytes are unread. Their buffers then keep the size of the largest reply.
 - They hold up to 512 KiB of input of a connection that does not read.
-- With a mark of 0 they pause and resume writing in turns, whether or not anything is unread.
+- With a high-water mark of 0 they pause and resume writing in turns, whether or not anything is unread.
 
 `TlsLayer` is the protocol of the socket's transport and the transport of a connection. The connection is
 made when the socket is accepted, so its bounds and its deadline for headers cover the handshake.
@@ -28,7 +28,6 @@ STEP_BYTES = 16_384
 
 RECORD_FRAMING_BYTES = 512
 """Read beside what a connection takes: the headers and tags of its records."""
-
 
 RECORDS_PER_PASS = 16
 """Decrypted before other connections have their turn. Honest records have 1 to 16 KiB; one of a byte costs as

@@ -31,7 +31,7 @@ from app.quarantine import Fate, Quarantine
 
 Checked = NewEntry | Relayed | Problem
 Stored = Callable[[Sequence[bytes]], Awaitable[Container[bytes]]]
-"""Those of the entries with these digests that the store has."""
+"""Those of these digests whose entries the store has."""
 
 LOG_AGAIN_S = 60.0
 RETRY_AFTER_S = 5
@@ -102,7 +102,7 @@ class Judge(Collector):
                 fates = await asyncio.to_thread(self._quarantine.fates, digests)
             except Problem as problem:
                 return self._failed(checked, str(problem))
-            # Behind the fates: a released message leaves the quarantine only when it is stored.
+            # After the fates: a released message leaves the quarantine only when it is stored.
             here = await stored(digests)
         judged: list[Checked] = []
         unknown: list[tuple[int, NewEntry | Relayed]] = []

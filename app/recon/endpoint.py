@@ -67,7 +67,8 @@ NEWS_VIEW_ELEMENTS_MAX = 2_048
 """Elements of such a view: 13 MB for all of them. Reading more costs little beside moving them."""
 
 FOLLOWED_ITEMS_MIN = 64
-"""Pushed items that the index takes in at once, or the next comparison would wait for a whole backfill."""
+"""If more items are pushed, the index takes them in at once: otherwise the next comparison would wait for a
+whole backfill."""
 
 ITEM_HINTS_BYTES_MAX = 16_384
 """Hints and lengths around the frame of one item."""

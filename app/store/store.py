@@ -42,7 +42,7 @@ def _new_value(new: Any) -> dict[str, Any]:
     return {"value": new.value}
 
 
-@cache  # it is read once a second
+@cache  # it is read twice a second
 def _kept_interest(sql: SqlDialect) -> Query:
     return sql.query(select(store_meta.c.value).where(store_meta.c.name == INTEREST_NAME))
 

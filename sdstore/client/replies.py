@@ -65,7 +65,7 @@ def nothing(_: Reply) -> None:
 
 
 def no_content(reply: Reply) -> None:
-    """For answers without a body. What is no store may answer everything with 200."""
+    """For answers without a body (204). A server that is not a store can answer everything with 200."""
     if reply.status != HTTPStatus.NO_CONTENT:
         raise malformed_reply(f"the answer has the status {reply.status}, not 204", reply.status)
 
@@ -210,7 +210,7 @@ def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
 
 
 class Document(dict[str, Any]):
-    """A JSON object of a node, at any depth. A member that it lacks is the node's fault."""
+    """A JSON object in an answer, at any depth. A missing member is a fault of the node."""
 
     def __missing__(self, name: str) -> Any:
         raise malformed_reply(f"the answer has no member {name}")

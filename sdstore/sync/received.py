@@ -22,7 +22,7 @@ from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item
 
 HELD_BYTES_MAX = 4 << 20  # as much again is being written
-HELD_S_MAX = 1.0  # so much later readers see a message, if a batch takes longer than that to come
+HELD_S_MAX = 1.0  # how much later readers see a message, if the next batch is slow to come
 PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
 PATIENCE_STEP_S = 0.1
 
@@ -30,7 +30,7 @@ PATIENCE_STEP_S = 0.1
 class Row(NamedTuple):
     """A received item, as prepared by the replica, and the element that it proved to be.
 
-    `item`: of a claim, which may have to wait for its entry. An entry's would only take memory.
+    `item` is kept for a claim, which can have to wait for its entry. That of an entry would only take memory.
     """
 
     prepared: Prepared
@@ -156,8 +156,8 @@ class WriteBehind:
     """Stores rows in the background, in the order in which they came, in large transactions.
 
     A transaction of 8,192 messages costs half of eight of 1,024, because it touches each page of an index
-    once. There is one transaction at a time, and up to another one's worth of rows waits. If one fails,
-    whoever adds or flushes next gets its error, and its rows are lost.
+    once. There is one transaction at a time, and up to another one's worth of rows waits. If one fails, its
+    rows are lost, and the next `add` or `flush` raises its error.
     """
 
     def __init__(self, replica: Replica, is_settled: Callable[[Row, Stored], bool]) -> None:

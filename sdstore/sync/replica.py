@@ -38,9 +38,8 @@ def columns(elements: Iterable[tuple[int, bytes]]) -> tuple[U64, U8]:
     return np.array([order for order, _ in rows], np.uint64), ids
 
 
-@dataclass(
-    slots=True, kw_only=True
-)  # there is one for each message, and frozen ones are made slower
+# Not frozen: there is one for each message, and frozen ones take longer to make.
+@dataclass(slots=True, kw_only=True)
 class Prepared:
     """A received entry or claim, decoded once: its element, and whether it can be stored.
 
@@ -127,7 +126,10 @@ class Replica(Protocol):
 
     @property
     def stored_at_once(self) -> int:
-        """How many items a call of `commit` should get, if so many come: it takes longer, and they cost less."""
+        """How many items one call of `commit` should get, if there are as many.
+
+        The more it gets, the longer it takes, and the less each item costs.
+        """
 
     async def commit(self, prepared: Sequence[Prepared]) -> Sequence[Stored]:
         """Store prepared items, entries first; one outcome for each, in order.

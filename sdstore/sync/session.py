@@ -527,7 +527,7 @@ class Session:
         self, moved: Moved, own_mark: bytes, view_count: int, before: Baseline | None
     ) -> Baseline | None:
         """The next baseline, if this side holds all that the peer has up to its mark, or set it aside."""
-        # Claims come inside entries, and an entry can have too many.
+        # Claims that came inside entries are not in `held`: an entry can have more than a store keeps.
         unsure = moved.needed.keys() - moved.held
         unsure_at = [(moved.needed[each], each) for each in unsure if each not in self.aside]
         if unsure_at:
