@@ -161,8 +161,9 @@ class Relay:
     ) -> list[Outcome | Problem]:
         """Pass on what another store relays to this one; one outcome for each frame, in order.
 
-        `origin` is the instance ID of that store; `ways`: the `via` of each frame, or nothing. Content messages are refused (`not_relayed`), and so are
-        channels outside of this store's interest; with a `caller`, those that it may not publish in.
+        `origin` is the instance ID of that store; `ways`: the `via` of each frame, or nothing. Content
+        messages are refused (`not_relayed`), and so are channels outside of this store's interest; with a
+        `caller`, also those that it may not publish in.
         """
         prepared = await self._door.prepare_many([Publication(frame) for frame in frames])
         taken = [self._checked(each, caller) for each in prepared]

@@ -117,7 +117,7 @@ class Siblings:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker holds the peers and the syncs, and writes the index file."""
+        """Whether this worker writes the index file and, on SQLite, holds the peers and the syncs."""
         return self.number == 0
 
     @property

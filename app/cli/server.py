@@ -1,12 +1,15 @@
 """A node behind a socket: uvicorn in one process, or several workers, and their log.
 
-Workers share one socket and one database, and each is a whole node. The first one talks to peers and keeps
-the index file. On SQLite the first one is also the only one that writes; it is started beside the N workers
-that read, and they hand on to it whatever writes (`app.http.handing`). The supervisor replaces a worker that dies: at once if it had served
-for a while, otherwise after growing pauses, for as long as the service runs. A worker that is started
-while the database is away waits for it, and meanwhile answers that the node is not ready. The service
-ends when it is told to, when it cannot start, and when a worker meets a database that this version
-cannot use. Workers end with their supervisor, however that ends.
+Workers share one socket and one database, and each is a whole node. The first one keeps the index file. On
+PostgreSQL each peer is held by one of them. On SQLite the first one is the only one that writes and that
+holds peers; it is started beside the N workers that read, and they hand on to it whatever writes
+(`app.http.handing`).
+
+The supervisor replaces a worker that dies: at once if it had served for a while, otherwise after growing
+pauses, for as long as the service runs. A worker that is started while the database is away waits for it,
+and meanwhile answers that the node is not ready. The service ends when it is told to, when it cannot start,
+and when a worker meets a database that this version cannot use. Workers end with their supervisor, however
+that ends.
 """
 
 from __future__ import annotations

@@ -214,8 +214,9 @@ class PeerRows:
     ) -> dict[str, int]:
         """Renew the leases of a process, and take those that have expired: fences by peer.
 
-        Those in `left` only when they expired `GRACE_S` ago. Of the peers of settings only those in `settings_peers`: other hosts have their tokens. One
-        statement, without the writer's lock. A row that is being written is left out this time.
+        Those in `left` only when they expired `GRACE_S` ago. Of the peers of settings only those in
+        `settings_peers`: other hosts have the tokens of the others. One statement, without the writer's
+        lock. A row that is being written is left out this time.
         """
         if not self.is_shared:
             return {row[0]: 0 for row in await self._database.rows(_ids(self._sql))}

@@ -134,8 +134,9 @@ class ParticipantFile:
     ) -> Participant:
         """The participant of a channel from where its last save left it, or a new one.
 
-        Writes first what a failed save left, so that the state matches the log. Raises `LocalProtocolError` as `Participant.restore`: `state_of_another` if the channel's
-        participant has another sender ID.
+        Writes first what a failed save left, so that the state matches the log. Raises
+        `LocalProtocolError` as `Participant.restore`: `state_of_another` if the channel's participant has
+        another sender ID.
         """
         self.save(channel_id)
         state = self.state(channel_id)

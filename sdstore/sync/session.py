@@ -10,11 +10,11 @@ way to call the peer). The peer keeps nothing between calls, so all state of a s
    history. Everything else follows if a mark fails, if an element is due for a retry, and once a day.
    With a peer that gives no marks, `_is_idle` compares the 32-byte roots of both sets instead, as long
    as nothing changed here.
-3. A pass (`sdstore.sync.comparison.Pass`). Two streams of requests run side by side. `recon.initiator.Initiator` has a work
-   list of ranges; each answer settles ranges or splits them, and yields events: `Need` (lacked here),
-   `Have` (lacked there), `NotThere`. `Moves` fetches and pushes content in bounded batches as soon
-   as enough of it is known. A received item is decoded once, checked against the request, and
-   committed to the replica.
+3. A pass (`sdstore.sync.comparison.Pass`). Two streams of requests run side by side.
+   `recon.initiator.Initiator` has a work list of ranges; each answer settles ranges or splits them, and
+   yields events: `Need` (lacked here), `Have` (lacked there), `NotThere`. `Moves` fetches and pushes
+   content in bounded batches as soon as enough of it is known. A received item is decoded once, checked
+   against the request, and committed to the replica (`sdstore.sync.received`).
 4. The proof. That ranges are equal is only the peer's claim. The peer also states the total of its set
    under the session's key. This side never sends its own total. With marks, both totals are as of the
    first exchange, and `sdstore.sync.news.Moved` shows that what the pass moved explains the whole
@@ -119,10 +119,12 @@ async def sync_with_peer(
     Returns the report, and the memory for the next session with this peer. `changed` is called with the
     progress while the session runs. A dry run finds the differences and moves nothing; `fetch_only`
     sends nothing. With `opens_at_once` a session without a nonce begins with its first comparison, which
-    saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder recognises the nonces of
-    its sessions. `current_interest` returns the interest of the moment, where it can change during the
-    session: then the session goes on with the new one, as it does when the peer's changes. With `arrivals`, the arrival order of the replica, later sessions compare only what is
-    new; a dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains them.
+    saves a round trip and costs about 2 kB. `nonce_secret` is the key by which the caller's own responder
+    recognises the nonces of its sessions. `current_interest` returns the interest of the moment, where it
+    can change during the session: then the session goes on with the new one, as it does when the peer's
+    changes. With `arrivals`, the arrival order of the replica, later sessions compare only what is new; a
+    dry run and `fetch_only` compare everything. Never raises for faults of the peer: the report contains
+    them.
     """
     started_s = time.monotonic()
     session = Session(replica, transport, interest, memory, limits, changed)
@@ -393,7 +395,8 @@ class Session:
         if not is_news:
             await self._compare_all(header)
         if self.proof is not None and self.exchange.gives_marks:
-            self.proof = replace(self.proof, root=None)  # roots have no key: only for older peers
+            # Roots have no key: they are only for peers that give no marks.
+            self.proof = replace(self.proof, root=None)
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
         if self.proof is None and self._is_comparable and not self.found_count:
