@@ -59,7 +59,9 @@ class Judge(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         """See `prometheus_client.registry.Collector`."""
         family = CounterMetricFamily(
-            "sdstore_policy_verdicts", "Messages judged by the policy", labels=("verdict",)
+            "sdstore_policy_verdicts",
+            "Verdicts on messages, by the policy or by an earlier decision about the same message",
+            labels=("verdict",),
         )
         for verdict, count in sorted(self.verdicts.items()):
             family.add_metric([verdict], count)
