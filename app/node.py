@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,8 @@ from app.tokens import TokenFile, Tokens, tokens_path
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
 INDEX_FILE = "index.checkpoint"
+INDEX_FOLLOW_S = 1.0
+"""Pauses after which the range index follows what was committed, so that no session has to wait for it."""
 AUDIT_FILE = "audit.json"
 
 _log = logging.getLogger(__name__)
@@ -137,6 +139,7 @@ class Node:
             await closing.enter_async_context(node.interests.watched())
             await closing.enter_async_context(_watched(node.readiness))
             await node.index.start(settings.data_dir / INDEX_FILE)
+            await closing.enter_async_context(_repeated(node.index.catch_up, INDEX_FOLLOW_S))
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
             closing.push_async_callback(node.lost_content.close)
@@ -210,18 +213,40 @@ async def _index_kept(node: Node) -> AsyncIterator[None]:
     """Write the range index periodically and at the end."""
     limits = node.limits
 
-    async def keep_writing() -> None:
-        while True:
-            await asyncio.sleep(limits.index_save_interval_s)
-            await _save_index(node, limits.index_save_growth_min)
+    async def write() -> None:
+        await _save_index(node, limits.index_save_growth_min)
 
-    writing = asyncio.create_task(keep_writing())
+    try:
+        async with _repeated(write, limits.index_save_interval_s):
+            yield
+    finally:
+        await _save_index(node, 1)
+
+
+@asynccontextmanager
+async def _repeated(do: Callable[[], Awaitable[None]], interval_s: float) -> AsyncIterator[None]:
+    """Call a function again and again, with pauses, whatever it raises; what is unexpected is logged once."""
+
+    async def repeat() -> None:
+        told = False
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await do()
+                told = False
+            except Problem as problem:  # who needs the result gets it too
+                _log.debug("work in the background: %s", problem)
+            except Exception:  # noqa: BLE001 - the next attempt may succeed
+                if not told:
+                    _log.warning("work in the background failed", exc_info=True)
+                told = True
+
+    repeating = asyncio.create_task(repeat())
     try:
         yield
     finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        await _save_index(node, 1)
+        repeating.cancel()
+        await asyncio.gather(repeating, return_exceptions=True)
 
 
 async def _save_index(node: Node, growth_min: int) -> None:

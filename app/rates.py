@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from app.callers import Caller, Rate
 from app.errors import Code, Problem
@@ -18,66 +17,68 @@ from app.limits import Limits
 from app.settings import Settings
 
 CALLERS_MAX = 16_384
-"""Buckets of one kind: 4 MiB. The one that was filled longest ago is forgotten, and its caller gets a full
-one again."""
+"""Buckets of one kind: 4 MiB. The caller that was seen longest ago is forgotten, and gets a full one again."""
 
 REFILL_S = 60
 """In which an empty bucket becomes full. A caller can spend a full one at once."""
 
-
-@dataclass(slots=True)
-class Bucket:
-    """What one caller has left: requests, and bytes of bodies and replies."""
-
-    requests: float
-    bytes: float
-    filled_at_s: float
-    live_count: int = 0
-
-    def spend(self, bytes_count: int) -> None:
-        """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
-        self.bytes -= bytes_count
+ROUNDING_S = 1e-6
+"""What sums of fractions of `REFILL_S` may be off: a full bucket has its last request too."""
 
 
 class _Table:
-    """The buckets of one kind of callers."""
+    """The buckets of one kind of callers, and what a request and a byte cost: seconds of refilling."""
 
     def __init__(self, requests_max: int, bytes_max: int) -> None:
-        self._requests_max = requests_max
-        self._bytes_max = bytes_max
         self.buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self.configure(requests_max, bytes_max)
 
     def configure(self, requests_max: int, bytes_max: int) -> None:
-        """Change the limits. No caller keeps more than a full bucket of the new ones."""
-        if (requests_max, bytes_max) == (self._requests_max, self._bytes_max):
-            return
-        self._requests_max, self._bytes_max = requests_max, bytes_max
-        for bucket in self.buckets.values():
-            bucket.requests = min(bucket.requests, requests_max)
-            bucket.bytes = min(bucket.bytes, bytes_max)
+        """Change the limits. A caller that has spent a part of its bucket has spent that part of the new one."""
+        self.requests_max, self.bytes_max = requests_max, bytes_max
+        self.request_s, self.byte_s = REFILL_S / requests_max, REFILL_S / bytes_max
 
-    def filled(self, name: str, bucket: Bucket | None) -> Bucket:
-        now_s = time.monotonic()
+    def bucket(self, name: str) -> Bucket:
+        """The bucket of a caller; a full one for a new caller."""
+        bucket = self.buckets.get(name)
         if bucket is None:
-            bucket = self.buckets[name] = Bucket(self._requests_max, self._bytes_max, now_s)
+            bucket = self.buckets[name] = Bucket(self)
             if len(self.buckets) > CALLERS_MAX:
                 self.buckets.popitem(last=False)
-            return bucket
-        self.buckets.move_to_end(name)
-        part = (now_s - bucket.filled_at_s) / REFILL_S
-        bucket.filled_at_s = now_s
-        bucket.requests = min(self._requests_max, bucket.requests + part * self._requests_max)
-        bucket.bytes = min(self._bytes_max, bucket.bytes + part * self._bytes_max)
-        if bucket.requests < 1:
-            raise _refusal(
-                f"{self._requests_max:,} requests a minute",
-                (1 - bucket.requests) * REFILL_S / self._requests_max,
-            )
-        if bucket.bytes < 0:
-            raise _refusal(
-                f"{self._bytes_max:,} bytes a minute", -bucket.bytes * REFILL_S / self._bytes_max
-            )
+        else:
+            self.buckets.move_to_end(name)
         return bucket
+
+
+class Bucket:
+    """What one caller has spent: the times at which its bucket is full again, of requests and of bytes.
+
+    The bucket is empty when that is `REFILL_S` from now (the generic cell rate algorithm, ITU-T I.371).
+    """
+
+    __slots__ = ("bytes_full_at_s", "full_at_s", "live_count", "table")
+
+    def __init__(self, table: _Table) -> None:
+        self.table = table
+        self.full_at_s = self.bytes_full_at_s = 0.0
+        self.live_count = 0
+
+    def take(self) -> None:
+        """Take one request. Raises Problem: `rate_limited` while the bucket is empty."""
+        now_s, table = time.monotonic(), self.table
+        full_at_s = table.request_s + (max(now_s, self.full_at_s))
+        empty_until_s = full_at_s - REFILL_S
+        if empty_until_s > now_s + ROUNDING_S:
+            raise _refusal(f"{table.requests_max:,} requests a minute", empty_until_s - now_s)
+        empty_until_s = self.bytes_full_at_s - REFILL_S
+        if empty_until_s > now_s:
+            raise _refusal(f"{table.bytes_max:,} bytes a minute", empty_until_s - now_s)
+        self.full_at_s = full_at_s
+
+    def spend(self, bytes_count: int) -> None:
+        """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
+        from_s = max(self.bytes_full_at_s, time.monotonic())
+        self.bytes_full_at_s = from_s + bytes_count * self.table.byte_s
 
 
 class Rates:
@@ -106,11 +107,8 @@ class Rates:
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
         table = self._strangers if caller.rate is Rate.STRANGER else self._callers
-        bucket = table.buckets.get(caller.name)
-        # Look at the clock only when something is spent: a bucket that is filled late never holds more.
-        if bucket is None or bucket.requests < 1 or bucket.bytes < 0:
-            bucket = table.filled(caller.name, bucket)
-        bucket.requests -= 1
+        bucket = table.bucket(caller.name)
+        bucket.take()
         return bucket
 
     def begin_live(self, bucket: Bucket) -> None:

@@ -72,6 +72,10 @@ def set_(
     if not (everything or channel or prefix):
         detail = "name --all, --channel or --prefix"
         raise CliError(Exit.USAGE, "invalid_parameter", detail)
+    if not all([*(channel or ()), *(prefix or ())]):
+        # More likely a variable of a shell that is not set than the channel with the empty name.
+        detail = "an empty name; every channel is --all"
+        raise CliError(Exit.USAGE, "invalid_parameter", detail)
     interest = {
         "all": everything,
         "channels": channel or [],

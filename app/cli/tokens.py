@@ -88,7 +88,8 @@ def new(
 @token.command("list")
 def list_(data_dir: DataDir = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List the tokens, without their secrets."""
-    found = _file(data_dir, config).read()
+    file = _file(data_dir, config)
+    found = file.read()
     if as_json:
         for each in found:
             print_json(each.document())
@@ -105,7 +106,7 @@ def list_(data_dir: DataDir = None, config: ConfigFile = None, as_json: AsJson =
         ]
         print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows))
     else:
-        print_note("no tokens")
+        print_note(f"no tokens in {file.path}")
 
 
 @token.command()

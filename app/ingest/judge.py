@@ -156,7 +156,7 @@ class Judge(Collector):
             headers={"Retry-After": str(RETRY_AFTER_S)},
         )
 
-    def _log(self, why: str, error: Exception | None = None) -> None:
+    def _log(self, why: str, error: BaseException | None = None) -> None:
         now_s = time.monotonic()
         if now_s - self._logged_s > LOG_AGAIN_S:
             self._logged_s = now_s
@@ -201,7 +201,7 @@ class Judge(Collector):
         )
         try:
             verdict: object = self._policy(candidate)
-        except Exception as error:  # noqa: BLE001 - whatever code of the operator raises
+        except BaseException as error:  # noqa: BLE001 - whatever code of the operator raises
             self._log("the policy raised an exception", error)
             return None
         if not isinstance(verdict, Verdict):

@@ -441,6 +441,7 @@ async def _interruptible(
         except asyncio.CancelledError:
             connection.interrupt()
             await asyncio.wait([working])
+            working.exception()  # it was interrupted, which nobody needs to hear
             raise
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
 from app.store.entryrows import FrameReader
 from app.store.peerrows import PeerRows
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -42,13 +45,19 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(FrameReader, "follow_marks"), (FrameReader, "verify"), (NodeIndex, "save")],
+    [
+        (FrameReader, "follow_marks"),
+        (FrameReader, "verify"),
+        (NodeIndex, "save"),
+        (NodeIndex, "catch_up"),
+    ],
 )
 async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     monkeypatch.setattr("app.lostcontent.MARKS_INTERVAL_S", 0.02)
     # An empty store has been read at once, and is not read again soon.
+    monkeypatch.setattr("app.node.INDEX_FOLLOW_S", 0.02)
     monkeypatch.setattr("app.audit.PASS_REST_S_MIN", 0.02)
     calls: list[bool] = []
     monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))
@@ -72,3 +81,20 @@ async def test_no_loop_of_a_peer_outlives_a_node_that_could_not_open(
         async with Node.open(Settings(data_dir=tmp_path, peers=["http://127.0.0.1:9"])):
             pass
     assert asyncio.all_tasks() == before
+
+
+async def test_the_index_follows_what_is_published_before_a_session_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.node.INDEX_FOLLOW_S", 0.02)
+    async with Node.open(Settings(data_dir=tmp_path)) as node:
+        for start in (0, 100):
+            messages = [
+                Message(f"m{start + n}", "c", lamport_timestamp=n, content=b"x") for n in range(100)
+            ]
+            await node.door.publish_many([Publication(encode(each)) for each in messages])
+            for _ in range(250):
+                if len(node.index.elements) == start + 100:
+                    break
+                await asyncio.sleep(0.02)
+            assert len(node.index.elements) == start + 100

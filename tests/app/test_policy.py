@@ -381,7 +381,10 @@ def test_the_verbs_list_release_and_drop(node: RunningNode) -> None:
     first, second = (each["digest"] for each in held(node))
     listed = cli("quarantine", "list", "--node", node.url)
     assert "it is odd" in listed.out
-    assert cli("quarantine", "release", first, "--node", node.url).code == 0
+    shown = next(each for each in listed.out.split() if first.startswith(each))
+    for wrong, code in (("f" * 16, 1), (first[:15], 2), ("zz", 2)):
+        assert cli("quarantine", "release", wrong, "--node", node.url).code == code
+    assert cli("quarantine", "release", shown.upper(), "--node", node.url).code == 0
     assert cli("quarantine", "drop", second, "--node", node.url).code == 0
     assert cli("quarantine", "list", "--node", node.url, "--json").out == ""
     missing = cli("quarantine", "drop", second, "--node", node.url)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -12,6 +14,7 @@ from app.callers import Caller, Rate, Scope
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
 from app.rates import Rates
+from app.settings import Settings
 
 LIMITS = replace(
     DEFAULT_LIMITS,
@@ -77,6 +80,48 @@ def test_bytes_overdraw_the_bucket_and_the_wait_is_as_long_as_it_says(clock: Clo
     refused(rates, "a")
     clock.now_s += 0.2
     rates.admit(caller("a"))
+
+
+def test_a_minute_of_rest_refills_a_bucket_once_and_no_more(clock: Clock) -> None:
+    rates = Rates(LIMITS)
+    rates.admit(caller("a")).spend(5_000)
+    clock.now_s += 60
+    spent = [rates.admit(caller("a")) for _ in range(60)]
+    refused(rates, "a")
+    clock.now_s += 60
+    spent[0].spend(6_000)
+    rates.admit(caller("a")).spend(1)
+    refused(rates, "a")
+
+
+def test_in_any_time_a_caller_gets_one_full_bucket_and_its_rate(clock: Clock) -> None:
+    random, rates = Random(7), Rates(LIMITS)
+    admitted = []
+    for _ in range(5_000):
+        clock.now_s += random.choice((0, 0, 0.01, 0.5, 20))
+        with suppress(Problem):
+            rates.admit(caller("a"))
+            admitted.append(clock.now_s)
+    assert len(admitted) > 1_000
+    for at, start_s in enumerate(admitted):
+        most = 60 + int(admitted[-1] - start_s + 1e-3)
+        assert len(admitted) - at <= most
+        within = sum(start_s <= each <= start_s + 10 for each in admitted[at : at + 100])
+        assert within <= 70
+
+
+def test_who_spent_a_bucket_has_spent_the_one_of_new_settings_too(clock: Clock) -> None:
+    rates = Rates(LIMITS)
+    for _ in range(30):
+        rates.admit(caller("a"))
+    rates.configure(Settings(stranger_requests_per_minute=10))
+    for _ in range(5):
+        rates.admit(caller("a"))
+    assert refused(rates, "a") == 6
+    clock.now_s += 60
+    for _ in range(10):
+        rates.admit(caller("a"))
+    refused(rates, "a")
 
 
 def test_live_streams_are_bounded_for_each_stranger_and_for_all_together() -> None:

@@ -120,6 +120,8 @@ def test_the_verbs_change_show_and_reset_an_interest(tmp_path: Path) -> None:
         assert (document["channels"], document["origin"]) == (["x"], "operator")
         assert cli("interests", "reset", "--node", node.url).out == "a\n"
         assert cli("interests", "set", "--node", node.url).code == Exit.USAGE
+        for empty in ("--channel", "--prefix"):  # such as a variable that is not set
+            assert cli("interests", "set", empty, "", "--node", node.url).code == Exit.USAGE
         assert cli("interests", "set", "--all", "--node", node.url).out == "every channel\n"
 
 

@@ -330,7 +330,8 @@ def test_the_command_line_makes_lists_and_revokes_tokens_beside_a_running_node(
         assert cli("token", "revoke", listed["id"], "--data-dir", tmp_path).code == 0
         assert node.http.get("/v1/channels", headers=headers).status_code == 401
     assert cli("token", "revoke", listed["id"], "--data-dir", tmp_path).code == 1
-    assert cli("token", "list", "--data-dir", tmp_path).err == "no tokens\n"
+    listed = cli("token", "list", "--data-dir", tmp_path)
+    assert listed.err == f"no tokens in {tmp_path / 'tokens.json'}\n"
 
 
 @pytest.mark.parametrize(
