@@ -38,15 +38,11 @@ class _Table:
         self.requests_max, self.bytes_max = requests_max, bytes_max
         self.request_s, self.byte_s = REFILL_S / requests_max, REFILL_S / bytes_max
 
-    def bucket(self, name: str) -> Bucket:
-        """The bucket of a caller; a full one for a new caller."""
-        bucket = self.buckets.get(name)
-        if bucket is None:
-            bucket = self.buckets[name] = Bucket(self)
-            if len(self.buckets) > CALLERS_MAX:
-                self.buckets.popitem(last=False)
-        else:
-            self.buckets.move_to_end(name)
+    def add(self, name: str) -> Bucket:
+        """A full bucket for a new caller."""
+        bucket = self.buckets[name] = Bucket(self)
+        if len(self.buckets) > CALLERS_MAX:
+            self.buckets.popitem(last=False)
         return bucket
 
 
@@ -77,7 +73,9 @@ class Bucket:
 
     def spend(self, bytes_count: int) -> None:
         """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
-        from_s = max(self.bytes_full_at_s, time.monotonic())
+        from_s = time.monotonic()
+        if self.bytes_full_at_s > from_s:  # the built-in max would cost each reply more
+            from_s = self.bytes_full_at_s
         self.bytes_full_at_s = from_s + bytes_count * self.table.byte_s
 
 
@@ -107,7 +105,11 @@ class Rates:
     def admit(self, caller: Caller) -> Bucket:
         """Count a request of a caller that is not free; `rate_limited` while its bucket is empty."""
         table = self._strangers if caller.rate is Rate.STRANGER else self._callers
-        bucket = table.bucket(caller.name)
+        bucket = table.buckets.get(caller.name)
+        if bucket is None:
+            bucket = table.add(caller.name)
+        else:
+            table.buckets.move_to_end(caller.name)
         bucket.take()
         return bucket
 
