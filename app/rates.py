@@ -62,7 +62,7 @@ class Bucket:
     def take(self) -> None:
         """Take one request. Raises Problem: `rate_limited` while the bucket is empty."""
         now_s, table = time.monotonic(), self.table
-        full_at_s = table.request_s + (max(now_s, self.full_at_s))
+        full_at_s = table.request_s + max(now_s, self.full_at_s)
         empty_until_s = full_at_s - REFILL_S
         if empty_until_s > now_s + ROUNDING_S:
             raise _refusal(f"{table.requests_max:,} requests a minute", empty_until_s - now_s)
@@ -73,9 +73,7 @@ class Bucket:
 
     def spend(self, bytes_count: int) -> None:
         """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
-        from_s = time.monotonic()
-        if self.bytes_full_at_s > from_s:  # the built-in max would cost each reply more
-            from_s = self.bytes_full_at_s
+        from_s = max(time.monotonic(), self.bytes_full_at_s)
         self.bytes_full_at_s = from_s + bytes_count * self.table.byte_s
 
 

@@ -10,10 +10,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.disk import sync_path
 from pipeline import manifest as manifests
 from pipeline.errors import ManifestError
 from pipeline.manifest import Manifest
-from pipeline.publish import remove_abandoned, sync_folder
+from pipeline.publish import remove_abandoned
 
 _PRUNED = ".pruned"
 
@@ -60,6 +61,6 @@ def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
     doomed = whole[: max(len(whole) - keep_count, 0)]
     for each in doomed:
         hidden = each.rename(each.with_name(f".{each.name}{_PRUNED}"))
-        sync_folder(folder)
+        sync_path(folder)
         shutil.rmtree(hidden)
     return doomed

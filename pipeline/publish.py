@@ -12,6 +12,7 @@ from secrets import token_hex
 
 from blake3 import blake3
 
+from app.disk import sync_path
 from pipeline.errors import PublishError
 from pipeline.manifest import FileRecord
 
@@ -39,8 +40,8 @@ def published(target: Path) -> Iterator[Path]:
             partial.rename(target)
             # Only with the lock held: without it another process could clear the folder meanwhile.
             (target / LOCK_NAME).unlink()
-            sync_folder(target)
-            sync_folder(target.parent)
+            sync_path(target)
+            sync_path(target.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -125,13 +126,4 @@ def share_file(source: Path, target: Path, path: str) -> bool:
 
 def _sync_all(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        sync_folder(Path(folder))
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the directory entries of `folder` to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(Path(folder))

@@ -181,7 +181,7 @@ class Door:
 
     @property
     def is_busy_with_others(self) -> bool:
-        """Whether others than this node's own syncs published in the last `OTHERS_S`."""
+        """Whether others than own syncs published in the last `OTHERS_S`, through this process."""
         return time.monotonic() - self._published_s < OTHERS_S
 
     @property

@@ -8,7 +8,6 @@ is worth its cost; one transaction is written while the next items arrive.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from sdstore.wire import recon_pb2
 from sdstore.wire.recon_pb2 import Item
 
 HELD_BYTES_MAX = 4 << 20  # as much again is being written
-HELD_S_MAX = 1.0  # how much later readers see a message, if the next batch is slow to come
+HELD_S_MAX = 1.0  # so much later readers see a message, however slowly others come
 PATIENCE_STEPS = 50  # retries when an ingest queue, ours or the peer's, is full
 PATIENCE_STEP_S = 0.1
 
@@ -166,15 +165,18 @@ class WriteBehind:
         self._is_settled = is_settled
         self._held: list[Row] = []
         self._held_bytes = 0
-        self._held_since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, rows: Sequence[Row], size: int) -> None:
         """Take over rows of `size` bytes. Raises SyncError, as does `Replica.commit`."""
         if not rows:
             return
-        if not self._held:
-            self._held_since_s = time.monotonic()
+        if self._replica.stored_at_once == 1:  # it has no writer that works meanwhile
+            await self.store(rows)
+            return
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HELD_S_MAX, self._write_old)
         self._held += rows
         self._held_bytes += size
         while self._is_enough:
@@ -193,6 +195,7 @@ class WriteBehind:
     async def end(self) -> None:
         """Forget what is not stored."""
         self._held.clear()
+        self._stop_timer()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -200,16 +203,27 @@ class WriteBehind:
 
     @property
     def _is_enough(self) -> bool:
-        count = len(self._held)
-        return count > 0 and (
-            count >= self._replica.stored_at_once
-            or self._held_bytes >= HELD_BYTES_MAX
-            or time.monotonic() - self._held_since_s >= HELD_S_MAX
+        return bool(self._held) and (
+            len(self._held) >= self._replica.stored_at_once or self._held_bytes >= HELD_BYTES_MAX
         )
 
     def _write(self) -> None:
+        self._stop_timer()
         rows, self._held, self._held_bytes = self._held, [], 0
         self._writing = asyncio.create_task(self.store(rows))
+
+    def _write_old(self) -> None:
+        """Write rows that have waited for `HELD_S_MAX`. While a transaction runs, or failed, look again later."""
+        self._timer = None
+        if self._writing is None or (self._writing.done() and self._writing.exception() is None):
+            self._write()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(HELD_S_MAX, self._write_old)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _written(self) -> None:
         """Wait for the end of the transaction that is being written. Raises its error."""

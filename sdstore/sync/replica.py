@@ -128,7 +128,8 @@ class Replica(Protocol):
     def stored_at_once(self) -> int:
         """How many items one call of `commit` should get, if there are as many.
 
-        The more it gets, the longer it takes, and the less each item costs.
+        The more it gets, the longer it takes, and the less each item costs. 1: each answer is committed
+        as it comes.
         """
 
     async def commit(self, prepared: Sequence[Prepared]) -> Sequence[Stored]:

@@ -215,7 +215,7 @@ def test_a_pruned_snapshot_has_lost_its_name_for_good_before_its_files_go(
         assert (hidden / "manifest.json").exists()
         synced.append(folder)
 
-    monkeypatch.setattr(lineage, "sync_folder", sync)
+    monkeypatch.setattr(lineage, "sync_path", sync)
     assert prune_snapshots(tmp_path, 1) == [tmp_path / "old"]
     assert synced == [tmp_path]
     assert not hidden.exists()

@@ -122,15 +122,22 @@ def test_large_rows_and_old_ones_are_not_kept_waiting(monkeypatch: pytest.Monkey
         await behind.add(rows(range(1)), received.HELD_BYTES_MAX)
         await turns()
         assert slow.begun == [1]
-        await behind.add(rows(range(1, 2)), 1)
+        monkeypatch.setattr(received, "HELD_S_MAX", 0.01)
+        await behind.add(rows(range(1, 3)), 2)
         await turns()
         assert slow.begun == [1]
-        monkeypatch.setattr(received, "HELD_S_MAX", 0.01)
-        await asyncio.sleep(0.02)
-        await behind.add(rows(range(2, 3)), 1)
-        await turns()
+        await asyncio.sleep(0.1)  # nothing more comes
         assert slow.begun == [1, 2]
         assert len(settled) == 3
+        slow.go.clear()
+        await behind.add(rows(range(3, 13)), 10)
+        await behind.add(rows(range(13, 14)), 1)
+        await asyncio.sleep(0.1)
+        assert slow.begun == [1, 2, 10]  # one at a time
+        slow.go.set()
+        await asyncio.sleep(0.1)
+        assert slow.begun == [1, 2, 10, 1]
+        assert len(settled) == 14
 
     run(scenario)
 
