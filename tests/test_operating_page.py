@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from app.cli.output import Exit
 from app.demo.nodes import running_node
-from tests.support.cli import cli
+from tests.support.cli import cli, process
 from tests.support.debian import program
 from tests.test_documented_commands import PASTE_S_MAX, checkout, clean_environment, free_ports
 
@@ -54,17 +55,18 @@ def run(text: str, folder: Path) -> str:
 
 
 def test_the_page_has_the_blocks_that_are_run_here() -> None:
-    assert [block.split()[0] for block in BLOCKS] == ["sdstore", "echo", "sdstore"]
-    assert len(INDENTED) == 1
+    """tests/packaging run the first block and the second indented one: installing, and containers."""
+    assert [block.split()[0] for block in BLOCKS] == ["python3", "sdstore", "echo", "sdstore"]
+    assert [block.split()[0] for block in INDENTED] == ["token=$(sdstore", "docker"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3), ids=["two nodes", "three nodes", "backup"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["two nodes", "three nodes", "backup"])
 def test_the_recipes_run_as_they_stand(number: int, tmp_path: Path) -> None:
     shown = run(BLOCKS[number], tmp_path)
-    if number == 0:
+    if number == 1:
         assert "in sync" in shown
-    elif number == 1:
+    elif number == 2:
         assert re.search(r"chat/lobby +1\b", shown)
         assert re.search(r"game/chess +2\b", shown)
     else:
@@ -150,6 +152,22 @@ def test_an_alert_fires_when_the_page_says_so_and_not_before(name: str, tmp_path
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_systemd_does_not_retry_what_only_an_operator_can_mend(tmp_path: Path) -> None:
+    unit = (EXAMPLES / "sdstore.service").read_text(encoding="utf-8")
+    [line] = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE) or [""]
+    (tmp_path / "node.toml").write_text("prot = 8000")
+    wrong = process("serve", "--config", tmp_path / "node.toml", "--data-dir", tmp_path)
+    exposed = process("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", tmp_path)
+    assert [Exit(int(code)) for code in line.split()] == [wrong.code, exposed.code]
+    assert [wrong.code, exposed.code] == [Exit.USAGE, Exit.REFUSED]
+
+
+def test_the_unit_starts_the_program_where_the_page_installs_it() -> None:
+    unit = (EXAMPLES / "sdstore.service").read_text(encoding="utf-8")
+    [program] = re.findall(r"^ExecStart=(\S+)", unit, re.MULTILINE)
+    assert f"/opt/sdstore/bin/sdstore {program}\n" in BLOCKS[0]
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

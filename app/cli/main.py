@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
@@ -29,7 +30,25 @@ def main() -> NoReturn:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = EXIT_CODE
+    except ModuleNotFoundError as error:
+        if not _is_of_extra(error.name or ""):
+            raise
+        # Without its packages there is neither `print_error` nor `Exit`.
+        sys.stderr.write(
+            f"sdstore: server_missing: {error}; the command line needs the extra `server`: "
+            "pip install 'sdstore[server]', in a checkout '.[server]'\n"
+        )
+        code = 6
     sys.exit(code)
+
+
+def _is_of_extra(module: str) -> bool:
+    """Whether a module belongs to a package of the extra `server`."""
+    from importlib.metadata import requires  # noqa: PLC0415 - for this error only
+
+    name = re.escape(module.partition(".")[0].replace("_", "-"))
+    pattern = re.compile(rf"{name}\b(?!-).*; .*extra == 'server'")
+    return any(map(pattern.match, requires("sdstore") or ()))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ from urllib.parse import quote
 import httpx
 import psycopg
 import pytest
+import trustme
 import yaml
 
+from app.demo.nodes import running_node
 from app.settings import ENVIRONMENT_PREFIX, load_settings
 from bench.postgres_server import SERVER_USER, PostgresServer, own_postgres
 from sdstore.client import StoreClient
@@ -79,11 +82,16 @@ def test_the_two_nodes_of_the_compose_file_are_each_other_s_peers_on_databases_o
         assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
 
 
-def environment_of(name: str) -> dict[str, str]:
-    """The environment of a store's container, from the image and the compose file."""
+def image_environment() -> dict[str, str]:
+    """The environment that the image sets."""
     last_stage = (ROOT / "Dockerfile").read_text().rsplit("FROM ", 1)[1].replace("\\\n", " ")
     (line,) = (line for line in last_stage.splitlines() if line.startswith("ENV "))
-    image = dict(word.split("=", 1) for word in line.split()[1:])
+    return dict(word.split("=", 1) for word in line.split()[1:])
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """The environment of a store's container, from the image and the compose file."""
+    image = image_environment()
     given = COMPOSE["services"][name]["environment"]
     filled = {
         key: re.sub(r"\$\{POSTGRES_PASSWORD[^}]*\}", lambda _: PASSWORD, value)
@@ -161,3 +169,100 @@ def test_two_stores_with_the_settings_of_the_compose_file_federate(tmp_path: Pat
                 break
             assert time.monotonic() < deadline, (found, peers)
             time.sleep(0.1)
+
+
+def test_no_container_of_the_compose_file_fills_the_disk_with_its_log() -> None:
+    for name, service in COMPOSE["services"].items():
+        options = service.get("logging", {}).get("options", {})
+        assert options.keys() >= {"max-size", "max-file"}, name
+
+
+DOCKER = """#!/usr/bin/env bash
+# What docker does for the commands of the page, without an engine: the image is this checkout.
+set -euo pipefail
+echo "$*" >> calls
+case $1 in
+    build) test -f Dockerfile ;;
+    exec) shift 2; "$@" ;;
+    run)
+        detach=no; [[ " $* " == *" --detach "* ]] && detach=yes
+        while [ "$1" != sdstore ] || [ "$last" = --name ]; do last=$1; shift; done
+        shift
+        [ $# -gt 0 ] || set -- serve
+        if [ $detach = no ]; then sdstore "$@"; else sdstore "$@" > serving 2>&1 & echo $! > pid; fi ;;
+esac
+"""
+
+
+def test_the_image_starts_as_the_page_says_and_takes_the_token_that_was_printed(
+    tmp_path: Path,
+) -> None:
+    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"(?<=\n\n)((?:    .*\n)+)", page.partition("## In a container")[2])
+    port = free_port()
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    shutil.copy(ROOT / "Dockerfile", tmp_path)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {
+        key: value for key, value in image_environment().items() if key.startswith("SDSTORE_")
+    }
+    environment |= {"PATH": path, "SDSTORE_DATA_DIR": str(tmp_path / "data")}
+    environment |= {"SDSTORE_PORT": str(port), "SDSTORE_DRAIN_S": "0"}
+    url = f"http://127.0.0.1:{port}"
+    block += f"\nsdstore wait --node {url}\n"
+    try:
+        shown = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        serving = tmp_path / "serving"
+        assert shown.returncode == 0, shown.stderr + (
+            serving.read_text() if serving.exists() else ""
+        )
+        token = (tmp_path / "first.token").read_text().strip()
+        assert token.startswith("sds_")
+        bearer = {"authorization": f"Bearer {token}"}
+        message = {"message_id": "m", "channel_id": "c", "lamport_timestamp": 1}
+        body = {"message": {**message, "content": "aGk="}}
+        stored = httpx.post(f"{url}/v1/messages", json=body, headers=bearer, trust_env=False)
+        assert stored.status_code == 201
+    finally:
+        if (tmp_path / "pid").exists():
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+    calls = (tmp_path / "calls").read_text()
+    assert "max-size" in calls
+    assert "--publish 8000:8000" in calls
+
+
+def health_check() -> list[str]:
+    """The command of the image's HEALTHCHECK."""
+    [command] = re.findall(
+        r"^HEALTHCHECK .*\\\n *CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
+    words: list[str] = json.loads(command)
+    return words
+
+
+def health(port: int) -> int:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SDSTORE_PORT": str(port)}
+    return subprocess.run(
+        health_check(), env=environment, check=False, timeout=SECONDS_MAX
+    ).returncode
+
+
+def test_the_health_check_knows_nodes_with_and_without_tls_from_a_port_where_nobody_listens(
+    tmp_path: Path,
+) -> None:
+    certificate = trustme.CA().issue_cert("store.example")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "store.pem")
+    assert health(free_port()) != 0
+    for flags in ([], ["--tls-cert", str(tmp_path / "store.pem")]):
+        with running_node(tmp_path / f"data-{len(flags)}", *flags) as url:
+            assert health(int(url.rpartition(":")[2])) == 0, flags

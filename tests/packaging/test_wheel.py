@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.cli.output import Exit
 from app.store.schema import SCHEMA_REVISION
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel, its server packages and nothing else."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean checkout."""
+    source = tmp_path_factory.mktemp("source")
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
@@ -31,14 +33,42 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, source / name)
-    _run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, source)
-    venv = folder / "venv"
-    _run(sys.executable, "-m", "venv", venv)
-    _run(
-        venv / "bin" / "pip", "install", "--require-hashes", "-r", ROOT / "requirements/server.lock"
+    return source
+
+
+@pytest.fixture(scope="module")
+def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands of docs/operating.md install, in other folders than those of the system."""
+    folder = tmp_path_factory.mktemp("installed")
+    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    block = block.replace("/opt/sdstore", str(folder / "opt")).replace("/usr/local", str(folder))
+    (folder / "bin").mkdir()
+    shown = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=source,
+        env={"PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    ).stdout
+    assert shown.splitlines()[-1] == f"sdstore {version('sdstore')}"
+    return folder / "opt"
+
+
+def test_without_the_extra_the_command_says_which_one_it_needs(
+    source: Path, tmp_path: Path
+) -> None:
+    _run(sys.executable, "-m", "venv", tmp_path / "venv")
+    _run(tmp_path / "venv/bin/pip", "install", source)
+    ran = subprocess.run(
+        [tmp_path / "venv/bin/sdstore", "--version"], capture_output=True, text=True, check=False
     )
-    _run(venv / "bin" / "pip", "install", "--no-deps", next(folder.glob("*.whl")))
-    return venv
+    assert "Traceback" not in ran.stderr
+    assert (ran.returncode, ran.stdout) == (Exit.LOCAL_FAULT, "")
+    assert ran.stderr.startswith("sdstore: server_missing: No module named 'typer'")
+    assert "'sdstore[server]'" in ran.stderr
 
 
 def test_the_installed_command_serves(environment: Path, tmp_path: Path) -> None:
