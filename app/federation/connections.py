@@ -40,6 +40,9 @@ HEAD_BYTES_MAX = 1 << 15
 FRAMING_FACTOR = 2
 """Bytes on the wire for each byte of a body: chunks of ten bytes and more have less around them."""
 
+PART_BYTES_MIN = 64
+"""As many bytes count for the smallest part of an answer, an answer 1xx or a chunk: each takes 2 us."""
+
 
 class Place(NamedTuple):
     """Where connections lead: the URL of a checked address, its TLS name, and the CAs to trust."""
@@ -206,9 +209,7 @@ class Connection(asyncio.Protocol):
             self.close()  # nothing was asked
             return
         self.has_answer = True
-        self._received_count += len(data)
-        if self._received_count > FRAMING_FACTOR * self._bytes_max + HEAD_BYTES_MAX:
-            self._fail(misbehaved(f"a reply larger than {self._bytes_max} bytes"))
+        if not self._count(len(data)):
             return
         try:
             self._parser.feed_data(data)
@@ -224,6 +225,14 @@ class Connection(asyncio.Protocol):
         else:
             self._fail(ConnectionResetError(str(exc) or type(exc).__name__))
 
+    def _count(self, bytes_count: int) -> bool:
+        """Whether the bytes of an answer are within their bound."""
+        self._received_count += bytes_count
+        is_within = self._received_count <= FRAMING_FACTOR * self._bytes_max + HEAD_BYTES_MAX
+        if not is_within or len(self._body) > self._bytes_max:
+            self._fail(misbehaved(f"a reply larger than {self._bytes_max} bytes"))
+        return is_within
+
     def _fail(self, error: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
@@ -236,14 +245,19 @@ class Connection(asyncio.Protocol):
         self._headers, self._body = {}, bytearray()
         if self._waiter is None or self._waiter.done():
             self.close()  # an answer to nothing, behind the one to the call
+        self._count_head(PART_BYTES_MIN)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header field, or a trailer field. Of repeated ones the first counts."""
-        self._head_bytes += len(name) + len(b": \r\n") + len(value)
+        if self._count_head(len(name) + len(b": \r\n") + len(value)):
+            self._headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+
+    def _count_head(self, bytes_count: int) -> bool:
+        """Whether the heads of the answers to a call, 1xx included, are within their bound."""
+        self._head_bytes += bytes_count
         if self._head_bytes > HEAD_BYTES_MAX:
             self._fail(misbehaved(f"a reply with more than {HEAD_BYTES_MAX} bytes of headers"))
-            return
-        self._headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        return self._head_bytes <= HEAD_BYTES_MAX
 
     def on_headers_complete(self) -> None:
         """The header section is complete."""
@@ -253,8 +267,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         """Some bytes of the body."""
         self._body += part
-        if len(self._body) > self._bytes_max:
-            self._fail(misbehaved(f"a reply larger than {self._bytes_max} bytes"))
+        self._count(max(0, PART_BYTES_MIN - len(part)))
 
     def on_message_complete(self) -> None:
         """The answer is complete, or one that announces another one."""

@@ -6,7 +6,8 @@ Up the link go the relayed messages of this node, in batches to `POST /v1/relay`
 this node's stream anyway. So a pair hears each other whichever of the two has the other as its peer.
 
 A link that breaks is opened again after a pause that doubles, with jitter. What a peer sends is taken at
-a bounded rate, one batch at a time: a peer that floods waits in its own connection.
+a bounded rate, one small piece at a time, between which others are served: a peer that floods waits in
+its own connection.
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ WINDOW_BITS_MAX = 20
 PACKED_PIECE_BYTES = 256
 """Unpacked at once: 64 blocks of 128 KiB at most, so a peer can make this node hold 8 MiB."""
 
-PIECE_BYTES = 256 * 1024
-"""Unpacked bytes that are read together, unless one piece alone has more."""
+PARSED_PIECE_BYTES = 16 * 1024
+"""Of the unpacked stream, parsed before others are served: empty lines cost most, 10 ms a piece."""
+
+PARSING_SHARE = 0.1
+"""Of a core, for parsing the stream of one peer, whatever it consists of."""
 
 _T = TypeVar("_T")
 
@@ -240,14 +244,24 @@ class Link:
         events = EventReader(int(EVENT_OVERHEAD * self._limits.frame_bytes_max))
         unpack = _unpacking(response.headers.get("content-encoding", "identity"))
         async for raw in response.aiter_raw():
-            for chunk in unpack(raw):
-                arrived = events.feed(chunk)
+            # Even a chunk that unpacks to nothing costs the HTTP client as much as an event.
+            await self._pace(1 / self._limits.relay_messages_per_s)
+            for piece in unpack(raw):
+                began_s = time.thread_time()
+                arrived = events.feed(piece)
                 came = [each for event in arrived if (each := self._read(event, nudge)) is not None]
+                parsing_s = time.thread_time() - began_s
                 frames = [frame for frame, _ in came]
                 if frames:
                     ways = [via for _, via in came]
                     await self._relay.take(frames, self.peer.instance, ways=ways)
-                await self._pace(len(arrived), sum(map(len, frames)))
+                await self._pace(
+                    max(
+                        len(arrived) / self._limits.relay_messages_per_s,
+                        sum(map(len, frames)) / self._limits.relay_bytes_per_s,
+                        parsing_s / PARSING_SHARE,
+                    )
+                )
         raise misbehaved("the stream ended")
 
     def _read(self, event: ServerEvent, nudge: Callable[[str], None]) -> tuple[bytes, bytes] | None:
@@ -269,17 +283,12 @@ class Link:
                     raise misbehaved("a way that is not in hex") from None
         return None  # also for an event of a later version
 
-    async def _pace(self, events_count: int, bytes_count: int) -> None:
-        """Sleep while the peer is faster than its share; it waits in its connection meanwhile."""
-        cost_s = max(
-            events_count / self._limits.relay_messages_per_s,
-            bytes_count / self._limits.relay_bytes_per_s,
-        )
+    async def _pace(self, cost_s: float) -> None:
+        """Serve others, for as long as the peer is ahead of its share; it waits in its connection."""
         now_s = time.monotonic()
         # A share of one second can be used at once.
         self._ahead_s = max(self._ahead_s, now_s - 1) + cost_s
-        if self._ahead_s > now_s:
-            await asyncio.sleep(self._ahead_s - now_s)
+        await asyncio.sleep(max(0, self._ahead_s - now_s))
 
     # ---- up the link
 
@@ -343,27 +352,25 @@ async def _refusal(response: httpx.Response) -> StoreError | None:
 def _unpacking(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
     """Unpacks the chunks of a stream, in pieces of bounded size; SyncError for damaged ones."""
     if encoding == "identity":
-        return lambda raw: (raw,)
+        return _pieces
     if encoding != "zstd":
         raise misbehaved(f"a stream in {encoding[:32]}, which this node did not request")
     unpacking = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_BITS_MAX).decompressobj()
 
     def unpack(raw: bytes) -> Iterator[bytes]:
-        pieces: list[bytes] = []
-        bytes_count = 0
         for at in range(0, len(raw), PACKED_PIECE_BYTES):
             try:
-                pieces.append(unpacking.decompress(raw[at : at + PACKED_PIECE_BYTES]))
+                unpacked = unpacking.decompress(raw[at : at + PACKED_PIECE_BYTES])
             except zstandard.ZstdError as error:
                 raise misbehaved(f"a damaged stream ({error})") from None
-            bytes_count += len(pieces[-1])
-            if bytes_count >= PIECE_BYTES:
-                yield b"".join(pieces)
-                pieces, bytes_count = [], 0
-        if bytes_count:
-            yield b"".join(pieces)
+            yield from _pieces(unpacked)
 
     return unpack
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    for at in range(0, len(raw), PARSED_PIECE_BYTES):
+        yield raw[at : at + PARSED_PIECE_BYTES]
 
 
 def _member(event: ServerEvent, name: str, kind: type[_T], default: _T | None = None) -> _T:

@@ -13,23 +13,27 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
+import httpcore
 import httpx
 
 from app.errors import Code, Problem
-from app.federation.connections import Connections, Place, Pool, request_bytes
+from app.federation.connections import HEAD_BYTES_MAX, Connections, Place, Pool, request_bytes
 from app.limits import Limits
 from sdstore.client.exchange import CONNECT_TIMEOUT_S
 from sdstore.client.transport import REQUEST_TIMEOUT_S, Answer, HttpTransport
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making
 PORT_MAX = 65_535
+READ_BYTES = 8_192
+"""Of a peer's answer, parsed before others are served: chunks of one byte take 60 ms."""
+
 _NAT64 = IPv6Network("64:ff9b::/96")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -235,7 +239,7 @@ async def open_http_client(
 
     async with httpx.AsyncClient(
         base_url=pinned.base_url,
-        verify=_tls_context(ca_file),
+        transport=_BoundedTransport(_tls_context(ca_file)),
         headers={} if token is None else {"authorization": f"Bearer {token}"},
         timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         follow_redirects=False,
@@ -243,6 +247,80 @@ async def open_http_client(
         event_hooks={"request": [send_to_pinned]},
     ) as client:
         yield client
+
+
+class _BoundedTransport(httpx.AsyncHTTPTransport):
+    """Reads the answers of a peer in small pieces, and no more than `HEAD_BYTES_MAX` before a body.
+
+    The parser of httpx handles all that it has read before anything else runs, and reads answers 1xx for
+    as long as they come.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(verify=context, trust_env=False)
+        # httpx has no argument for the backend.
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=context, network_backend=_BoundedBackend()
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See `httpx.AsyncBaseTransport`."""
+        response = await super().handle_async_request(request)
+        response.extensions["network_stream"].is_in_head = False
+        return response
+
+
+class _BoundedBackend(httpcore.AnyIOBackend):
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - of httpcore
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """See `httpcore.AsyncNetworkBackend`."""
+        stream = await super().connect_tcp(host, port, timeout, local_address, socket_options)
+        return _BoundedStream(stream)
+
+
+class _BoundedStream(httpcore.AsyncNetworkStream):
+    """A connection. `is_in_head`: the answer to the last request has not begun its body."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self.is_in_head = False
+        self._stream = stream
+        self._head_bytes = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        """See `httpcore.AsyncNetworkStream`."""
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._head_bytes += len(data)
+        if self.is_in_head and self._head_bytes > HEAD_BYTES_MAX:
+            raise httpcore.RemoteProtocolError(f"more than {HEAD_BYTES_MAX} bytes before a body")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """See `httpcore.AsyncNetworkStream`."""
+        self.is_in_head, self._head_bytes = True, 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """See `httpcore.AsyncNetworkStream`."""
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> httpcore.AsyncNetworkStream:
+        """See `httpcore.AsyncNetworkStream`."""
+        return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> object:
+        """See `httpcore.AsyncNetworkStream`."""
+        return self._stream.get_extra_info(info)
 
 
 def _tls_context(ca_file: Path | None) -> ssl.SSLContext:

@@ -38,8 +38,8 @@ class ServerEvent(NamedTuple):
 class EventReader:
     """Parses server-sent events (WHATWG HTML) from chunks as they arrive.
 
-    An ID with only a comment makes an event without data. An event or a line of more than `bytes_max`
-    bytes is a `StoreError`.
+    An ID with only a comment makes an event without data. An event, or lines without one (comments,
+    empty lines), of more than `bytes_max` bytes is a `StoreError`.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -48,7 +48,7 @@ class EventReader:
         self._rest_bytes = 0
         self._fields: dict[str, str] = {}  # `event` and `id`
         self._data: list[str] = []
-        self._event_bytes = 0
+        self._event_bytes = 0  # since the last event, comments included
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         """The events that end in `chunk`."""
@@ -62,24 +62,25 @@ class EventReader:
             self._rest, self._rest_bytes = [line], len(line)
         if self._rest_bytes + self._event_bytes > self._bytes_max:
             raise StoreError(
-                "reply_too_large", 0, f"an event is larger than {self._bytes_max} bytes"
+                "reply_too_large", 0, f"{self._bytes_max} bytes of the stream hold no event"
             )
         return events
 
     def _line(self, line: bytes) -> ServerEvent | None:
+        self._event_bytes += len(line) + 1
         if line:
             name, _, value = line.decode(errors="replace").partition(":")
             value = value.removeprefix(" ")
             if name == "data":
                 self._data.append(value)
-                self._event_bytes += len(line)
             elif name in ("event", "id"):
                 self._fields[name] = value
             return None
-        fields, data, self._event_bytes = self._fields, self._data, 0
+        fields, data = self._fields, self._data
         self._fields, self._data = {}, []
         if not data and "id" not in fields:
             return None
+        self._event_bytes = 0
         return ServerEvent(fields.get("event", "message"), fields.get("id", ""), "\n".join(data))
 
 

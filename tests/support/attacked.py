@@ -68,6 +68,12 @@ class Attacked:
         raise AssertionError("the node has ended")
 
     @property
+    def busy_s(self) -> float:
+        """CPU time that the process has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def sockets_count(self) -> int:
         """Open sockets of the process: connections, and a few of its own."""
         count = 0
@@ -84,10 +90,13 @@ class Attacked:
 
 
 @contextmanager
-def attacked_node(data_dir: Path) -> Iterator[Attacked]:
+def attacked_node(data_dir: Path, *arguments: object) -> Iterator[Attacked]:
     """`sdstore serve` with the default limits over `data_dir`, until the block ends."""
     process = subprocess.Popen(
-        command("serve", "--port", 0, "--data-dir", data_dir, "--json", "--log-level", "error"),
+        command(
+            *("serve", "--port", 0, "--data-dir", data_dir, "--json", "--log-level", "error"),
+            *arguments,
+        ),
         stdout=subprocess.PIPE,
         env=os.environ | {"SDSTORE_DRAIN_S": "0"},
     )

@@ -296,6 +296,8 @@ def test_a_call_is_repeated_if_a_kept_connection_ends_without_an_answer() -> Non
         (HEAD + b"content-length: 1001\r\n\r\n" + bytes(1_001), "a reply larger than 1000 bytes"),
         (HEAD + b"".join(b"x%d: %s\r\n" % (n, b"y" * 98) for n in range(900)), "a reply larger"),
         (HEAD + b"a:b\r\n" * 6_900, "bytes of headers"),
+        (b"HTTP/1.1 100 \r\n\r\n" * 1_800, "bytes of headers"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 999, "a reply larger"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (1 << 17), "a reply larger than 1000 bytes"),
         (HEAD + b"content-length: 9\r\n\r\nhalf", "closed the connection"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "the answer is not HTTP"),
