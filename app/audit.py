@@ -27,6 +27,7 @@ from app.recon.index import NodeIndex
 from app.recon.indexaudit import IndexAudit, IndexStep
 from app.store.integrity import RowStep, is_damage, message_or_fault
 from app.store.store import Store
+from app.supervisor import Supervisor, ended
 
 FRAMES_PER_STEP = 16
 BYTES_PER_STEP = 256 * 1024
@@ -201,10 +202,10 @@ class Audit:
         self._read_again_at_s: float | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, *, checks_store: bool) -> None:
+    def start(self, supervisor: Supervisor, *, checks_store: bool) -> None:
         """Audit in the background from now on."""
         self.prepare(checks_store=checks_store)
-        self._task = asyncio.create_task(self._keep_checking(), name="audit")
+        self._task = supervisor.keep("audit", self._keep_checking)
 
     def prepare(self, *, checks_store: bool) -> None:
         """Begin, or go on where the last process stopped; `checks_store`: set by one process of a node."""
@@ -216,9 +217,7 @@ class Audit:
 
     async def close(self) -> None:
         """Stop, and save the place."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await ended(self._task)
         self._keep_place()
 
     def document(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ it is reset.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -24,7 +23,8 @@ from app.ingest.committer import GroupCommitter
 from app.limits import Limits
 from app.settings import Settings
 from app.store.store import Store
-from recon.errors import LocalProtocolError, RemoteProtocolError
+from app.supervisor import Supervisor
+from recon.errors import LocalProtocolError
 from recon.limits import INTEREST_BYTES_MAX, INTEREST_NAMES_MAX
 from recon.session import Interest, decode_interest
 from sdstore.sds.codec import DECODER_VERSION
@@ -129,28 +129,11 @@ class Interests:
             self._take(kept)
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watched(self, supervisor: Supervisor) -> AsyncIterator[None]:
         """Follow the database while the block runs. Raises Problem if the first look fails."""
         await self.look()
-
-        async def watch() -> None:
-            is_failing = False
-            while True:
-                await asyncio.sleep(LOOK_S)
-                try:
-                    await self.look()
-                    is_failing = False
-                except Problem as problem:
-                    if not is_failing:
-                        _log.warning("the interest cannot be read, so it stays: %s", problem.detail)
-                    is_failing = True
-
-        watching = asyncio.create_task(watch(), name="interests")
-        try:
+        async with supervisor.repeating("interests", self.look, LOOK_S):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
 
     async def _keep(self, kept: bytes | None) -> None:
         await self._committer.call(lambda: self._store.keep_interest(kept))
@@ -161,7 +144,7 @@ class Interests:
         before = self.state
         try:
             state = self._state_of(kept)
-        except (ValueError, KeyError, TypeError, RemoteProtocolError) as error:
+        except Exception as error:  # noqa: BLE001 - damage fails in every way that values can
             if kept != self._kept:
                 _log.error("the interest in the database is damaged, so it stays: %s", error)
             self._kept = kept

@@ -25,6 +25,7 @@ from app.limits import Limits
 from app.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut
 from app.store.store import Store
+from app.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +84,17 @@ Wanted = Callable[[str], bool]
 class LiveHub:
     """See the module. `on_committed` and `on_relayed` are listeners of ingest."""
 
-    def __init__(self, store: Store, limits: Limits, sharing: Sharing | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits,
+        sharing: Sharing | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self._store = store
         self._limits = limits
         self._sharing = sharing or Sharing(limits)
+        self._supervisor = supervisor or Supervisor()
         self._buffer: deque[LiveMessage] = deque()
         self._buffer_bytes = 0
         # The buffer holds the messages numbered from `_first_number` on; entries up to `_last`.
@@ -237,7 +245,7 @@ class LiveHub:
         async with self._starting:
             if self._follower is None:
                 self._last = (await self._store.arrivals.arrived()).entries
-                self._follower = asyncio.create_task(self._follow_store(), name="live")
+                self._follower = self._supervisor.keep("live", self._follow_store)
 
     def _stop(self) -> None:
         if self._follower is not None:
@@ -248,19 +256,9 @@ class LiveHub:
             self._buffer_bytes = 0
 
     async def _follow_store(self) -> None:
-        is_waiting = False
         while True:
             self._committed.clear()
-            try:
-                is_behind = await self._read_feed()
-                is_waiting = False
-            except Exception:  # noqa: BLE001 - readers live as long as the node does
-                if not is_waiting:
-                    _log.warning("the store cannot be read; live readers wait", exc_info=True)
-                is_waiting = True
-                await asyncio.sleep(POLL_S)
-                continue
-            if not is_behind:
+            if not await self._read_feed():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._committed.wait()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from app.errors import Problem
 from app.store.store import Store
+from app.supervisor import Supervisor
 
 MARKS_INTERVAL_S = 10.0
 """The maximum age of this process's knowledge of marks: other processes make marks too."""
 
 LOST_RETRIED_COUNT = 256
 """Lost frames that are read again in each such interval, in case their rows were repaired."""
-
-_log = logging.getLogger(__name__)
 
 
 class LostContent:
@@ -24,35 +22,20 @@ class LostContent:
     def __init__(self, store: Store) -> None:
         self.lost_count = 0
         self._store = store
-        self._following: asyncio.Task[None] | None = None
         self._retried_seq = 0
 
-    async def start(self) -> None:
-        """Learn the marks, and follow them from now on."""
+    @asynccontextmanager
+    async def followed(self, supervisor: Supervisor) -> AsyncIterator[None]:
+        """Learn the marks, and follow them while the block runs."""
         await self._follow_marks()
-        self._following = asyncio.create_task(self._keep_following(), name="marks")
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._following:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        async with supervisor.repeating("lost content", self._follow_marks, MARKS_INTERVAL_S):
+            yield
 
     async def count(self) -> int:
         """The number of entries marked as lost; the last known one if the database is unavailable."""
         with suppress(Problem):
             self.lost_count = await self._store.frames.lost_count()
         return self.lost_count
-
-    async def _keep_following(self) -> None:
-        while True:
-            await asyncio.sleep(MARKS_INTERVAL_S)
-            try:
-                await self._follow_marks()
-            except Problem as problem:
-                _log.debug("marks of lost content could not be read: %s", problem)
-            except Exception:  # noqa: BLE001 - this lives as long as the node does
-                _log.warning("marks of lost content could not be read", exc_info=True)
 
     async def _follow_marks(self) -> None:
         self.lost_count = await self._store.frames.follow_marks()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from app.audit import Audit
 from app.bus import SiblingBus
-from app.errors import Problem
 from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.records import Records
@@ -33,7 +32,7 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
-from app.node_metrics import register_node_metrics, register_relay_metrics
+from app.node_metrics import register_node_metrics, register_relay_metrics, register_task_metrics
 from app.orders import Orders
 from app.policy import LoadedPolicy, load_policy
 from app.quarantine import FILE as QUARANTINE_FILE
@@ -51,6 +50,7 @@ from app.sharing import Sharing
 from app.siblings import Siblings
 from app.store.store import Store
 from app.strangers import Strangers
+from app.supervisor import Supervisor
 from app.tokens import TokenFile, Tokens, tokens_path
 
 SECRET_BYTES = 32
@@ -95,6 +95,7 @@ class Node:
     quarantine: Quarantine
     judge: Judge | None
     policy: LoadedPolicy | None
+    supervisor: Supervisor
     siblings: Siblings | None = None
     tls: ssl.SSLContext | None = None
     certificate: bytes = b""  # its hash, as of `app.reload.checked_certificate`
@@ -135,17 +136,20 @@ class Node:
             node = _assemble(settings, limits, store, committer)
             closing.callback(node.close_judge)
             node.siblings = siblings
-            await closing.enter_async_context(node.tokens.watched())
-            await closing.enter_async_context(node.interests.watched())
-            await closing.enter_async_context(_watched(node.readiness))
+            tasks = node.supervisor
+            await closing.enter_async_context(node.tokens.watched(tasks))
+            await closing.enter_async_context(node.interests.watched(tasks))
+            closing.push_async_callback(node.readiness.close)
+            await closing.enter_async_context(tasks.keeping("readiness", node.readiness.watch))
             await node.index.start(settings.data_dir / INDEX_FILE)
-            await closing.enter_async_context(_repeated(node.index.catch_up, INDEX_FOLLOW_S))
+            await closing.enter_async_context(
+                tasks.repeating("index", node.index.catch_up, INDEX_FOLLOW_S)
+            )
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
-            closing.push_async_callback(node.lost_content.close)
-            await node.lost_content.start()
+            await closing.enter_async_context(node.lost_content.followed(tasks))
             closing.push_async_callback(node.audit.close)
-            node.audit.start(checks_store=is_first)
+            node.audit.start(tasks, checks_store=is_first)
             closing.push_async_callback(node.live.close)
             closing.callback(node.peers.connections.close)
             closing.push_async_callback(node.relay.close)
@@ -156,8 +160,8 @@ class Node:
             closing.push_async_callback(node.peers.close)
             closing.push_async_callback(node.links.close)
             if is_first or store.peers.is_shared:
-                await node.peers.start()
-                node.links.start()
+                await node.peers.start(tasks)
+                node.links.start(tasks)
             yield node
 
     def take_policy(self, policy: LoadedPolicy | None) -> None:
@@ -192,76 +196,32 @@ async def _connected_to_others(node: Node) -> AsyncIterator[None]:
     from app.store.notifybus import NotifyBus  # noqa: PLC0415 - an extra
 
     bus = NotifyBus(node.settings.database_url, node.limits, node.relay)
-    async with bus.running():
+    async with bus.running(node.supervisor):
         node.relay.bus = bus
         yield
-
-
-@asynccontextmanager
-async def _watched(readiness: Readiness) -> AsyncIterator[None]:
-    watching = asyncio.create_task(readiness.watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await readiness.close()
 
 
 @asynccontextmanager
 async def _index_kept(node: Node) -> AsyncIterator[None]:
     """Write the range index periodically and at the end."""
     limits = node.limits
-
-    async def write() -> None:
-        await _save_index(node, limits.index_save_growth_min)
-
+    save = partial(node.index.save, node.settings.data_dir / INDEX_FILE)
+    write = partial(save, limits.index_save_growth_min)
     try:
-        async with _repeated(write, limits.index_save_interval_s):
+        async with node.supervisor.repeating("index file", write, limits.index_save_interval_s):
             yield
     finally:
-        await _save_index(node, 1)
-
-
-@asynccontextmanager
-async def _repeated(do: Callable[[], Awaitable[None]], interval_s: float) -> AsyncIterator[None]:
-    """Call a function again and again, with pauses, whatever it raises; what is unexpected is logged once."""
-
-    async def repeat() -> None:
-        told = False
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await do()
-                told = False
-            except Problem as problem:  # who needs the result gets it too
-                _log.debug("work in the background: %s", problem)
-            except Exception:  # noqa: BLE001 - the next attempt may succeed
-                if not told:
-                    _log.warning("work in the background failed", exc_info=True)
-                told = True
-
-    repeating = asyncio.create_task(repeat())
-    try:
-        yield
-    finally:
-        repeating.cancel()
-        await asyncio.gather(repeating, return_exceptions=True)
-
-
-async def _save_index(node: Node, growth_min: int) -> None:
-    try:
-        await node.index.save(node.settings.data_dir / INDEX_FILE, growth_min)
-    except (OSError, Problem) as error:
-        # Without a new index file the next start only takes some seconds longer.
-        _log.warning("the index was not written: %s", error)
-    except Exception:  # noqa: BLE001 - the next attempt may succeed, and a node closes what it opened
-        _log.warning("the index was not written", exc_info=True)
+        try:
+            await save(1)
+        except Exception as error:  # noqa: BLE001 - a node closes what it opened
+            # Without a new index file the next start only takes some seconds longer.
+            _log.warning("the index was not written: %s: %s", type(error).__name__, error)
 
 
 def _assemble(settings: Settings, limits: Limits, store: Store, committer: GroupCommitter) -> Node:
     sharing = Sharing(limits)
-    live = LiveHub(store, limits, sharing)
+    supervisor = Supervisor()
+    live = LiveHub(store, limits, sharing, supervisor)
     watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
     quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
     policy = None if settings.policy is None else load_policy(settings.policy)
@@ -326,8 +286,10 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         quarantine=quarantine,
         judge=judge,
         policy=policy,
+        supervisor=supervisor,
     )
     node.rates.configure(settings)
+    node.readiness.refusals.append(node.tokens.refusal)
     committer.listeners.append(node.peers.on_committed)
     relay.presence_listeners.append(node.links.on_presence)
     interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
@@ -338,6 +300,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     register_node_metrics(
         node.metrics, committer, index, live, node.orders, node.lost_content, node.audit, node.peers
     )
+    register_task_metrics(node.metrics, supervisor)
     register_relay_metrics(node.metrics, relay, node.links)
     return node
 

@@ -20,6 +20,7 @@ from app.lostcontent import LostContent
 from app.orders import Orders
 from app.recon.index import NodeIndex
 from app.relay import Relay
+from app.supervisor import Supervisor
 from sdstore.sync.report import SyncOutcome
 from sdstore.sync.spotcheck import Verdict
 
@@ -49,6 +50,31 @@ def register_node_metrics(
 def register_relay_metrics(registry: CollectorRegistry, relay: Relay, links: Links) -> None:
     """Add the families of relayed messages and nudges to a registry."""
     registry.register(_RelayCollector(relay, links))
+
+
+def register_task_metrics(registry: CollectorRegistry, supervisor: Supervisor) -> None:
+    """Add the families of background tasks to a registry."""
+    registry.register(_TaskCollector(supervisor))
+
+
+class _TaskCollector(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterator[Family]:
+        failures = CounterMetricFamily(
+            "sdstore_task_failures", "Failures of background tasks", labels=("task",)
+        )
+        failing = GaugeMetricFamily(
+            "sdstore_task_failing",
+            "1 while a background task fails and is tried again, else 0",
+            labels=("task",),
+        )
+        names = self._supervisor.failing
+        for name, count in sorted(self._supervisor.failures.items()):
+            failures.add_metric([name], count)
+            failing.add_metric([name], name in names)
+        yield from (failures, failing)
 
 
 class _NodeCollector(Collector):

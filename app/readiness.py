@@ -1,4 +1,4 @@
-"""Readiness: the database answered recently and can be written.
+"""Readiness: the database answered recently and can be written, and the access tokens can be read.
 
 The node probes the database once a second, and again for a caller that finds the last answer old. So a
 pause of this process never counts as a fault of the database. Each change is logged once. After a write
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter
@@ -36,6 +37,8 @@ class Readiness:
         self._refusal: str | None = None
         self._unready_since_s: float | None = None
         self.is_stopping = False
+        # Asked in turn for a reason why the node is not ready, beside the database.
+        self.refusals: list[Callable[[], str | None]] = []
 
     @property
     def reason(self) -> str | None:
@@ -50,7 +53,7 @@ class Readiness:
             return self._refusal
         if self._is_old:
             return f"the database has not answered for {self._age_s_max} s"
-        return None
+        return next(filter(None, (refusal() for refusal in self.refusals)), None)
 
     async def check(self) -> str | None:
         """`reason`, after a new probe of the database if the last answer is old."""

@@ -30,6 +30,7 @@ from app.callers import Authorizer, Caller, Rate, Scope, unauthenticated
 from app.disk import sync_path
 from app.errors import Code, Problem
 from app.settings import Settings
+from app.supervisor import Supervisor
 from recon.session import Interest
 
 TOKENS_FILE = "tokens.json"
@@ -127,7 +128,7 @@ class TokenFile:
             raise _unavailable(self.path, error) from None
         try:
             return _tokens_in(raw)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - damage fails in every way that values can
             raise _unavailable(self.path, error) from None
 
     def create(
@@ -264,7 +265,7 @@ def _row(token: Token) -> dict[str, Any]:
 
 
 def _tokens_in(raw: bytes) -> list[Token]:
-    """The tokens of a file. Raises as `_from_row`."""
+    """The tokens of a file. Raises an error of any kind if it is damaged: RecursionError, for example."""
     if len(raw) > FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
     document = json.loads(raw)
@@ -274,7 +275,7 @@ def _tokens_in(raw: bytes) -> list[Token]:
 
 
 def _from_row(row: Mapping[str, Any]) -> Token:
-    """Raises ValueError, KeyError, TypeError or AttributeError for anything that `_row` does not make."""
+    """Raises an error of any kind for anything that `_row` does not make."""
     limits = (row["channels"], row["channel_prefixes"])
     channels = None
     if limits != (None, None):
@@ -329,6 +330,10 @@ class Tokens:
         self._verified: dict[bytes, tuple[Token, Caller]] = {}
         # The tokens of the requests that run: a revocation ends them.
         self._running: dict[asyncio.Task[Any], str] = {}
+
+    def refusal(self) -> str | None:
+        """Why every token is refused; None if they are not."""
+        return None if self._problem is None else self._problem.detail
 
     def caller(self, authorization: bytes) -> Caller:
         """The caller with the value of an `Authorization` header.
@@ -388,21 +393,15 @@ class Tokens:
         self._running.pop(task, None)
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watched(self, supervisor: Supervisor) -> AsyncIterator[None]:
         """Look at the file while the block runs, and end what revoked callers have running."""
         self.look()
 
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(LOOK_S)
-                self.look()
+        async def look() -> None:
+            self.look()
 
-        watching = asyncio.create_task(watch(), name="tokens")
-        try:
+        async with supervisor.repeating("tokens", look, LOOK_S):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
 
     def look(self) -> None:
         """Read the file if it has changed; end the requests of callers whose token is not valid now."""

@@ -18,6 +18,7 @@ import random
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import httpx
@@ -31,6 +32,7 @@ from app.federation.peers import Peers
 from app.federation.transport import url_text
 from app.limits import Limits
 from app.relay import Passing, Relay, RelayReader
+from app.supervisor import Supervisor, ended
 from sdstore.client.errors import StoreError, error_of_reply
 from sdstore.client.exchange import CONNECT_TIMEOUT_S, network_reason
 from sdstore.client.live import EventReader, ServerEvent
@@ -91,18 +93,13 @@ class Links:
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         """Keep a link with each peer from now on."""
-        self._watching = asyncio.create_task(self._watch(), name="links")
+        self._watching = supervisor.keep("links", partial(self._watch, supervisor))
 
     async def close(self) -> None:
         """End all links."""
-        tasks = [task for _, task in self._links.values()]
-        if self._watching is not None:
-            tasks.append(self._watching)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._watching, *(task for _, task in self._links.values()))
         self._links.clear()
 
     @property
@@ -122,22 +119,23 @@ class Links:
         if self._peers.processes.heard(presence, asyncio.get_running_loop().time()):
             self._relay.wake()
 
-    async def _watch(self) -> None:
+    async def _watch(self, supervisor: Supervisor) -> None:
         while True:
-            wanted = {peer.peer_id: peer for peer in self._peers.held()}
-            # Also where the peer was removed and added again, perhaps with another token.
-            for peer_id in [
-                each for each, (link, _) in self._links.items() if link.peer is not wanted.get(each)
-            ]:
-                self._links.pop(peer_id)[1].cancel()
-            for peer_id, peer in wanted.items():
-                if peer_id not in self._links:
-                    link = Link(peer, self._peers, self._relay, self._limits, self._instance_id)
-                    keeping = asyncio.create_task(
-                        link.keep(self._nudge), name=f"link {url_text(peer.url)}"
-                    )
-                    self._links[peer_id] = (link, keeping)
+            self._look(supervisor)
             await asyncio.sleep(LOOK_S)
+
+    def _look(self, supervisor: Supervisor) -> None:
+        wanted = {peer.peer_id: peer for peer in self._peers.held()}
+        # Also where the peer was removed and added again, perhaps with another token.
+        for peer_id in [
+            each for each, (link, _) in self._links.items() if link.peer is not wanted.get(each)
+        ]:
+            self._links.pop(peer_id)[1].cancel()
+        for peer_id, peer in wanted.items():
+            if peer_id not in self._links:
+                link = Link(peer, self._peers, self._relay, self._limits, self._instance_id)
+                keeping = supervisor.keep("link", partial(link.keep, self._nudge))
+                self._links[peer_id] = (link, keeping)
 
 
 class Link:
@@ -177,9 +175,9 @@ class Link:
                 reason = error.detail
             except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
                 reason = network_reason(error)
-            except Exception as error:  # noqa: BLE001 - the link must live on
-                _log.exception("the link with %s failed", url_text(self.peer.url))
-                reason = type(error).__name__
+            except Exception as error:
+                self._end(type(error).__name__)
+                raise
             self._end(reason)
             failures = 1 if time.monotonic() - began_s > STEADY_S else failures + 1
             pause_s = min(RETRY_S_MIN * 2 ** min(failures - 1, 16), self._limits.relay_retry_s_max)

@@ -48,6 +48,7 @@ from app.policy import Way
 from app.recon.replica import NodeReplica
 from app.settings import Settings
 from app.store.peerrows import Lease, PeerRow
+from app.supervisor import Supervisor, ended
 from recon.session import Interest
 from sdstore.client.transport import HttpTransport
 from sdstore.sync.limits import SyncLimits
@@ -144,9 +145,10 @@ class Peers:
             slow_sessions_max=self._limits.peer_sessions_slow_max,
         )
         self._is_due_earlier = asyncio.Event()
+        self._looks_at_abandoned_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
+    async def start(self, supervisor: Supervisor) -> None:
         """Add the peers of the settings and those of the database, and begin to sync with them.
 
         The state of a peer shows whether it is down or not allowed.
@@ -156,13 +158,15 @@ class Peers:
                 await self._records.end_abandoned(_now_ms())
             await self._look()
         except Problem as problem:
-            # The peers of the settings work without their rows; `_keep_looking` tries again.
+            # The peers of the settings work without their rows; `_look_again` tries again.
             _log.warning("the peers cannot be written to the database: %s", problem.detail)
             for peer_id, url in self._settings_peers.items():
                 self._begin(self._peers.setdefault(peer_id, Peer(peer_id, url, _SETTINGS)))
-        self._tasks.append(asyncio.create_task(self._keep_starting(), name="peers"))
-        self._tasks.append(asyncio.create_task(self._keep_looking(), name="leases"))
-        self._tasks.append(asyncio.create_task(self._keep_writing(), name="records"))
+        self._tasks = [
+            supervisor.keep("peers", self._keep_starting),
+            supervisor.repeat("leases", self._look_again, LOOK_S),
+            supervisor.keep("records", self._keep_writing),
+        ]
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Peers that left the settings are forgotten; their messages stay."""
@@ -183,9 +187,7 @@ class Peers:
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
         self.announce(is_leaving=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(*self._tasks)
 
     async def add(self, url_text: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing one with this URL; it is kept across restarts.
@@ -631,23 +633,15 @@ class Peers:
             sync.end_reason = reason
             sync.task.cancel()
 
-    async def _keep_looking(self) -> None:
-        looks_at_abandoned_s = _now_s()
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._settings_are_added and not self._records.is_shared:
-                continue  # one process: nobody else changes the rows, but a reload adds settings
-            try:
-                await self._look()
-                if self._records.is_shared:
-                    await self._take_up_requests()
-                    if _now_s() >= looks_at_abandoned_s:
-                        looks_at_abandoned_s = _now_s() + ABANDONED_LOOK_S
-                        await self._records.end_abandoned(_now_ms())
-            except Problem:
-                continue  # the database is away; readiness reports it
-            except Exception:  # noqa: BLE001 - the next look may succeed
-                _log.warning("the peers were not read from the database", exc_info=True)
+    async def _look_again(self) -> None:
+        if self._settings_are_added and not self._records.is_shared:
+            return  # one process: nobody else changes the rows, but a reload adds settings
+        await self._look()
+        if self._records.is_shared:
+            await self._take_up_requests()
+            if _now_s() >= self._looks_at_abandoned_s:
+                self._looks_at_abandoned_s = _now_s() + ABANDONED_LOOK_S
+                await self._records.end_abandoned(_now_ms())
 
     async def _take_up_requests(self) -> None:
         """Start the sessions that operators asked other processes for."""
@@ -666,13 +660,7 @@ class Peers:
                 async with asyncio.timeout(LOOK_S):
                     await self._has_changed.wait()
             self._has_changed.clear()
-            try:
-                await self.write()
-            except Problem:
-                await asyncio.sleep(LOOK_S)  # the database is away, or the queue is full
-            except Exception:  # noqa: BLE001 - the next attempt may succeed
-                _log.warning("the states of peers were not written", exc_info=True)
-                await asyncio.sleep(LOOK_S)
+            await self.write()
 
     async def write(self, peers: Sequence[Peer] | None = None, *, is_end: bool = False) -> None:
         """Write what is due of some peers, or all, and of sessions; everything if they are given up.

@@ -51,12 +51,15 @@ def _has_no_reason(call: Call) -> bool:
 async def readyz(call: CurrentCall) -> Reply:
     """The node serves messages; `not_ready` with the reason otherwise.
 
-    `refuses_messages` is the reason while the disk is nearly full.
+    `refuses_messages` is the reason while the disk is nearly full; `failing_tasks` names background tasks
+    that fail and are tried again.
     """
     reason = await call.node.readiness.check()
     if reason is not None:
         raise Problem(Code.NOT_READY, reason)
     document: dict[str, Any] = {"status": "ready"}
+    if failing := call.node.supervisor.failing:
+        document["failing_tasks"] = failing
     if (watermark := call.node.door.watermark) is not None and watermark.is_low:
         document["refuses_messages"] = watermark.reason
     if call.node.siblings is not None:

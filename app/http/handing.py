@@ -12,13 +12,12 @@ share of each.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import orjson
 
@@ -242,29 +241,20 @@ async def recheck(call: CurrentCall) -> Reply:
 @asynccontextmanager
 async def hearing(node: Node, siblings: Siblings) -> AsyncIterator[None]:
     """Hear the notices of the worker that writes, while the block runs."""
-    task = asyncio.create_task(_hear(node, siblings), name="notices of the writer")
-    try:
+    hear = partial(_hear, node, siblings, Upstreams(siblings.paths[0]))
+    async with node.supervisor.repeating("notices of the writer", hear, HEAR_AGAIN_S):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
-async def _hear(node: Node, siblings: Siblings) -> None:
-    upstreams = Upstreams(siblings.paths[0])
-    while True:
-        if siblings.first_serves:
-            try:
-                upstream = await upstreams.ask(b"GET", b"/siblings/notices", (), b"")
-                try:
-                    joined = Notices()
-                    while piece := await upstream.piece():
-                        for notice in joined.feed(piece):
-                            hand_over(notice, node.relay)
-                finally:
-                    upstreams.close(upstream)
-            except SiblingGoneError:
-                pass
-            except Exception:  # noqa: BLE001 - notices only save waiting
-                _log.warning("the worker that writes is not heard", exc_info=True)
-        await asyncio.sleep(HEAR_AGAIN_S)
+async def _hear(node: Node, siblings: Siblings, upstreams: Upstreams) -> None:
+    if not siblings.first_serves:
+        return
+    with suppress(SiblingGoneError):
+        upstream = await upstreams.ask(b"GET", b"/siblings/notices", (), b"")
+        try:
+            joined = Notices()
+            while piece := await upstream.piece():
+                for notice in joined.feed(piece):
+                    hand_over(notice, node.relay)
+        finally:
+            upstreams.close(upstream)

@@ -16,6 +16,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 
 import psycopg
@@ -23,6 +24,7 @@ import psycopg
 from app.bus import COMMIT_PAUSE_S, Listener, Outgoing, hand_over
 from app.limits import Limits
 from app.store.postgres import parameters_of
+from app.supervisor import Supervisor
 
 CHANNEL = "sdstore_bus"
 """The channel of NOTIFY; each database has its own."""
@@ -107,19 +109,14 @@ class NotifyBus(Outgoing):
         self._listening = asyncio.Event()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, supervisor: Supervisor) -> AsyncIterator[None]:
         """Listen and send while the block runs. It begins when the first LISTEN has been answered."""
-        tasks = [
-            asyncio.create_task(self._kept(self._listen), name="bus: listen"),
-            asyncio.create_task(self._kept(self._send), name="bus: send"),
-        ]
-        try:
+        async with (
+            supervisor.keeping("bus: listen", partial(self._kept, self._listen)),
+            supervisor.keeping("bus: send", partial(self._kept, self._send)),
+        ):
             await self._listening.wait()
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _kept(self, work: Callable[[psycopg.AsyncConnection[object]], object]) -> None:
         """Do `work` on a connection; on a new one whenever it breaks."""

@@ -15,6 +15,7 @@ import pytest
 from app import tokens as module
 from app.callers import Caller, Scope
 from app.errors import Code, Problem
+from app.supervisor import Supervisor
 from app.tokens import NAMES_MAX, TOKENS_MAX, TokenFile, Tokens
 from tests.support.server import running_node
 
@@ -241,7 +242,7 @@ async def test_a_revocation_and_a_change_of_grants_end_what_runs(file: TokenFile
         finally:
             tokens.end(this_task())
 
-    async with tokens.watched():
+    async with tokens.watched(Supervisor()):
         made = [file.create(scopes=[Scope.READ], name=str(n)) for n in range(3)]
         callers = [tokens.caller(bearer(text)) for _, text in made]
         tasks = [asyncio.create_task(run(each)) for each in callers]

@@ -290,6 +290,8 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(interests_module, "LOOK_S", 0.01)
+    monkeypatch.setattr("app.supervisor.OUTAGE_PAUSE_S", 0.01)
+    caplog.set_level("DEBUG", "app.supervisor")
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (node,):
@@ -299,7 +301,14 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
             async def away() -> bytes:
                 raise Problem(Code.STORE_UNAVAILABLE, "away")
 
-            for damaged in (b"{}", b"\xff", b"[]", b'{"interest": "ff", "set_at_ms": 1}', b"null"):
+            for damaged in (
+                b"{}",
+                b"\xff",
+                b"[]",
+                b'{"interest": "ff", "set_at_ms": 1}',
+                b"null",
+                b"[" * 100_000,
+            ):
                 await node.committer.call(lambda row=damaged: node.store.keep_interest(row))
                 await node.interests.look()
                 assert node.interests.current == channels("a"), damaged
@@ -316,7 +325,7 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
 
     run(scenario())
     texts = [record.getMessage() for record in caplog.records]
-    assert sum("cannot be read, so it stays" in text for text in texts) == 1
+    assert sum("'interests' failed and is tried again" in text for text in texts) == 1
     assert sum("is damaged, so it stays" in text for text in texts) >= 5
 
 

@@ -126,6 +126,64 @@ def test_a_revocation_ends_a_live_stream_within_a_second(guarded: Guarded, path:
     assert guarded.node.http.get(path, headers=headers).status_code == 401
 
 
+ODD_FILES = {
+    "Infinity": b'{"version": 1, "tokens": [{"id": "a", "name": "", "sha256": "%s", "scopes": [], '
+    b'"channels": null, "channel_prefixes": null, "created_at_ms": Infinity, "expires_at_ms": null}]}'
+    % (b"00" * 32),
+    "nested": b"[" * 100_000,
+    "a part": b'{"version": 1, "tok',
+    "another shape": b'{"version": 1, "tokens": 7}',
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
+def test_a_revoked_stream_ends_within_a_second_also_after_the_file_was_odd_for_a_moment(
+    tmp_path: Path, odd: bytes
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    token, text = file.create(scopes=[Scope.READ])
+    headers = {"authorization": f"Bearer {text}"}
+
+    def wait_for(is_known: bool) -> None:
+        ends_s = time.monotonic() + 10
+        while node.http.get("/v1/channels", headers=headers).is_success is not is_known:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+
+    with running_node(tmp_path, trust_loopback=False) as node:
+        good = file.path.read_bytes()
+        file.path.write_bytes(odd)
+        wait_for(is_known=False)
+        time.sleep(2 * HOLDS_AFTER_S)  # whoever looks at the file has seen it
+        file.path.write_bytes(good)
+        wait_for(is_known=True)
+        timeout = httpx.Timeout(10, read=STOPS_WITHIN_S + 1)  # a loaded machine
+        with node.http.stream("GET", "/v1/live", headers=headers, timeout=timeout) as stream:
+            chunks = stream.iter_raw()
+            assert next(chunks)
+            file.revoke(token.token_id)
+            with pytest.raises(httpx.HTTPError) as ended:
+                list(chunks)
+            assert not isinstance(ended.value, httpx.ReadTimeout), "the revoked stream goes on"
+
+
+@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=list(ODD_FILES))
+def test_while_the_tokens_cannot_be_read_each_is_refused_with_503_and_the_node_is_not_ready(
+    tmp_path: Path, odd: bytes
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {file.create(scopes=[Scope.READ])[1]}"}
+    with running_node(tmp_path, trust_loopback=False) as node:
+        assert node.http.get("/readyz").status_code == 200
+        file.path.write_bytes(odd)
+        time.sleep(2 * HOLDS_AFTER_S)
+        answer = node.http.get("/v1/channels", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (503, "tokens_unavailable")
+        ready = node.http.get("/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+        assert "tokens.json cannot be used" in ready.json()["detail"]
+
+
 def recon_call(guarded: Guarded, headers: dict[str, str]) -> httpx.Response:
     """A call of a reconciliation session over everything, after its hand-shake."""
     session = wire.Session(
