@@ -17,7 +17,7 @@ asked for after the first pause.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -147,7 +147,7 @@ class Incoming:
             cause = entry.message_id
             if self._is_logged(cause) or cause == message.message_id:
                 continue
-            if not message.sender_id and cause in self._sync_ids:
+            if self._is_sync(cause, message):
                 continue
             if cause in self._lost and self._options.on_lost is OnLost.DELIVER:
                 if cause not in arrived.gap:
@@ -155,6 +155,13 @@ class Incoming:
             else:
                 arrived.unmet.add(cause)
         return not arrived.unmet
+
+    def _is_sync(self, message_id: str, named_by: Message) -> bool:
+        """Whether a message without a sender, as those of version 1 are, means a sync message by this ID.
+
+        Anybody can send a sync message under the ID of content: whoever has a sender means the content.
+        """
+        return not named_by.sender_id and message_id in self._sync_ids
 
     def arrive(self, message_id: str) -> bool:
         """The message is no longer missing or lost; whether messages that depend on it were
@@ -167,6 +174,20 @@ class Incoming:
             self._to_fetch.pop(message_id, None)
             self._turn.delete(LOST + message_id)
         return is_passed
+
+    def learn_author(self, named: HistoryEntry) -> None:
+        """A history names a message with its sender: if it is known without one, ask for it again.
+
+        Only messages with a known author are repaired, and older dialects name none.
+        """
+        message_id = named.message_id
+        known = self._missing.get(message_id) or self._lost.get(message_id)
+        if known is None or known.entry.sender_id or not named.sender_id:
+            return
+        known.entry = _within_bounds(named)
+        self._to_fetch[message_id] = None
+        if isinstance(known, _LostId):
+            self._save_lost(known)
 
     def passed(self, cause: str) -> None:
         """A message that depends on this unmet cause is delivered, so the cause will be late."""
@@ -210,15 +231,15 @@ class Incoming:
         )
         self._turn.put(WAITING + arrived.message.message_id, record)
 
-    def note(self, history: Iterable[HistoryEntry], elapsed_ms: int) -> None:
+    def note(self, sync: Message, elapsed_ms: int) -> None:
         """A sync message names these messages."""
-        for entry in history:
+        for entry in sync.causal_history:
             message_id = entry.message_id
             if (
                 message_id in self._missing
                 or message_id in self._waiting
                 or message_id in self._lost
-                or message_id in self._sync_ids
+                or self._is_sync(message_id, sync)
                 or self._is_logged(message_id)
             ):
                 continue
@@ -228,14 +249,13 @@ class Incoming:
                 oldest, _ = self._noted.popitem(last=False)
                 self._forget_missing(oldest)
 
-    def note_sync(self, message_id: str, *, is_saved: bool) -> None:
-        """The ID of a sync message, which is no missing message for participants of version 1."""
+    def note_sync(self, message_id: str) -> None:
+        """The ID of a sync message without a sender: no missing message for those who name it so."""
         if message_id in self._sync_ids:
             return
         self._sync_ids[message_id] = None
-        if is_saved:
-            self._place += 1
-            self._turn.put(SYNC + message_id, pb.Forgone(place=self._place))
+        self._place += 1
+        self._turn.put(SYNC + message_id, pb.Forgone(place=self._place))
         if len(self._sync_ids) > self._options.sync_ids_max:
             oldest, _ = self._sync_ids.popitem(last=False)
             self._turn.delete(SYNC + oldest)
@@ -243,10 +263,7 @@ class Incoming:
     def _miss(self, entry: HistoryEntry, elapsed_ms: int) -> None:
         message_id = entry.message_id
         self._noted.pop(message_id, None)
-        missing = self._missing.get(message_id)
-        if missing is not None:
-            if entry.sender_id and not missing.entry.sender_id:
-                missing.entry = _within_bounds(entry)
+        if message_id in self._missing:
             return
         options = self._options
         if message_id in self._lost:  # only under `OnLost.HOLD`: named again, asked for again

@@ -220,9 +220,9 @@ class Outgoing:
         """One more filter contains the message: what is the chance now that all of them are wrong?"""
         received = self._seen[key]
         rate = received.filter.false_positive_rate
-        sent.is_in_several = bool(sent.filters)
         if key in sent.filters:
             return  # in a later message: no new grounds
+        sent.is_in_several = bool(sent.filters)
         kept = [each for each in sent.filters if each in self._seen]
         if sent.chance <= self._options.acknowledged_fp_max:
             pass  # small enough without this one

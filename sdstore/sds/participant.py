@@ -328,6 +328,7 @@ class Participant:
         for entry in message.causal_history:
             if entry.retrieval_hint:
                 self._hints.learn(entry.message_id, entry.retrieval_hint)
+            self._incoming.learn_author(entry)
         if message.content:
             self._take_content(message, frame, hint, is_own=is_own)
         else:
@@ -366,10 +367,10 @@ class Participant:
             known = self._references.recent.get(message_id)
             if known is None:
                 known = _fingerprint_of(self.log.frame(message_id))
-            self._countcopied(message, known, is_own=is_own)
+            self._count_copy(message, known, is_own=is_own)
         elif self._incoming.waits(message_id):
             known = _fingerprint_of(self._incoming.frame(message_id))
-            self._countcopied(message, known, is_own=is_own)
+            self._count_copy(message, known, is_own=is_own)
         else:
             # Also a message of our own that the log lacks: it was lost with a file.
             self._take_new(message, frame, hint or self._hints.best(message_id))
@@ -380,12 +381,13 @@ class Participant:
         if is_own:
             self.ignored["own"] += 1
             return
-        self._incoming.note_sync(message.message_id, is_saved=not message.sender_id)
-        self._incoming.note(message.causal_history, self._clock.elapsed_ms)
+        if not message.sender_id:  # version 1, which names such IDs as causes
+            self._incoming.note_sync(message.message_id)
+        self._incoming.note(message, self._clock.elapsed_ms)
         if self._references.are_named(message.causal_history):
             self._sync.sync_arrived(self._clock.elapsed_ms)
 
-    def _countcopied(self, message: Message, known: int | None, *, is_own: bool) -> None:
+    def _count_copy(self, message: Message, known: int | None, *, is_own: bool) -> None:
         """A message with a known ID. The first one stays, whatever this one holds."""
         if known != fingerprint(message):
             self.ignored["variant"] += 1

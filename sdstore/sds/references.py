@@ -1,7 +1,7 @@
 """What our messages can refer to: the newest messages, the heads, and retrieval hints.
 
 The causal history of a message holds the newest `history_size` messages of the log, and the heads: the
-logged messages that no logged message refers to. With the newest alone, a message that was written at
+logged messages that no logged message refers to with their sender. With the newest alone, a message that was written at
 the same time as others can be referred to by nobody; whoever misses it would never know.
 
 After a restart the heads are found among the newest messages of the log. A head that may be older than
@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from sdstore.sds.model import HistoryEntry, Message
+from sdstore.sds.model import Dialect, HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.state import HEAD, Turn
 from sdstore.wire import participant_pb2 as pb
@@ -97,7 +97,9 @@ class References:
         if len(recent) > RECENT_MAX:
             recent.popitem(last=False)
         for entry in message.causal_history:
-            if heads.pop(entry.message_id, None) and self._saved_heads:
+            head = heads.get(entry.message_id)
+            if head is not None and (entry.sender_id or not self._can_name_author(head)):
+                del heads[entry.message_id]
                 self._unsave(entry.message_id)
         place = (
             message.lamport_timestamp or 0,
@@ -113,6 +115,10 @@ class References:
             if len(heads) > self._options.heads_max:
                 self._drop_heads()
         self._grow_old(message_id)
+
+    def _can_name_author(self, head: _Place) -> bool:
+        """Whether our next message says more of a head than its ID: without an author, nobody repairs it."""
+        return bool(head[2].sender_id) and self._options.dialect is not Dialect.V1
 
     def _reach(self, place: _Place) -> None:
         if self._options.ordered and place[2].sender_id == self._sender_id:

@@ -596,7 +596,7 @@ def test_js_waku_keeps_every_sync_message_that_misses_a_cause_and_ours_forgets_i
 def test_js_waku_takes_any_two_filters_for_an_acknowledgement_and_ours_judges_them(
     js: JsWaku,
 ) -> None:
-    """A copy of the same message, or a filter with every bit set, proves nothing."""
+    """A filter that its sender repeats, or one with every bit set, proves nothing."""
     link = Link(js)
     ours = Ours(link, "ours", ParticipantOptions(sync_ms=0))
     peer = js.open(CHANNEL, "js")
@@ -614,9 +614,13 @@ def test_js_waku_takes_any_two_filters_for_an_acknowledgement_and_ours_judges_th
 
     second_id, _, _ = peer.send(b"theirs again")
     bloom = js.bloom([our_id, second_id])
-    copies, other = (
-        encode(Message(f"sync-{name}", CHANNEL, "carol", START_MS, bloom_filter=bloom))
-        for name in "ab"
+    copies, again, other = (
+        encode(Message(f"sync-{name}", CHANNEL, "carol", START_MS, bloom_filter=filter_bytes))
+        for name, filter_bytes in (
+            ("a", bloom),
+            ("b", bloom),
+            ("c", js.bloom([our_id, second_id, "a third"])),
+        )
     )
     for _ in range(3):
         ours.receive(copies)
@@ -624,6 +628,8 @@ def test_js_waku_takes_any_two_filters_for_an_acknowledgement_and_ours_judges_th
     assert ours.of(PossiblyAcknowledged) == [PossiblyAcknowledged(our_id)]
     assert ours.of(Acknowledged) == []
     assert peer.ids_of("sds:out:message-acknowledged") == [their_id, second_id]
+    ours.receive(again)
+    assert ours.of(Acknowledged) == []
     ours.receive(other)
     assert ours.of(Acknowledged) == [Acknowledged(our_id)]
 

@@ -75,12 +75,22 @@ DEPARTURES: dict[tuple[str, int], tuple[str, list[Event], list[Event]]] = {
         [],
         [(MISSING, "a2")],
     ),
+    ("sds_r_repair_by_sender", 9): (
+        "js-waku counts one filter twice if its sender repeats it; ours counts distinct filters",
+        [(ACK, "a3")],
+        [],
+    ),
     ("sds_r_repair_by_sender", 11): (
         "a message is delivered when its last cause is; js-waku waits for the next sweep",
         [(DELIVER, "a2")],
         [(DELIVER, "a2"), (DELIVER, "a3")],
     ),
     ("sds_r_repair_by_sender", 12): ("the same", [(DELIVER, "a3")], []),
+    ("sds_r_repair_by_sender", 14): (
+        "as step 9: it counts when a history names it",
+        [(ACK, "a2"), (DELIVER, "b1")],
+        [(ACK, "a2"), (ACK, "a3"), (DELIVER, "b1")],
+    ),
 }
 
 

@@ -348,13 +348,22 @@ def test_an_empty_log_sends_sync_messages_only_if_asked_to() -> None:
     assert syncs(Device("ada", ParticipantOptions(sync_ms=10_000, sync_when_empty=True)), 60)
 
 
+def test_content_of_our_own_starts_the_pause_before_our_sync_message_anew() -> None:
+    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=30_000))
+    ada.say("first")
+    for number in range(20):  # the pause is 15 s at least
+        assert syncs(ada, 14) == []
+        ada.say(str(number))
+    assert syncs(ada, 30)
+
+
 def test_a_lurker_acknowledges_a_speaker_by_sync_messages() -> None:
     ada = Device("ada", ParticipantOptions(sync_ms=0))
     bob = Device("bob", ParticipantOptions())
     for number in range(20):
         bob.hear(ada.say(str(number)))
-        ada.wait(2)
-        for frame in syncs(bob, 2):
+        ada.wait(8)
+        for frame in syncs(bob, 8):
             ada.hear(frame)
     for frame in syncs(bob, 60):
         ada.hear(frame)

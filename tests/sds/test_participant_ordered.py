@@ -34,10 +34,10 @@ def history_of(frame: bytes) -> list[str]:
 
 def others(count: int, after: str) -> list[bytes]:
     """A chain of messages of somebody else, after ours."""
-    frames, cause = [], after
+    frames, cause, author = [], after, "ada"
     for number in range(count):
-        history = (HistoryEntry(cause),)
-        cause = f"b{number}"
+        history = (HistoryEntry(cause, b"", author),)
+        cause, author = f"b{number}", "bob"
         lamport = NOON_MS + 1 + number
         frames.append(encode(Message(cause, CHANNEL, "bob", lamport, history, content=b"b")))
     return frames
