@@ -41,13 +41,14 @@ from sdstore.client import (
     ParticipantDriver,
     ParticipantFile,
     ParticipantFileError,
-    Refused,
+    PublishedAgain,
     SavedAgain,
+    Unpublished,
     Unsaved,
 )
 from sdstore.client.stores import BackOff
 from sdstore.sds import LAMPORT_MAX, decode
-from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, StoredRemotely
+from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, Rejected, StoredRemotely
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.outgoing import Acknowledgement
 
@@ -133,7 +134,7 @@ def show_history(file: ParticipantFile, view: Screen, channel: ParticipantChanne
 async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]) -> None:
     """Show deliveries and news, and confirm what was shown."""
     connection = ["connecting"]
-    unsaved = ""
+    failing: dict[str, str] = {}
     async for event in channel.events():
         match event:
             case Deliver(number, message, after_gap):
@@ -143,15 +144,26 @@ async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]
                 await channel.confirm(number)
             case StoredRemotely(message_id) | Acknowledged(message_id) | GaveUp(message_id):
                 view.mark(message_id, state_of(channel, message_id))
-            case Refused(message_id, code, _):
+            case Rejected(message_id, code, _):
                 view.mark(message_id, f"refused by the store: {code}")
             case Connection():
                 connection = connection_texts(event)
-            case Unsaved(code):
-                unsaved = f"NOT SAVED ({code}), "
-            case SavedAgain():
-                unsaved = ""
-        view.show_status(status_texts(channel, unsaved, connection))
+            case Unsaved() | SavedAgain() | Unpublished() | PublishedAgain():
+                show_failing(failing, event)
+        view.show_status(status_texts(channel, "".join(failing.values()), connection))
+
+
+def show_failing(
+    failing: dict[str, str], event: Unsaved | SavedAgain | Unpublished | PublishedAgain
+) -> None:
+    """Keep what fails now in words."""
+    match event:
+        case Unsaved(code):
+            failing["save"] = f"NOT SAVED ({code}), "
+        case Unpublished(code):
+            failing["store"] = f"NOT STORED ({code}), "
+        case _:
+            failing.pop("save" if isinstance(event, SavedAgain) else "store", None)
 
 
 def connection_texts(event: Connection) -> list[str]:
@@ -165,12 +177,12 @@ def connection_texts(event: Connection) -> list[str]:
     return [f"{down}, trying again; messages wait here", down, f"down ({event.code})", "down"]
 
 
-def status_texts(channel: ParticipantChannel, unsaved: str, connection: list[str]) -> list[str]:
+def status_texts(channel: ParticipantChannel, failing: str, connection: list[str]) -> list[str]:
     """The status in words, the longest text first; what matters most comes first in the short ones."""
     status, waiting = channel.status, channel.status.unacknowledged
     unacknowledged = f"{waiting} not yet acknowledged, " if waiting else ""
-    texts = [f"{unsaved}{status}, {unacknowledged}{each}" for each in connection]
-    return [*texts, f"{unsaved}{connection[-1]}, {status}"]
+    texts = [f"{failing}{status}, {unacknowledged}{each}" for each in connection]
+    return [*texts, f"{failing}{connection[-1]}, {status}"]
 
 
 async def read_lines(view: Screen, lines: asyncio.Queue[str]) -> None:
@@ -199,6 +211,8 @@ def state_of(channel: ParticipantChannel, message_id: str) -> str:
         return "acknowledged"
     if known.acknowledgement is Acknowledgement.GIVEN_UP:
         return "stored, nobody acknowledged it" if known.is_stored else "nobody has it"
+    if known.is_rejected:
+        return "refused by the store"
     return "stored" if known.is_stored else "sent"
 
 

@@ -15,8 +15,9 @@ from sdstore.client.channelevents import (
     ChannelEvent,
     Connection,
     EventsDropped,
-    Refused,
+    PublishedAgain,
     SavedAgain,
+    Unpublished,
     Unsaved,
 )
 from sdstore.client.channelorder import ChannelOrder
@@ -57,11 +58,12 @@ __all__ = [
     "Persistence",
     "PublishItem",
     "PublishOutcome",
-    "Refused",
+    "PublishedAgain",
     "Retry",
     "SavedAgain",
     "StoreClient",
     "StoreError",
+    "Unpublished",
     "Unsaved",
     "WakuEnvelope",
 ]

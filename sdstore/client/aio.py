@@ -108,13 +108,20 @@ class AsyncStoreClient:
         """
         return await self._send(calls.publish(message, retrieval_hints))
 
-    async def publish_batch(
+    async def publish_batch(self, frames: Frames) -> list[PublishOutcome]:
+        """Publish frames and messages in bounded batches; returns one outcome each, in order.
+
+        A refused frame does not affect the others: its outcome contains the error. If a batch fails,
+        those before it are published all the same; publishing a frame again is harmless.
+        """
+        return [outcome async for outcome in self.publish_stream(frames)]
+
+    async def publish_stream(
         self, frames: Frames, batcher: Batcher | None = None
     ) -> AsyncIterator[PublishOutcome]:
-        """Publish any number of frames and messages in bounded batches; one outcome each, in order.
+        """As `publish_batch` for any number of frames: they are read and sent as the outcomes are read.
 
-        Frames are read and sent as outcomes are read, so read the iterator to its end. A refused frame
-        does not affect the others: its outcome contains the error.
+        Read the iterator to its end.
         """
         async for batch in _batches(frames, batcher or Batcher()):
             for outcome in await self._send(calls.publish_batch(batch)):

@@ -105,13 +105,20 @@ class StoreClient:
         """
         return self._send(calls.publish(message, retrieval_hints))
 
-    def publish_batch(
+    def publish_batch(self, frames: Iterable[Publishable]) -> list[PublishOutcome]:
+        """Publish frames and messages in bounded batches; returns one outcome each, in order.
+
+        A refused frame does not affect the others: its outcome contains the error. If a batch fails,
+        those before it are published all the same; publishing a frame again is harmless.
+        """
+        return list(self.publish_stream(frames))
+
+    def publish_stream(
         self, frames: Iterable[Publishable], batcher: Batcher | None = None
     ) -> Iterator[PublishOutcome]:
-        """Publish any number of frames and messages in bounded batches; one outcome each, in order.
+        """As `publish_batch` for any number of frames: they are read and sent as the outcomes are read.
 
-        Frames are read and sent as outcomes are read, so read the iterator to its end. A refused frame
-        does not affect the others: its outcome contains the error.
+        Read the iterator to its end.
         """
         for batch in batches(frames, batcher or Batcher()):
             yield from self._send(calls.publish_batch(batch))

@@ -12,6 +12,7 @@ from sdstore.sds.effects import (
     GaveUp,
     Lost,
     PossiblyAcknowledged,
+    Rejected,
     Status,
     StoredRemotely,
 )
@@ -45,15 +46,19 @@ class BackfillProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A store refused our message with a code of its own (docs/errors.md), and no other accepted it.
+class Unpublished:
+    """No store takes our messages now; they wait, and the driver tries again until `PublishedAgain`.
 
-    The driver does not publish it again until it is restarted.
+    `code`: of the last `StoreError`, such as `disk_full`.
     """
 
-    message_id: str
     code: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAgain:
+    """A store took our messages after `Unpublished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,9 @@ ChannelEvent = (
     | Status
     | Connection
     | BackfillProgress
-    | Refused
+    | Rejected
+    | Unpublished
+    | PublishedAgain
     | Unsaved
     | SavedAgain
     | EventsDropped

@@ -28,20 +28,29 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.arguments import bad_argument, check_argument
-from sdstore.client.channelevents import ChannelEvent, EventQueue, Refused, SavedAgain, Unsaved
+from sdstore.client.channelevents import (
+    ChannelEvent,
+    EventQueue,
+    PublishedAgain,
+    SavedAgain,
+    Unpublished,
+    Unsaved,
+)
 from sdstore.client.driveroptions import DriverError, DriverOptions
+from sdstore.client.errors import StoreError
 from sdstore.client.follower import Follower, StoreAccess
 from sdstore.client.outbox import Outbox, Waiting
 from sdstore.client.persistence import MemoryPersistence, Persistence, unsaved_code
 from sdstore.client.records import PublishOutcome
 from sdstore.client.stores import PUBLISHING, Store, Stores
 from sdstore.sds.codec import decode
-from sdstore.sds.effects import Broadcast, Effect, Missing, Save, Status
+from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
 from sdstore.sds.model import Kind
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
@@ -104,7 +113,9 @@ class ParticipantDriver:
             draw,
         )
         self.access = StoreAccess(self.stores, self.options)
-        self.outbox = Outbox(self.stores, self._on_published, self.options.copies_max)
+        self.outbox = Outbox(
+            self.stores, self._on_published, self._on_attempt, self.options.copies_max
+        )
         self._channels: dict[str, ParticipantChannel] = {}
         self._unsaved: dict[str, ParticipantChannel] = {}
         self._has_unsaved = asyncio.Event()
@@ -112,6 +123,7 @@ class ParticipantDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: DriverError | None = None
         self._saving: Unsaved | None = None  # why it fails now
+        self._publishing: Unpublished | None = None  # why it fails now
         self._is_started = False
 
     async def __aenter__(self) -> Self:
@@ -162,8 +174,9 @@ class ParticipantDriver:
             )
         channel = ParticipantChannel(self, channel_id, sender_id, options)
         self._channels[channel_id] = channel
-        if self._saving is not None:
-            channel.say(self._saving)
+        for failing in (self._saving, self._publishing):
+            if failing is not None:
+                channel.say(failing)
         channel.begin()
         return channel
 
@@ -289,7 +302,18 @@ class ParticipantDriver:
     def _on_published(self, waiting: Waiting, outcome: PublishOutcome) -> None:
         channel = self._channels.get(waiting.channel_id)
         if channel is not None:
-            channel.on_published(waiting.broadcast.message_id, outcome)
+            channel.on_published(waiting.broadcast, outcome)
+
+    def _on_attempt(self, error: StoreError | None) -> None:
+        """Tell the applications, once for each cause, that no store takes messages now."""
+        before = self._publishing
+        if error is None:
+            self._publishing = None
+        elif not self.stores.ready(PUBLISHING) and (before is None or before.code != error.code):
+            self._publishing = Unpublished(error.code, error.detail)
+        if self._publishing is not before:
+            for channel in self._channels.values():
+                channel.say(self._publishing or PublishedAgain())
 
     def _on_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -350,6 +374,10 @@ class ParticipantChannel:
         self._ended = asyncio.Event()
         self._error: DriverError | None = None  # that ended it
         self._tasks: list[asyncio.Task[None]] = []
+        self._status = Status()  # the last one that was told
+        self._ordered = asyncio.Lock()
+        self._is_decided = asyncio.Event()  # no ordered message is on its way to the stores
+        self._rejection: Rejected | None = None  # the last one
 
     # ---- for the application
 
@@ -364,20 +392,45 @@ class ParticipantChannel:
 
         Waits while saving fails (`Unsaved`). An error means that the message is not saved. A call that
         is cancelled while it waits may have sent the message: read the log before you send it again.
+
+        In ordered mode (`ParticipantOptions.ordered`) it waits until a store has the message, which is in
+        the log then, and raises `DriverError` (`rejected`) if all stores refuse it.
         """
         self._check()
         check_argument("content", content, bytes | bytearray | memoryview, "bytes")
         check_argument("retrieval_hint", retrieval_hint, bytes | None, "bytes")
+        if self.participant.options.ordered and not ephemeral:
+            return await self._send_ordered(content, retrieval_hint)
+        return await self._send(content, retrieval_hint, ephemeral=ephemeral)
+
+    async def _send(self, content: bytes, hint: bytes | None, *, ephemeral: bool = False) -> str:
         while self.is_full:
             await self.carried_out()
             self._check()
-        effects = self.participant.send(
-            content, self._driver.now_ms(), retrieval_hint=retrieval_hint, ephemeral=ephemeral
-        )
-        message_ids = [each.message_id for each in effects if isinstance(each, Broadcast)]
+        now_ms = self._driver.now_ms()
+        effects = self.participant.send(content, now_ms, retrieval_hint=hint, ephemeral=ephemeral)
+        ids = [each.message_id for each in effects if isinstance(each, Broadcast | Publish)]
         self.apply(effects, len(content))
         await self.carried_out()
-        return message_ids[-1]
+        return ids[-1]
+
+    async def _send_ordered(self, content: bytes, hint: bytes | None) -> str:
+        """One at a time: each names the one before it, if a store took that."""
+        async with self._ordered:
+            await self._decided()  # one of before a restart
+            message_id = await self._send(content, hint)
+            await self._decided()
+            await self.carried_out()
+        if not self.log.contains(message_id):
+            why = f": {self._rejection.code}" if self._rejection is not None else ""
+            raise DriverError("rejected", f"all stores refused {message_id!r}{why}")
+        return message_id
+
+    async def _decided(self) -> None:
+        while self.participant.unpublished_id is not None:
+            self._is_decided.clear()
+            await self._is_decided.wait()
+            self._check()
 
     async def events(self) -> AsyncIterator[ChannelEvent]:
         """Deliveries and news, in order, until the driver is closed. Raises `DriverError` if it fails.
@@ -403,8 +456,8 @@ class ParticipantChannel:
 
     @property
     def status(self) -> Status:
-        """How complete the channel is here."""
-        return self.participant.status
+        """How complete the channel is here, and how many of our messages no store has yet."""
+        return replace(self.participant.status, unstored=self.participant.unstored_count)
 
     async def leave(self) -> None:
         """Stop taking part. What is saved stays, and `join` continues from it.
@@ -466,6 +519,7 @@ class ParticipantChannel:
         self._error = self._error or error
         self._events.close(error)
         self._batch.is_done.set()
+        self._is_decided.set()
         self._ended.set()
 
     def tick(self) -> None:
@@ -488,6 +542,8 @@ class ParticipantChannel:
             self._batch.effects += effects
             self._batch.frames_bytes += frames_bytes
             self._driver.has_effects(self)
+        if self.participant.unpublished_id is None:
+            self._is_decided.set()
 
     async def carried_out(self) -> None:
         """Wait until the effects so far are saved and carried out."""
@@ -515,19 +571,35 @@ class ParticipantChannel:
                     pass
                 case Broadcast():
                     self._driver.outbox.add(self.channel_id, effect)
+                case Publish(frame, message_id):
+                    first = Broadcast(frame, message_id, Kind.CONTENT)
+                    self._driver.outbox.add(self.channel_id, first)
                 case Missing(entries):
                     self._follower.want(entries)
+                case Status():
+                    pass  # told below, with what no store has
                 case _:
                     self._events.put(effect)
+        if (status := self.status) != self._status:
+            self._status = status
+            self._events.put(status)
         batch.is_saved = True
         batch.is_done.set()
 
-    def on_published(self, message_id: str, outcome: PublishOutcome) -> None:
-        """A store has a message of ours, or refused it."""
-        if outcome.error is not None:
-            self._events.put(Refused(message_id, outcome.error.code, outcome.error.detail))
-        elif outcome.outcome in ("stored", "duplicate"):
-            self.apply(self.participant.stored(message_id))
+    def on_published(self, broadcast: Broadcast, outcome: PublishOutcome) -> None:
+        """A store has a message of ours, or all refused it."""
+        message_id, error = broadcast.message_id, outcome.error
+        if error is None:
+            if outcome.outcome in ("stored", "duplicate"):
+                effects = self.participant.stored(message_id)
+                # The store that has it passes it on: an ordered message need not be published again.
+                self.apply([each for each in effects if not isinstance(each, Broadcast)])
+        elif broadcast.kind is Kind.CONTENT:
+            effects = self.participant.rejected(message_id, error.code, error.detail)
+            self._rejection = next((e for e in effects if isinstance(e, Rejected)), self._rejection)
+            self.apply(effects)
+        elif broadcast.kind is Kind.EPHEMERAL:
+            self._events.put(Rejected(message_id, error.code, error.detail))
 
     # ---- for the follower
 

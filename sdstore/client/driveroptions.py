@@ -63,8 +63,8 @@ class DriverOptions:
 class DriverError(Exception):
     """The driver cannot do this, or cannot go on.
 
-    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, `unsaved` if the
-    last changes could not be saved before the end, or `failed` if the persistence does not work at all
+    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, `rejected` if all
+    stores refused an ordered message, `unsaved` if the last changes could not be saved before the end, or `failed` if the persistence does not work at all
     or the program has a fault (the cause of this exception). After `unsaved`, a `ParticipantFile` that
     stays open writes the changes with its next save.
     """

@@ -1,8 +1,9 @@
 """Frames on their way to the stores, published in order and in batches.
 
-One store must accept each frame. Frames of content messages wait while no store answers. A frame that
-the outbox has no room for is left out: the participant broadcasts it again later. Sync and ephemeral
-messages are dropped if they cannot be sent at once, because they are worth nothing later.
+One store must accept each frame. Frames of content messages wait while no store answers. A frame is
+refused only if every store refuses it: what some refused is offered to the others as soon as they answer.
+A frame that the outbox has no room for is left out: the participant broadcasts it again later. Sync and
+ephemeral messages are dropped if they cannot be sent at once, because they are worth nothing later.
 
 Other stores then get copies, so that participants who follow those get the message live. A copy is
 tried once: the stores reconcile with each other.
@@ -11,6 +12,7 @@ tried once: the stores reconcile with each other.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from sdstore.client.batching import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
@@ -33,15 +35,16 @@ flight, and a slow store gets the rest from the other stores."""
 COPIES_BYTES_MAX = BATCH_BYTES_MAX
 """Bytes of these frames; then the oldest are left out."""
 
-REFUSED_MAX = 10_000
-"""Refused messages that are remembered. A forgotten one is offered and reported again."""
+UNDECIDED_MAX = BATCH_ITEMS_MAX
+"""Refused frames that wait for the stores that did not answer; then the oldest is left out."""
 
 
 class Waiting(NamedTuple):
-    """A frame that no store has yet."""
+    """A frame that no store has yet, and the stores that refused it."""
 
     channel_id: str
     broadcast: Broadcast
+    refused_by: tuple[Store, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -52,22 +55,27 @@ class Waiting(NamedTuple):
 class Outbox:
     """See the module. `on_outcome` is called with the channel and the outcome of each frame.
 
-    A frame is refused if a store answers 4xx for it and no other store accepts it then.
+    A store refuses a frame if it answers 4xx for it. `on_attempt` is called with the error of each attempt
+    to publish at all, `None` if it went well.
     """
 
     def __init__(
         self,
         stores: Stores,
         on_outcome: Callable[[Waiting, PublishOutcome], None],
+        on_attempt: Callable[[StoreError | None], None],
         copies_max: int = 0,
     ) -> None:
         self._stores = stores
         self._on_outcome = on_outcome
+        self._on_attempt = on_attempt
         self._copies_max = copies_max
         self._copiers = [_Copier(store, stores) for store in stores.all]
         self._waiting: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
         self._waiting_bytes = 0
-        self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._undecided: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
+        self._has_undecided = asyncio.Event()
+        self._asked: dict[tuple[str, str], Waiting] = {}  # undecided ones on their way to a store
         self._added = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -76,13 +84,16 @@ class Outbox:
         return len(self._waiting)
 
     def add(self, channel_id: str, broadcast: Broadcast) -> None:
-        """Publish a frame soon, unless it waits already, was refused, or there is no room."""
+        """Publish a frame soon, unless it waits already, or there is no room."""
         waiting = Waiting(channel_id, broadcast)
         is_full = (
             len(self._waiting) >= OUTBOX_FRAMES_MAX
             or self._waiting_bytes + len(broadcast.frame) > OUTBOX_BYTES_MAX
         )
-        if is_full or waiting.key in self._waiting or waiting.key in self._refused:
+        is_known = any(
+            waiting.key in known for known in (self._waiting, self._undecided, self._asked)
+        )
+        if is_full or is_known:
             return
         if broadcast.kind is not Kind.CONTENT and not self._stores.ready(PUBLISHING):
             return
@@ -97,6 +108,7 @@ class Outbox:
         async with asyncio.TaskGroup() as tasks:
             for copier in self._copiers:
                 tasks.create_task(copier.run())
+            tasks.create_task(self._ask_others())
             await self._publish_all()
 
     async def _publish_all(self) -> None:
@@ -106,24 +118,46 @@ class Outbox:
             await self._publish(store, self._take_batch())
             if not self._waiting:
                 self._added.clear()
-                self._emptied.set()
+            self._note_if_empty()
 
-    async def _publish(
-        self, store: Store, batch: Sequence[Waiting], refused_by: tuple[Store, ...] = ()
-    ) -> None:
+    def _note_if_empty(self) -> None:
+        if not (self._waiting or self._undecided or self._asked):
+            self._emptied.set()
+
+    async def _ask_others(self) -> None:
+        """Offer what some stores refused to those that did not answer then."""
+        while True:
+            await self._has_undecided.wait()
+            undecided = list(self._undecided.values())
+            untried = [
+                store
+                for store in self._stores.all
+                if any(store not in each.refused_by for each in undecided)
+            ]
+            store = await self._stores.choose(PUBLISHING, untried)
+            batch = [each for each in undecided if store not in each.refused_by]
+            batch = batch[: _fitting_count(batch)]
+            self._asked = {each.key: self._undecided.pop(each.key) for each in batch}
+            await self._publish(store, batch)
+            self._asked = {}
+            if not self._undecided:
+                self._has_undecided.clear()
+            self._note_if_empty()
+
+    async def _publish(self, store: Store, batch: Sequence[Waiting]) -> None:
         try:
             items = [PublishItem(each.broadcast.frame) for each in batch]
-            outcomes = [each async for each in store.client.publish_batch(items)]
+            outcomes = await store.client.publish_batch(items)
         except StoreError as error:
             if error.status not in (400, 413, 422):
-                self._stores.failed(store, PUBLISHING, error)
+                self._failed(store, error)
                 self._put_back(batch)
                 return
             if len(batch) > 1:
                 # One frame, or all of them together, is not acceptable: find out which.
                 half = len(batch) // 2
-                await self._publish(store, batch[:half], refused_by)
-                await self._publish(store, batch[half:], refused_by)
+                await self._publish(store, batch[:half])
+                await self._publish(store, batch[half:])
                 return
             [each] = batch
             outcomes = [
@@ -131,16 +165,14 @@ class Outbox:
             ]
         refused = self._take_outcomes(store, batch, outcomes)
         self._copy(store, [each for each, o in zip(batch, outcomes, strict=True) if not o.error])
-        refused_by = (*refused_by, store)
-        for other in self._stores.ready(PUBLISHING):
-            if refused and other not in refused_by:
-                await self._publish(other, [each for each, _ in refused], refused_by)
-                return
         for each, outcome in refused:
-            self._refused[each.key] = None
-            if len(self._refused) > REFUSED_MAX:
-                self._refused.popitem(last=False)
-            self._on_outcome(each, outcome)
+            left = each._replace(refused_by=(*each.refused_by, store))
+            is_content = each.broadcast.kind is Kind.CONTENT
+            may_take = self._stores.all if is_content else self._stores.ready(PUBLISHING)
+            if set(may_take).difference(left.refused_by):
+                self._leave_undecided(left)
+            else:
+                self._on_outcome(each, outcome)
 
     def _take_outcomes(
         self, store: Store, batch: Sequence[Waiting], outcomes: Sequence[PublishOutcome]
@@ -161,9 +193,20 @@ class Outbox:
         self._put_back(failed)
         if error is None:
             self._stores.succeeded(store, PUBLISHING)
+            self._on_attempt(None)
         else:
-            self._stores.failed(store, PUBLISHING, error)
+            self._failed(store, error)
         return refused
+
+    def _failed(self, store: Store, error: StoreError) -> None:
+        self._stores.failed(store, PUBLISHING, error)
+        self._on_attempt(error)
+
+    def _leave_undecided(self, waiting: Waiting) -> None:
+        self._undecided[waiting.key] = waiting
+        if len(self._undecided) > UNDECIDED_MAX:
+            self._undecided.popitem(last=False)
+        self._has_undecided.set()
 
     def _copy(self, source: Store, accepted: Sequence[Waiting]) -> None:
         ready = self._stores.ready(PUBLISHING)
@@ -180,21 +223,27 @@ class Outbox:
 
     def _put_back(self, batch: Sequence[Waiting]) -> None:
         for waiting in reversed(batch):
-            if waiting.broadcast.kind is Kind.CONTENT and waiting.key not in self._waiting:
+            if waiting.broadcast.kind is not Kind.CONTENT:
+                continue
+            if waiting.refused_by:
+                self._leave_undecided(waiting)
+            elif waiting.key not in self._waiting:
                 self._put(waiting, is_last=False)
 
     def _take_batch(self) -> list[Waiting]:
-        batch: list[Waiting] = []
-        bytes_count = 0
-        for waiting in self._waiting.values():
-            bytes_count += len(waiting.broadcast.frame)
-            if batch and (len(batch) >= BATCH_ITEMS_MAX or bytes_count > BATCH_BYTES_MAX):
-                break
-            batch.append(waiting)
+        batch = list(islice(self._waiting.values(), BATCH_ITEMS_MAX))
+        batch = batch[: _fitting_count(batch)]
         for waiting in batch:
             del self._waiting[waiting.key]
             self._waiting_bytes -= len(waiting.broadcast.frame)
         return batch
+
+
+def _fitting_count(batch: Sequence[Waiting]) -> int:
+    """How many of the first frames a request can hold: one of any size, or several."""
+    sizes = accumulate(len(each.broadcast.frame) for each in batch)
+    fitting = sum(1 for size in sizes if size <= BATCH_BYTES_MAX)
+    return min(max(fitting, 1), BATCH_ITEMS_MAX)
 
 
 class _Copier:
@@ -225,7 +274,6 @@ class _Copier:
             self._items.clear()
             self._bytes = 0
             try:
-                async for _ in self.store.client.publish_batch(items):
-                    pass
+                await self.store.client.publish_batch(items)
             except StoreError as error:
                 self._stores.failed(self.store, PUBLISHING, error)

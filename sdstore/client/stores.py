@@ -84,11 +84,15 @@ class Stores:
         found.sort(key=lambda store: store is not self._home)
         return found
 
-    async def choose(self, scope: str) -> Store:
-        """The home, or another store if the home does not serve `scope`; waits until one can be tried."""
-        while not (found := self.ready(scope)):
+    async def choose(self, scope: str, among: Sequence[Store] | None = None) -> Store:
+        """The home, or another store if the home does not serve `scope`; waits until one can be tried.
+
+        `among`: only these.
+        """
+        allowed = self.all if among is None else among
+        while not (found := [each for each in self.ready(scope) if each in allowed]):
             self._changed.clear()
-            ready_at_s = min(store.ready_at_s(scope) for store in self.all)
+            ready_at_s = min(store.ready_at_s(scope) for store in allowed)
             try:
                 async with asyncio.timeout(max(ready_at_s - time.monotonic(), 0.001)):
                     await self._changed.wait()

@@ -68,6 +68,30 @@ class StoredRemotely:
 
 
 @dataclass(frozen=True, slots=True)
+class Publish:
+    """In ordered mode: give this frame to the stores alone, then call `Participant.stored` or `rejected`.
+
+    Repeated until one of them is called.
+    """
+
+    frame: bytes
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """All stores refuse our message, the last one with this code. It is not broadcast again, and our next
+    messages do not name it.
+
+    Others can have it all the same, by another way: then `Acknowledged` follows.
+    """
+
+    message_id: str
+    code: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GaveUp:
     """Our message is no longer rebroadcast: nobody acknowledged it within the allowed attempts."""
 
@@ -83,9 +107,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The participant stopped waiting for this message. If it arrives later it is delivered late."""
+    """The participant stopped waiting for this message. If it arrives later it is delivered late.
+
+    `reason`: empty after `lost_after_ms`; else what a store says of it, "refused" or "withheld".
+    """
 
     message_id: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +128,20 @@ class Status:
     """The state of a channel for people, whenever it changes.
 
     `missing`: messages known by reference only; `waiting`: messages received whose causes are
-    missing; `lost`: messages given up; `unacknowledged`: our messages that nobody acknowledged yet.
+    missing; `lost`: messages given up; `unacknowledged`: our messages that nobody acknowledged yet;
+    `unstored`: those of them that no store has yet, which a driver counts, because others may use no store.
     """
 
     missing: int = 0
     waiting: int = 0
     lost: int = 0
     unacknowledged: int = 0
+    unstored: int = 0
 
     @property
     def is_synced(self) -> bool:
-        """Whether every message that this participant knows of was delivered or is lost."""
-        return not (self.missing or self.waiting)
+        """Whether every message that this participant knows of was delivered or is lost, and ours are stored."""
+        return not (self.missing or self.waiting or self.unstored)
 
     def __str__(self) -> str:
         parts = [
@@ -120,6 +150,7 @@ class Status:
                 (self.missing, "missing"),
                 (self.waiting, "waiting for their causes"),
                 (self.lost, "lost"),
+                (self.unstored, "not yet stored"),
             )
             if count
         ]
@@ -135,6 +166,8 @@ Effect = (
     | Acknowledged
     | PossiblyAcknowledged
     | StoredRemotely
+    | Publish
+    | Rejected
     | GaveUp
     | Missing
     | Lost

@@ -296,6 +296,27 @@ class Incoming:
                 ready.append(self._remove(message_id))
         return ready
 
+    def met_as_sync(self, message_id: str) -> list[Arrived]:
+        """A missing message is a sync message: what waits for it and has no sender does so no longer.
+
+        Returns the messages whose last unmet cause it was.
+        """
+        if message_id not in self._missing:
+            return []
+        self.note_sync(message_id)
+        waiting = self._dependents.get(message_id, {})
+        ready = []
+        for dependent in [each for each in waiting if not self._waiting[each].message.sender_id]:
+            del waiting[dependent]
+            arrived = self._waiting[dependent]
+            arrived.unmet.discard(message_id)
+            if not arrived.unmet:
+                ready.append(self._remove(dependent))
+        if not waiting:
+            self._dependents.pop(message_id, None)
+            self._forget_missing(message_id)
+        return ready
+
     def take_after_gap(self, message_id: str, elapsed_ms: int) -> Arrived:
         """A waiting message, to be delivered although causes of it are unmet: they are its gap."""
         arrived = self._remove(message_id)
@@ -354,6 +375,13 @@ class Incoming:
         return arrived
 
     # ---- the sweep
+
+    def lose(self, message_id: str, reason: str, elapsed_ms: int) -> bool:
+        """No source has this missing message; its dependents are still to be released. False: it is not missing."""
+        if message_id not in self._missing:
+            return False
+        self._lose(message_id, elapsed_ms, reason)
+        return True
 
     def sweep(self, elapsed_ms: int) -> list[str]:
         """Ask again for what is missing and lost. Returns the IDs that are lost now; their dependents
@@ -440,14 +468,14 @@ class Incoming:
         hints = self._hints.of(message_id) or (entry.retrieval_hint,)
         return [HistoryEntry(message_id, hint, entry.sender_id) for hint in hints]
 
-    def _lose(self, message_id: str, elapsed_ms: int) -> None:
+    def _lose(self, message_id: str, elapsed_ms: int, reason: str = "") -> None:
         entry = self._missing[message_id].entry
         is_passed = self._forget_missing(message_id)
         self._place += 1
         self._lost[message_id] = lost = _LostId(entry, self._place, is_passed=is_passed)
         self._schedule_lost(message_id, lost, elapsed_ms)
         self._save_lost(lost)
-        self._turn.effects.append(Lost(message_id))
+        self._turn.effects.append(Lost(message_id, reason))
         if len(self._lost) > self._options.lost_max:
             oldest, _ = self._lost.popitem(last=False)
             self._to_fetch.pop(oldest, None)

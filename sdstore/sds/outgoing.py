@@ -15,6 +15,9 @@ Errors that come from IDs with like steps (`ReceivedFilter.coincidence`) repeat 
 bound the probability from below; and an ID of fewer than k bits is never acknowledged by filters.
 A filter whose f^k is above `filter_fp_max` is (nearly) saturated and ignored.
 
+A message that all stores refuse is rejected: it is not broadcast again, and can still be acknowledged by
+those who got it by another way.
+
 The table holds the newest `sent_max` messages, acknowledged or not. Frames stay in the log.
 """
 
@@ -55,10 +58,12 @@ class Acknowledgement(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SentState:
-    """What is known about a message of ours. `is_stored`: a store said that it has the message."""
+    """What is known about a message of ours. `is_stored`: a store said that it has the message;
+    `is_rejected`: all stores refused it."""
 
     acknowledgement: Acknowledgement
     is_stored: bool
+    is_rejected: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class _Sent:
     place: int
     acknowledgement: Acknowledgement = Acknowledgement.UNACKNOWLEDGED
     is_stored: bool = False
+    is_rejected: bool = False
     attempts: int = 1
     due_ms: int = 0
     pair: Pair | None = None
@@ -97,6 +103,8 @@ class Outgoing:
         self._turn = turn
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
         self._active: OrderedDict[str, _Sent] = OrderedDict()
+        self._unstored: set[str] = set()  # of the active ones
+        self._rejected: set[str] = set()  # of the active ones
         self._due: list[tuple[int, int, str]] = []
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
         self._seen_count = 0
@@ -105,8 +113,13 @@ class Outgoing:
 
     @property
     def unacknowledged_count(self) -> int:
-        """Messages that are neither acknowledged nor given up."""
-        return len(self._active)
+        """Messages that are neither acknowledged nor given up nor rejected."""
+        return len(self._active) - len(self._rejected)
+
+    @property
+    def unstored_count(self) -> int:
+        """Unacknowledged messages that no store has yet."""
+        return len(self._unstored)
 
     @property
     def newest(self) -> str | None:
@@ -120,18 +133,26 @@ class Outgoing:
     def state(self, message_id: str) -> SentState | None:
         """`None` for a message that is not one of the newest `sent_max`."""
         sent = self._sent.get(message_id)
-        return None if sent is None else SentState(sent.acknowledgement, sent.is_stored)
+        if sent is None:
+            return None
+        return SentState(sent.acknowledgement, sent.is_stored, sent.is_rejected)
+
+    def is_rejected(self, message_id: str) -> bool:
+        """Whether all stores refused this message of ours."""
+        sent = self._sent.get(message_id)
+        return sent is not None and sent.is_rejected
 
     def add(self, message_id: str, elapsed_ms: int) -> None:
         """A message that is broadcast now for the first time."""
         self.sent_count += 1
         sent = _Sent(self.sent_count)
         self._sent[message_id] = self._active[message_id] = sent
+        self._unstored.add(message_id)
         self._schedule(message_id, sent, elapsed_ms)
         self._save(message_id, sent)
         while len(self._sent) > self._options.sent_max:
             oldest_id, oldest = self._sent.popitem(last=False)
-            if self._active.pop(oldest_id, None) is not None:
+            if self._end(oldest_id) and not oldest.is_rejected:
                 oldest.acknowledgement = Acknowledgement.GIVEN_UP
                 self._turn.effects.append(GaveUp(oldest_id))
             self._turn.delete(SENT + oldest_id)
@@ -139,12 +160,24 @@ class Outgoing:
     def restore(self, message_id: str, saved: pb.Sent, elapsed_ms: int) -> None:
         """A message from the saved state, in the order of places."""
         sent = _Sent(saved.place, Acknowledgement(saved.acknowledgement), saved.is_stored)
+        sent.is_rejected = saved.is_rejected
         sent.attempts = saved.attempts
         self._sent[message_id] = sent
         self.sent_count = max(self.sent_count, saved.place)
         if sent.acknowledgement <= Acknowledgement.POSSIBLY:
             self._active[message_id] = sent
+            if sent.is_rejected:
+                self._rejected.add(message_id)
+                return
+            if not sent.is_stored:
+                self._unstored.add(message_id)
             self._schedule(message_id, sent, elapsed_ms)
+
+    def _end(self, message_id: str) -> bool:
+        """The message is not active any more; whether it was."""
+        self._unstored.discard(message_id)
+        self._rejected.discard(message_id)
+        return self._active.pop(message_id, None) is not None
 
     # ---- review of acknowledgements
 
@@ -240,7 +273,7 @@ class Outgoing:
         sent.filters = (*sent.filters, key)[-FILTERS_PER_MESSAGE:]
 
     def _acknowledge(self, message_id: str, sent: _Sent) -> None:
-        del self._active[message_id]
+        self._end(message_id)
         sent.acknowledgement = Acknowledgement.ACKNOWLEDGED
         sent.pair, sent.filters = None, ()
         self._turn.effects.append(Acknowledged(message_id))
@@ -252,10 +285,23 @@ class Outgoing:
         if sent is None or sent.is_stored:
             return
         sent.is_stored = True
+        self._unstored.discard(message_id)
         self._turn.effects.append(StoredRemotely(message_id))
         if message_id in self._active:
             self._schedule(message_id, sent, elapsed_ms)
         self._save(message_id, sent)
+
+    def reject(self, message_id: str) -> bool:
+        """All stores refuse the message; False for one that is stored, rejected or unknown."""
+        sent = self._sent.get(message_id)
+        if sent is None or sent.is_stored or sent.is_rejected:
+            return False
+        sent.is_rejected = True
+        if message_id in self._active:
+            self._unstored.discard(message_id)
+            self._rejected.add(message_id)
+        self._save(message_id, sent)
+        return True
 
     # ---- the sweep
 
@@ -267,8 +313,8 @@ class Outgoing:
         ):
             due_ms, _, message_id = heappop(self._due)
             sent = self._active.get(message_id)
-            if sent is None or sent.due_ms != due_ms:
-                continue  # acknowledged or scheduled anew since
+            if sent is None or sent.is_rejected or sent.due_ms != due_ms:
+                continue  # acknowledged, rejected or scheduled anew since
             if sent.attempts >= self._options.attempts_max:
                 self.give_up(message_id)
                 continue
@@ -280,13 +326,16 @@ class Outgoing:
 
     def give_up(self, message_id: str) -> None:
         """Stop broadcasting the message."""
-        sent = self._active.pop(message_id)
+        self._end(message_id)
+        sent = self._sent[message_id]
         sent.acknowledgement = Acknowledgement.GIVEN_UP
         self._turn.effects.append(GaveUp(message_id))
         self._save(message_id, sent)
 
     def _schedule(self, message_id: str, sent: _Sent, elapsed_ms: int) -> None:
         """The next broadcast: pauses double, and are longer where receipt is likely."""
+        if sent.is_rejected:
+            return
         options = self._options
         is_likely = sent.is_stored or sent.acknowledgement is Acknowledgement.POSSIBLY
         first_ms = options.resend_possibly_ms if is_likely else options.resend_ms
@@ -302,6 +351,7 @@ class Outgoing:
         record.place = sent.place
         record.acknowledgement = sent.acknowledgement
         record.is_stored = sent.is_stored
+        record.is_rejected = sent.is_rejected
         record.attempts = sent.attempts
         self._turn.put(SENT + message_id, record)
 

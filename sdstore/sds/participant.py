@@ -52,7 +52,15 @@ from typing import cast
 from sdstore.sds.bloom import BloomFilter
 from sdstore.sds.clock import Clock
 from sdstore.sds.codec import decode, encode
-from sdstore.sds.effects import Broadcast, Deliver, Effect, Ephemeral, Status
+from sdstore.sds.effects import (
+    Broadcast,
+    Deliver,
+    Effect,
+    Ephemeral,
+    Publish,
+    Rejected,
+    Status,
+)
 from sdstore.sds.errors import LocalProtocolError, WrongTypeError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import LogEntry, MemoryLog, ParticipantLog
@@ -69,7 +77,7 @@ from sdstore.sds.outgoing import Outgoing, SentState
 from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
 from sdstore.sds.restoring import last_number, load_incoming, load_references
-from sdstore.sds.state import OWNER, PROGRESS, WAITING, SavedState, Turn, read_state
+from sdstore.sds.state import OWNER, PROGRESS, UNPUBLISHED, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
 from sdstore.wire import participant_pb2 as pb
 
@@ -141,6 +149,8 @@ class Participant:
         self._has_owner = False
         self._ready: list[Arrived] = []  # restored, to be delivered with the first call
         self._saved_heads: Mapping[str, pb.Head] = {}  # until the first call
+        self._unpublished: LogEntry | None = None  # in ordered mode
+        self._publish_ms = 0  # when to publish it again
         self._load(read_state(state or {}, channel_id, sender_id))
 
     @classmethod
@@ -176,6 +186,16 @@ class Participant:
         """Whether others, and a store, have a message of ours. `None`: not among the newest sent."""
         return self._outgoing.state(message_id)
 
+    @property
+    def unpublished_id(self) -> str | None:
+        """In ordered mode, our message that no store took or refused yet; `None`: the next can be sent."""
+        return None if self._unpublished is None else self._unpublished.message.message_id
+
+    @property
+    def unstored_count(self) -> int:
+        """Messages of ours that no store has yet, and that are still published."""
+        return self._outgoing.unstored_count + (self._unpublished is not None)
+
     # ---- sending
 
     def send(
@@ -186,6 +206,10 @@ class Participant:
         ephemeral: bool = False,
     ) -> list[Effect]:
         """Broadcast content to the channel. The `Broadcast` effect has the message ID.
+
+        In ordered mode the effect is `Publish`: the message enters the log and is broadcast once a store
+        has it (`stored`), because a message that the order holds cannot be taken back. Until then no
+        other one can be sent (`unpublished`).
 
         Raises `LocalProtocolError`, and sends nothing: `empty_content`, `frame_too_large`,
         `message_id_taken` (a scheme that hashes the content alone, and content that was sent before),
@@ -205,6 +229,9 @@ class Participant:
         if ephemeral:
             return self._send_ephemeral(content, now_ms)
         lamport = self._clock.next_lamport()
+        if self._unpublished is not None:
+            detail = f"no store has taken or refused {self.unpublished_id!r} yet"
+            raise LocalProtocolError("unpublished", detail)
         message = self._message("", lamport, content)
         message_id = self.options.id_scheme.make(message)
         if self._is_logged(message_id) or self._incoming.waits(message_id):
@@ -215,13 +242,39 @@ class Participant:
         self._clock.lamport = lamport
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
-        self._append(LogEntry(message, frame, 0, hint))
+        entry = LogEntry(message, frame, 0, hint)
+        if self.options.ordered:
+            self._unpublished = entry
+            self._turn.put(UNPUBLISHED, pb.Waiting(frame=frame, retrieval_hint=hint))
+            self._publish()
+        else:
+            self._log_own(entry)
+        return self._finish()
+
+    def _publish(self) -> None:
+        if (entry := self._unpublished) is not None:
+            self._publish_ms = self._clock.elapsed_ms + self.options.resend_ms
+            self._turn.effects.append(Publish(entry.frame, entry.message.message_id))
+
+    def _log_own(self, entry: LogEntry) -> None:
+        message_id = entry.message.message_id
+        self._append(entry)
         self._add_to_bloom(message_id)
         self._outgoing.add(message_id, self._clock.elapsed_ms)
         self._incoming.arrive(message_id)
-        self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
+        self._turn.effects.append(Broadcast(entry.frame, message_id, Kind.CONTENT))
         self._sync.broadcast(self._clock.elapsed_ms)
-        return self._finish()
+
+    def _published(self, message_id: str) -> bool:
+        """A store has the unpublished message; False if this is another one."""
+        entry = self._unpublished
+        if entry is None or entry.message.message_id != message_id:
+            return False
+        self._unpublished = None
+        self._turn.delete(UNPUBLISHED)
+        self._log_own(entry)
+        self._deliver_all(self._incoming.take_dependents(message_id))
+        return True
 
     def _send_ephemeral(self, content: bytes, now_ms: int) -> list[Effect]:
         message_id = self._sync.unique_id("ephemeral", now_ms, content)
@@ -363,7 +416,9 @@ class Participant:
             self._hints.learn(message_id, hint, is_ours=True)
         if self._repair is not None:
             self._repair.received(message_id)
-        if self._is_logged(message_id):
+        if is_own and self._is_unpublished(message) and self._published(message_id):
+            self._outgoing.store(message_id, self._clock.elapsed_ms)
+        elif self._is_logged(message_id):
             known = self._references.recent.get(message_id)
             if known is None:
                 known = _fingerprint_of(self.log.frame(message_id))
@@ -376,6 +431,10 @@ class Participant:
             self._take_new(message, frame, hint or self._hints.best(message_id))
             if not is_own:
                 self._sync.content_arrived(message.sender_id, self._clock.elapsed_ms)
+
+    def _is_unpublished(self, message: Message) -> bool:
+        entry = self._unpublished
+        return entry is not None and fingerprint(entry.message) == fingerprint(message)
 
     def _take_sync(self, message: Message, *, is_own: bool) -> None:
         if is_own:
@@ -499,19 +558,64 @@ class Participant:
 
         Raises `LocalProtocolError` (`wrong_type`).
         """
-        if not isinstance(message_id, str):
-            raise WrongTypeError("message_id", message_id, "str")
+        _check_id(message_id)
         if retrieval_hint:
             hint = _bytes("retrieval_hint", retrieval_hint)
             self._hints.learn(message_id, hint, is_ours=True)
+        self._published(message_id)
         self._outgoing.store(message_id, self._clock.elapsed_ms)
         return self._finish()
+
+    def rejected(self, message_id: str, code: str, detail: str = "") -> list[Effect]:
+        """Every store refused our message: our next messages do not name it, and it is not broadcast again.
+
+        Call it only when no store is left that might take the message. In ordered mode it is void: it
+        never enters the log. Unknown IDs change nothing. Raises `LocalProtocolError` (`wrong_type`).
+        """
+        _check_id(message_id)
+        if self.unpublished_id == message_id:
+            self._unpublished = None
+            self._turn.delete(UNPUBLISHED)
+            self._turn.effects.append(Rejected(message_id, code, detail))
+        elif self._outgoing.reject(message_id):
+            self._forget(message_id)
+            self._turn.effects.append(Rejected(message_id, code, detail))
+        return self._finish()
+
+    def _forget(self, message_id: str) -> None:
+        if (frame := self.log.frame(message_id)) is not None:
+            message, _ = decode(frame)
+            causes = (self.log.frame(each.message_id) for each in message.causal_history)
+            self._references.forget(message, [decode(each)[0] for each in causes if each])
+
+    def unobtainable(self, message_id: str, reason: str) -> list[Effect]:
+        """A store says why it lacks a missing message: "refused", "withheld", or "met_as_sync".
+
+        It is lost at once (`Lost` with the reason), and what waits for it is delivered after a gap. Call it
+        only when no source is left to ask, the transport included: others may have got it there. It is
+        delivered late if it arrives after all. A sync message is no cause of messages without a
+        sender, so those do not wait for it and have no gap. Unknown IDs change nothing. Raises
+        `LocalProtocolError` (`wrong_type`).
+        """
+        _check_id(message_id)
+        elapsed_ms = self._clock.elapsed_ms
+        if reason == "met_as_sync":
+            self._deliver_all(self._incoming.met_as_sync(message_id))
+        elif self._incoming.lose(message_id, reason, elapsed_ms):
+            self._release_lost(message_id)
+        return self._finish()
+
+    def _release_lost(self, message_id: str) -> None:
+        if self.options.on_lost is OnLost.DELIVER:
+            self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
 
     # ---- the sweeps
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Do what is due. Call it about once a second; a rarer call delays what is due until then."""
         self._begin(now_ms)
+        if self._publish_ms <= self._clock.elapsed_ms:
+            self._publish()
         for message_id in self._outgoing.due(self._clock.elapsed_ms):
             frame = self.log.frame(message_id)
             if frame is None:
@@ -532,8 +636,7 @@ class Participant:
 
     def _sweep_incoming(self) -> None:
         for message_id in self._incoming.sweep(self._clock.elapsed_ms):
-            if self.options.on_lost is OnLost.DELIVER:
-                self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
+            self._release_lost(message_id)
         for message_id in self._incoming.knots(self._clock.elapsed_ms):
             if self._incoming.waits(message_id):
                 self._deliver_all(
@@ -665,7 +768,17 @@ class Participant:
             self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
         self._ready = load_incoming(saved, self._incoming, self.log, self._turn)
         self._saved_heads = saved.heads
+        if saved.unpublished is not None:
+            self._load_unpublished(saved.unpublished)
         self._fill_bloom()
+
+    def _load_unpublished(self, saved: pb.Waiting) -> None:
+        message, _ = decode(saved.frame)
+        if self.log.contains(message.message_id):
+            self._turn.delete(UNPUBLISHED)
+        else:
+            keep_for_application(message)
+            self._unpublished = LogEntry(message, saved.frame, 0, saved.retrieval_hint)
 
 
 def _bytes(name: str, value: bytes) -> bytes:
@@ -676,6 +789,11 @@ def _bytes(name: str, value: bytes) -> bytes:
         return bytes(memoryview(value))  # `bytes` alone makes zeros of a number
     except TypeError:
         raise WrongTypeError(name, value, "bytes") from None
+
+
+def _check_id(message_id: str) -> None:
+    if not isinstance(message_id, str):
+        raise WrongTypeError("message_id", message_id, "str")
 
 
 def _fingerprint_of(frame: bytes | None) -> int | None:

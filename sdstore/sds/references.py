@@ -171,6 +171,23 @@ class References:
         if self._own_newest is None or self._own_newest[:2] < place[:2]:
             self._own_newest = place
 
+    def forget(self, rejected: Message, causes: Iterable[Message]) -> None:
+        """Never name this message of ours again. Its logged `causes` are heads instead: nobody else may
+        name them."""
+        message_id = rejected.message_id
+        self._newest = [place for place in self._newest if _id(place) != message_id]
+        if self._heads.pop(message_id, None):
+            self._unsave(message_id)
+        if self._own_newest is not None and _id(self._own_newest) == message_id:
+            lamport = rejected.lamport_timestamp or 0
+            previous = [e for e in rejected.causal_history if e.sender_id == self._sender_id][:1]
+            self._own_newest = None
+            for entry in previous:
+                self._own_newest = (lamport - 1, entry.message_id.encode(), entry)
+        for cause in causes:
+            self.restore(cause, self._hints.best(cause.message_id))
+            self._turn.put(HEAD + cause.message_id, pb.Head())
+
     def _drop_heads(self) -> None:
         """Forget a tenth of the heads: those beyond our clock first, then the oldest. A tenth at once,
         because the search for one of them takes as long."""

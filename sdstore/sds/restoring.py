@@ -88,7 +88,10 @@ def load_references(
     reached = log.newest(count, clock + 1)
     newest = log.newest(count, LAMPORT_MAX)
     for reference in (*reached, *(each for each in newest if each.lamport_timestamp > clock)):
-        if (frame := log.frame(reference.entry.message_id)) is not None:
+        message_id = reference.entry.message_id
+        if outgoing.is_rejected(message_id):
+            continue
+        if (frame := log.frame(message_id)) is not None:
             is_reached = reference.lamport_timestamp <= clock
             hint = reference.entry.retrieval_hint
             references.logged(decode(frame)[0], hint, is_reached=is_reached)

@@ -9,6 +9,7 @@
 | `lost/ID` | `Forgone` | for a lost message |
 | `passed/ID` | `Forgone` | for a missing message, when one that depends on it is delivered, until it arrives |
 | `head/ID` | `Head` | for a message that 128 later ones do not refer to, until one refers to it |
+| `unpublished` | `Waiting` | in ordered mode, for a message of ours until a store takes or refuses it |
 | `sync/ID` | `Forgone` | for a sync message without a sender, which version 1 refers to |
 
 A value is the format version (one byte), the protobuf message, and the CRC-32 of key, version and
@@ -33,7 +34,7 @@ from sdstore.wire import participant_pb2 as pb
 FORMAT_VERSION = 1
 """Raise it when an older program would misread the state. A later version is refused."""
 
-OWNER, PROGRESS = "owner", "progress"
+OWNER, PROGRESS, UNPUBLISHED = "owner", "progress", "unpublished"
 SENT, WAITING, LOST, SYNC = "sent/", "waiting/", "lost/", "sync/"
 PASSED, HEAD = "passed/", "head/"
 
@@ -74,6 +75,7 @@ class SavedState:
 
     progress: pb.Progress = field(default_factory=pb.Progress)
     has_owner: bool = False
+    unpublished: pb.Waiting | None = None
     sent: dict[str, pb.Sent] = field(default_factory=dict)
     waiting: dict[str, pb.Waiting] = field(default_factory=dict)
     lost: dict[str, pb.Forgone] = field(default_factory=dict)
@@ -109,6 +111,8 @@ def read_state(state: Mapping[str, bytes], channel_id: str, sender_id: str) -> S
             saved.has_owner = True
         elif key == PROGRESS:
             saved.progress = unseal(key, value, pb.Progress)
+        elif key == UNPUBLISHED:
+            saved.unpublished = unseal(key, value, pb.Waiting)
         elif kind + slash in of_kind:
             records, record_type = of_kind[kind + slash]
             records[message_id] = unseal(key, value, record_type)

@@ -23,16 +23,18 @@ class Progress(_message.Message):
     def __init__(self, lamport_timestamp: _Optional[int] = ..., confirmed: _Optional[int] = ..., sent_count: _Optional[int] = ...) -> None: ...
 
 class Sent(_message.Message):
-    __slots__ = ("place", "acknowledgement", "is_stored", "attempts")
+    __slots__ = ("place", "acknowledgement", "is_stored", "attempts", "is_rejected")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     IS_STORED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    IS_REJECTED_FIELD_NUMBER: _ClassVar[int]
     place: int
     acknowledgement: int
     is_stored: bool
     attempts: int
-    def __init__(self, place: _Optional[int] = ..., acknowledgement: _Optional[int] = ..., is_stored: _Optional[bool] = ..., attempts: _Optional[int] = ...) -> None: ...
+    is_rejected: bool
+    def __init__(self, place: _Optional[int] = ..., acknowledgement: _Optional[int] = ..., is_stored: _Optional[bool] = ..., attempts: _Optional[int] = ..., is_rejected: _Optional[bool] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("place", "frame", "retrieval_hint", "is_late")

@@ -23,6 +23,7 @@ from sdstore.sds import (
     Message,
     Missing,
     ParticipantOptions,
+    Publish,
     decode,
     encode,
 )
@@ -251,8 +252,10 @@ def test_the_order_of_a_file_is_that_of_its_participant(tmp_path: object) -> Non
         order = ChannelOrder(ada.log, roles)
         for number in range(40):
             effects = ada.send(b"%d" % number, NOON_MS)
+            [published] = of(Publish, effects)
             file.save(CHANNEL, effects)
-            order.add(of(Broadcast, effects)[-1].message_id)
+            file.save(CHANNEL, ada.stored(published.message_id))
+            order.add(published.message_id)
         confirmed = order.ordering.confirmed
     with ParticipantFile(path) as file:
         again = ChannelOrder(file.participant(CHANNEL, "ada", ORDERED).log, roles)

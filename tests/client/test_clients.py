@@ -1,5 +1,6 @@
 """The clients against a node that is played by a function."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl
@@ -194,9 +195,29 @@ def test_a_batch_is_cut_by_items_and_every_frame_gets_its_outcome(connect: Conne
         return batch_node(request)
 
     frames = [b"%d" % number for number in range(25)]
-    outcomes = connect(node).publish_batch(iter(frames), Batcher(items_max=10))
+    outcomes = connect(node).publish_stream(iter(frames), Batcher(items_max=10))
     assert [outcome.message_id for outcome in outcomes] == [str(n) for n in range(25)]
     assert sizes == [10, 10, 5]
+
+
+def test_a_batch_is_sent_by_the_call_itself() -> None:
+    sent: list[bytes] = []
+
+    def node(request: httpx.Request) -> httpx.Response:
+        sent.extend(item.frame for item in wire.PublishBatch.FromString(request.content).items)
+        return batch_node(request)
+
+    with StoreClient("http://node", transport=played_by(node)) as blocking:
+        blocking.publish_batch([b"1"])
+        assert sent == [b"1"]
+
+    async def scenario() -> None:
+        async with AsyncStoreClient("http://node", transport=played_by(node)) as client:
+            outcomes = await client.publish_batch([b"2"])
+            assert [each.outcome for each in outcomes] == ["stored"]
+
+    asyncio.run(scenario())
+    assert sent == [b"1", b"2"]
 
 
 def test_a_refused_frame_of_a_batch_carries_its_error_and_spoils_no_other(connect: Connect) -> None:
@@ -470,5 +491,5 @@ def test_an_async_source_of_frames_is_published_too() -> None:
 
     transport = played_by(batch_node)
     with EitherClient(AsyncStoreClient("http://node", transport=transport)) as client:
-        outcomes = client.publish_batch(frames(), Batcher(items_max=2))
+        outcomes = client.publish_stream(frames(), Batcher(items_max=2))
     assert [outcome.message_id for outcome in outcomes] == ["0", "1", "2", "3", "4"]

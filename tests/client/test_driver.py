@@ -15,7 +15,7 @@ import pytest
 
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import ParticipantFile, StoreClient, driver, participantlog
-from sdstore.client.channelevents import BackfillProgress, Connection, Refused
+from sdstore.client.channelevents import BackfillProgress, Connection
 from sdstore.client.driver import ParticipantDriver
 from sdstore.client.driveroptions import DriverError
 from sdstore.client.persistence import CURSOR_KEY, MemoryPersistence
@@ -30,6 +30,7 @@ from sdstore.sds.effects import (
     Ephemeral,
     GaveUp,
     Lost,
+    Rejected,
     Save,
     StoredRemotely,
 )
@@ -210,7 +211,6 @@ def test_participants_that_follow_different_stores_hear_each_other(
 
     async def broken(_: Any) -> Any:
         await asyncio.sleep(3_600)
-        yield
 
     with running_node(tmp_path) as other:
         run(scenario([url, other.url]))
@@ -768,9 +768,12 @@ def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path
             large = await ada.channel.send(bytes(5_000))
             small = await ada.channel.send(b"small")
             await ada.until(lambda ada: StoredRemotely(small) in ada.events)
-            await ada.until(lambda ada: GaveUp(large) in ada.events)
-            [refused] = ada.of(Refused)
-            assert (refused.message_id, refused.code) == (large, "frame_too_large")
+            await ada.until(lambda ada: ada.of(Rejected))
+            await asyncio.sleep(10 * QUICK.tick_s)
+            [rejected] = ada.of(Rejected)
+            assert (rejected.message_id, rejected.code) == (large, "frame_too_large")
+            assert GaveUp(large) not in ada.events
+            assert ada.channel.status.unstored == 0
 
     with running_node(tmp_path, limits) as node:
         run(scenario(node.url))

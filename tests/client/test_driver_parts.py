@@ -149,7 +149,7 @@ class Played:
         ]
         self.stores = Stores(made, BackOff(first_s=0.02, max_s=0.02), InOrder())
         self.outcomes: list[tuple[str, str]] = []
-        self.outbox = Outbox(self.stores, self._note)
+        self.outbox = Outbox(self.stores, self._note, lambda _: None)
 
     def _note(self, waiting: Waiting, outcome: PublishOutcome) -> None:
         self.outcomes.append((waiting.broadcast.message_id, outcome.outcome))
@@ -200,8 +200,37 @@ def test_what_one_store_refuses_another_may_accept() -> None:
         assert played.outcomes == [
             ("a", "stored"), ("d", "stored"), ("b", "stored"), ("c", "refused"),
         ]  # fmt: skip
-        played.outbox.add("garden", broadcast("c"))
-        assert len(played.outbox) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_message_is_refused_only_when_the_store_that_did_not_answer_refuses_it_too() -> None:
+    async def scenario() -> None:
+        first: list[list[str]] = []
+        second: list[list[str]] = []
+        is_down = True
+        tried = asyncio.Event()
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if is_down:
+                tried.set()
+                raise httpx.ConnectError("down")
+            return accepting(second, "c")(request)
+
+        played = Played(accepting(first, "b", "c"), answer)
+        played.stores.failed(played.stores.all[1], PUBLISHING, StoreError("down", 0, ""))
+        running = asyncio.create_task(played.outbox.run())
+        for name in "abcd":
+            played.outbox.add("garden", broadcast(name))
+        async with asyncio.timeout(10):
+            await tried.wait()
+            assert played.outcomes == [("a", "stored"), ("d", "stored")]
+            is_down = False
+            await played.outbox.emptied()
+        assert played.outcomes[2:] == [("b", "stored"), ("c", "refused")]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await played.stores.close()
 
     asyncio.run(scenario())
 

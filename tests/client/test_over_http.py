@@ -79,7 +79,7 @@ def test_publishing_again_is_a_duplicate(client: EitherClient, channel_id: str) 
 
 
 def test_recorded_frames_of_all_dialects_come_back_byte_for_byte(client: EitherClient) -> None:
-    outcomes = client.publish_batch(valid_frames(), Batcher(items_max=7))
+    outcomes = client.publish_stream(valid_frames(), Batcher(items_max=7))
     assert len(outcomes) == len(valid_frames())
     digests = {outcome.digest for outcome in outcomes if outcome.digest}
     frames = {client.get_entry(digest).frame for digest in digests}

@@ -16,6 +16,7 @@ from sdstore.sds import (
     Message,
     Participant,
     ParticipantOptions,
+    Publish,
     decode,
     encode,
 )
@@ -58,8 +59,9 @@ def test_without_the_mode_a_message_names_the_newest_ones_alone() -> None:
 
 def test_our_previous_message_is_named_once_with_its_sender_and_its_hint() -> None:
     ada = Participant(CHANNEL, "ada", options=ORDERED)
-    ada.send(b"first", NOON_MS, b"hint")
-    (sent,) = of(Broadcast, ada.send(b"second", NOON_MS))
+    (first,) = of(Publish, ada.send(b"first", NOON_MS, b"hint"))
+    ada.stored(first.message_id)
+    (sent,) = of(Publish, ada.send(b"second", NOON_MS))
     (entry,) = decode(sent.frame)[0].causal_history
     assert (entry.sender_id, entry.retrieval_hint) == ("ada", b"hint")
 
@@ -94,7 +96,7 @@ def test_a_message_that_the_log_lost_is_still_named() -> None:
     ada = Device("ada", ORDERED)
     first = id_of(ada.say("first"))
     restored = Participant.restore(CHANNEL, "ada", ada.state, MemoryLog(), options=ORDERED)
-    (sent,) = of(Broadcast, restored.send(b"second", NOON_MS))
+    (sent,) = of(Publish, restored.send(b"second", NOON_MS))
     assert history_of(sent.frame) == [first]
 
 
@@ -103,7 +105,7 @@ def test_a_log_whose_state_was_lost_shows_the_last_message() -> None:
     first = id_of(ada.say("first"))
     ada.hear(*others(5, first))
     restored = Participant(CHANNEL, "ada", options=ORDERED, log=ada.log)
-    (sent,) = of(Broadcast, restored.send(b"second", NOON_MS + 100))
+    (sent,) = of(Publish, restored.send(b"second", NOON_MS + 100))
     assert history_of(sent.frame)[0] == first
 
 

@@ -13,6 +13,7 @@ from sdstore.sds import (
     MemoryLog,
     Participant,
     ParticipantOptions,
+    Publish,
     Save,
     Status,
     decode,
@@ -29,7 +30,12 @@ def of(kind: type[E], effects: list[Effect]) -> list[E]:
 
 
 class Device:
-    """A participant with its disk. Its effects are carried out; `crash` restores it from its disk."""
+    """A participant with its disk. Its effects are carried out; `crash` restores it from its disk.
+
+    `has_store`: a store takes at once what is to be published first.
+    """
+
+    has_store = True
 
     def __init__(self, name: str, options: ParticipantOptions | None = None) -> None:
         self.name = name
@@ -69,6 +75,8 @@ class Device:
         for effect in effects:
             if isinstance(effect, Save):
                 self.write(effect)
+            elif isinstance(effect, Publish) and self.has_store:
+                effects = effects + self.carry_out(self.participant.stored(effect.message_id))
             elif isinstance(effect, Deliver):
                 self.delivered.append(effect)
             elif isinstance(effect, Status):
