@@ -4,10 +4,11 @@ Once two sets were proved equal, all that can differ later arrived after that pr
 other. A mark names the moment of the proof on one side. It is opaque to the other side, which keeps it
 and gives it back; so the side that made it keeps nothing, and any of its processes can read it.
 
-A mark has two numbers, of the last entry and the last claim at that moment, and 12 bytes that
-authenticate them together with everything that must be the same when the mark comes back: the sums of
-the arrival chains there, the interest, the policy, and the root of the interest's elements up to there.
-So a mark fails if the history was rolled back, if an element was lost, or if the rules changed.
+A mark has two numbers, of the last entry and the last claim at that moment, sealed together with a check
+of the interest: nobody else can read them, and a forged mark fails before anything is read for it. Eight
+bytes behind them authenticate everything that must be the same when the mark comes back: the sums of the
+arrival chains there, the interest, the policy, and the root of the interest's elements up to there. So a
+mark fails if the history was rolled back, if an element was lost, or if the rules changed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import blake3
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from recon.elements import ALL_ORDERS, I64, U8, U64, Mask
 from recon.index import RangeIndex
@@ -31,6 +33,7 @@ MARK_BYTES_MAX = 64  # of any responder's: an initiator keeps one for each peer 
 NEWS_MAX = 1 << 16  # elements after a mark: comparing everything costs no more than this many
 _CONTEXT = "sdstore recon v2 mark"
 _NUMBER_BYTES = 6  # 2^48 arrivals
+_BLOCK_BYTES = 16  # of AES: both numbers, and 4 bytes of check
 _SUM_BYTES = 8
 
 
@@ -57,19 +60,42 @@ def mark_of(secret: bytes, interest: bytes, moment: Moment) -> bytes:
 
     `interest`: canonical bytes of the interest that is answered.
     """
-    keyed = blake3.blake3(secret, derive_key_context=_CONTEXT).digest()
+    key = _key(secret)
     numbers = b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in moment.numbers)
+    block = numbers + _check(key, numbers, interest)
     sums = b"".join(each.to_bytes(_SUM_BYTES, "big", signed=True) for each in moment.sums)
-    tag = blake3.blake3(numbers + sums + moment.root + interest, key=keyed)
-    return numbers + tag.digest(length=MARK_BYTES - len(numbers))
+    tag = blake3.blake3(block + sums + moment.root + interest, key=key)
+    return _cipher(key).encryptor().update(block) + tag.digest(length=MARK_BYTES - _BLOCK_BYTES)
 
 
-def numbers_of(mark: bytes) -> Numbers | None:
-    """The numbers in a mark, which is not verified yet; None if it is no mark of ours."""
+def numbers_of(mark: bytes, secret: bytes, interest: bytes) -> Numbers | None:
+    """The numbers in a mark of this interest; None if it is no mark of ours.
+
+    Whether all that it authenticates is unchanged is for `is_mark_of`.
+    """
     if len(mark) != MARK_BYTES:
         return None
-    numbers = mark[:_NUMBER_BYTES], mark[_NUMBER_BYTES : 2 * _NUMBER_BYTES]
-    return Numbers(*(int.from_bytes(each, "big") for each in numbers))
+    key = _key(secret)
+    block = _cipher(key).decryptor().update(mark[:_BLOCK_BYTES])
+    numbers, check = block[: 2 * _NUMBER_BYTES], block[2 * _NUMBER_BYTES :]
+    if not hmac.compare_digest(check, _check(key, numbers, interest)):
+        return None
+    parts = numbers[:_NUMBER_BYTES], numbers[_NUMBER_BYTES:]
+    return Numbers(*(int.from_bytes(each, "big") for each in parts))
+
+
+def _key(secret: bytes) -> bytes:
+    return blake3.blake3(secret, derive_key_context=_CONTEXT).digest()
+
+
+def _cipher(key: bytes) -> Cipher[modes.ECB]:
+    # One block, so ECB is AES itself.
+    return Cipher(algorithms.AES(key[:_BLOCK_BYTES]), modes.ECB())  # noqa: S305
+
+
+def _check(key: bytes, numbers: bytes, interest: bytes) -> bytes:
+    check_bytes = _BLOCK_BYTES - 2 * _NUMBER_BYTES
+    return blake3.blake3(numbers + interest, key=key).digest(length=check_bytes)
 
 
 def is_mark_of(mark: bytes, secret: bytes, interest: bytes, moment: Moment) -> bool:

@@ -54,7 +54,7 @@ async def divergence_of(
 
 async def _arrived_after(baseline: Baseline, store: Store, index: NodeIndex) -> list[int] | None:
     """The numbers of the entries that the peer lacks, one more than the bound at most."""
-    numbers = numbers_of(baseline.own)
+    numbers = numbers_of(baseline.own, store.mark_secret, baseline.interest)
     try:
         interest = decode_interest(baseline.interest)
     except RemoteProtocolError:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -51,6 +51,9 @@ FETCH_CHUNK = 1_024
 MARK_COST = 1_000
 """The cost of reading a mark, in hashed elements, besides the elements after it: 0.3 ms."""
 
+NEWS_COST = 10
+"""The cost of reading one element after a mark from the database, in hashed elements: 1 to 2 us."""
+
 MARK_FIELD_BYTES = 2 + MARK_BYTES
 """The mark in the reply to a request with `mark`."""
 
@@ -63,8 +66,8 @@ NONCE_FIELD_BYTES = 2 + NONCE_BYTES
 NEWS_VIEWS_MAX = 64
 """Views over the news that are kept: for twice as many sessions as a node starts side by side."""
 
-NEWS_VIEW_ELEMENTS_MAX = 2_048
-"""Elements of such a view: 13 MB for all of them. Reading more costs little beside moving them."""
+NEWS_ELEMENTS_MAX = 131_072
+"""Elements of all these views: 13 MB. The largest view has half of them."""
 
 FOLLOWED_ITEMS_MIN = 64
 """If more items are pushed, the index takes them in at once: otherwise the next comparison would wait for a
@@ -249,12 +252,13 @@ class ReconEndpoint:
             await self._index.prepare_view(key, mutual)
         if not (request.since or up_to):
             return self._index.view(key, mutual), NOTHING_CAME
-        marks = self._replica.marks
-        between = await marks.between(request.since, up_to, mutual, policy)
+        spend = partial(self._budgets.views.spend, caller.name)
+        spend(MARK_COST)
+        between = await self._replica.marks.between(
+            request.since, up_to, mutual, policy, lambda count: spend(NEWS_COST * count)
+        )
         if between is None:
             return None
-        cost = MARK_COST + len(between.news) + len(between.later)
-        self._budgets.views.spend(caller.name, cost)
         if request.since:
             return view_of(between.news.columns(), key), NOTHING_CAME
         view, later = self._index.view(key, mutual), between.later
@@ -395,11 +399,14 @@ class NewsViews:
     def keep(
         self, key: SessionKey, since: bytes, up_to: bytes, mutual: Interest, policy: int, view: View
     ) -> None:
-        """Keep the view of what arrived between two marks, if it is small."""
-        if len(view) <= NEWS_VIEW_ELEMENTS_MAX:
-            self._kept[key.raw, since] = _News(self._index.elements, up_to, mutual, policy, view)
-            if len(self._kept) > NEWS_VIEWS_MAX:
-                self._kept.popitem(last=False)
+        """Keep the view of what arrived between two marks."""
+        self._kept.pop((key.raw, since), None)
+        self._kept[key.raw, since] = _News(self._index.elements, up_to, mutual, policy, view)
+        while (
+            len(self._kept) > NEWS_VIEWS_MAX
+            or sum(len(each.view) for each in self._kept.values()) > NEWS_ELEMENTS_MAX
+        ):
+            self._kept.popitem(last=False)
 
     def find(
         self,

@@ -6,6 +6,7 @@ that. The elements after it are read from SQL by number, in time proportional to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,22 +59,35 @@ class Marks:
         return None if between is None else between.news
 
     async def between(
-        self, since: bytes, up_to: bytes, interest: Interest, policy: int
+        self,
+        since: bytes,
+        up_to: bytes,
+        interest: Interest,
+        policy: int,
+        charge: Callable[[int], None] = lambda _: None,
     ) -> Between | None:
         """The elements between two marks and after them; an empty mark is the beginning, or the present.
 
         At least one mark is given. None if one fails, or if more than `NEWS_MAX` arrived after the first.
+        `charge` is called with the number of elements that are about to be read, at most, and again with
+        what was not read, as a negative number.
         """
         places: list[Watermark] = []
         for mark in filter(None, (since, up_to)):
-            numbers = numbers_of(mark)
+            numbers = numbers_of(mark, self._secret, interest.encode())
             place = None if numbers is None else await self._store.arrivals.places(numbers)
             if place is None:
                 return None
             places.append(place)
-        arrived = await self._read_after(_numbers(places[0]), interest)
+        start, there = _numbers(places[0]), _numbers(self._index.read)
+        read_max = min(
+            NEWS_MAX, max(0, there.entry - start.entry) + max(0, there.claim - start.claim)
+        )
+        charge(read_max)
+        arrived = await self._read_after(start, interest)
         if arrived is None:
             return None
+        charge(len(arrived) - read_max)
         # Nothing waits from here on: the index stays where the reading ended.
         for mark, place in zip(filter(None, (since, up_to)), places, strict=True):
             after = arrived.after(_numbers(place))

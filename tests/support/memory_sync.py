@@ -125,7 +125,7 @@ class MemoryReplica:
     async def arrived_since(self, mark: bytes, interest: Interest) -> Arrived | None:
         """See `ArrivalOrder`."""
         await self.catch_up()
-        numbers = numbers_of(mark)
+        numbers = numbers_of(mark, self.secret, interest.encode())
         if numbers is None or numbers.entry > len(self.arrived):
             return None
         if not is_mark_of(mark, self.secret, interest.encode(), self._moment(numbers.entry)):
@@ -318,7 +318,7 @@ class MemoryPeer:
         if since is None:
             assert later is not None
             return whole.apart(later.columns().take(slice(0)), later.columns())
-        last = numbers_of(request.up_to)
+        last = numbers_of(request.up_to, self._replica.secret, mutual.encode())
         if last is not None:
             since = since.up_to(last)
         return view_of(since.columns(), key)

@@ -7,6 +7,7 @@ run; `slow` ones are longer and have more attackers.
 from __future__ import annotations
 
 import gzip
+import http.client
 import os
 import select
 import signal
@@ -499,3 +500,41 @@ def test_chunks_in_http_1_0_are_refused(empty_node: Attacked) -> None:
 def empty_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     with attacked_node(tmp_path_factory.mktemp("forms")) as running:
         yield running
+
+
+FORGERS = 16
+FORGED_GET_P99_S_MAX = 0.1
+"""A forged mark is refused before anything is read; 60,000 rows take longer than this."""
+
+
+def test_forged_marks_cost_the_node_next_to_nothing(node: Attacked) -> None:
+    """Each asks for all that arrived after a mark which this node never gave."""
+    session = recon_wire.Session(initiator_nonce=bytes(16), interest_bytes=b"\x08\x01")
+    request = recon_wire.ReconRequest(version=PROTOCOL_VERSION, session=session)
+    with node.connect() as connection:
+        connection.sendall(_plain(RECON, request.SerializeToString()))
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        session.responder_nonce = recon_wire.ReconResponse.FromString(answer.read()).responder_nonce
+    # With both numbers where they used to be in clear: 60,000 entries came after it.
+    mark = (40_000).to_bytes(6, "big") + bytes(18)
+    request = recon_wire.ReconRequest(
+        version=PROTOCOL_VERSION, session=session, total=True, since=mark
+    )
+    forged = _plain(RECON, request.SerializeToString())
+
+    def forge(connection: socket.socket) -> None:
+        while not node.stopped.is_set():
+            connection.sendall(forged)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            answer.read()
+            time.sleep(0.02)
+
+    attackers = attack_with([again_and_again(node, forge)] * FORGERS)
+    waits = honest_waits(node, 1.0)
+    node.stopped.set()
+    for attacker in attackers:
+        attacker.join(60)
+    print(waits)
+    assert min(waits.get_p99_s) < FORGED_GET_P99_S_MAX, waits

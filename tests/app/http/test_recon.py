@@ -26,6 +26,7 @@ from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.model import Message
 from sdstore.wire import recon_pb2 as wire
+from sdstore.wire import store_pb2 as store_wire
 from tests.support.server import PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores
 
@@ -450,3 +451,34 @@ def test_many_sessions_in_turns_are_charged_for_one_view_each(tmp_path: Path) ->
         for _ in range(3):
             for header in headers:
                 assert ask(node, request_in(header)).status == wire.OK
+
+
+def test_what_arrived_after_a_mark_is_paid_for_as_it_is_read(tmp_path: Path) -> None:
+    """Reading an element from the database costs as much as hashing ten."""
+    limits = replace(DEFAULT_LIMITS, recon_view_elements_per_minute=60_000)
+    with running_node(tmp_path, limits) as node:
+        header = hand_shake(node)
+        mark = ask(node, request_in(header, total=True, mark=True)).mark
+        batch = store_wire.PublishBatch(
+            items=[store_wire.PublishItem(frame=encode(message(n))) for n in range(2_000)]
+        )
+        raw = batch.SerializeToString()
+        assert node.http.post("/v1/messages/batch", content=raw, headers=PROTOBUF).is_success
+        request = request_in(header, total=True, since=mark).SerializeToString()
+        answers = [node.http.post("/v1/recon", content=request, headers=PROTOBUF) for _ in range(6)]
+        assert answers[0].status_code == 200
+        assert wire.ReconResponse.FromString(answers[0].content).status == wire.OK
+        assert answers[-1].json()["code"] == "recon_budget_spent"
+
+
+def test_a_mark_shows_nobody_how_much_has_arrived(node: RunningNode) -> None:
+    """A caller with a part of the channels would learn from it how much is in the others."""
+    header = hand_shake(node)
+    mark = ask(node, request_in(header, total=True, mark=True)).mark
+    newest = int.from_bytes(mark[:6], "big"), int.from_bytes(mark[6:12], "big")
+    assert min(newest) > 2**32
+    for bit in range(8 * len(mark)):
+        forged = bytearray(mark)
+        forged[bit // 8] ^= 1 << bit % 8
+        answer = ask(node, request_in(header, total=True, since=bytes(forged)))
+        assert answer.status == wire.UNKNOWN_MARK

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, text
 
 from app.entries import START, Claim, ClaimSource, Token, Watermark
 from app.limits import DEFAULT_LIMITS
-from app.store.arrivals import ArrivalChain
+from app.store.arrivals import ROWS_PER_CHANNEL, ROWS_PER_STEP, ArrivalChain
 from app.store.store import Store
 from pipeline.bulkload import load_empty_store
 from sdstore.sds.codec import encode
@@ -261,6 +261,24 @@ def test_a_token_holds_on_exactly_the_copies_that_share_the_history_up_to_it(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(scenario(Path(folder)))
+
+
+async def test_more_than_one_step_of_arrivals_is_read_whole(stores: Stores) -> None:
+    store = await Store.open(stores.new_url(), DEFAULT_LIMITS)
+    store.begin_writing()
+    count = ROWS_PER_STEP + 2 * ROWS_PER_CHANNEL
+    messages = (
+        Message(f"m{n}", f"c{n % 20}", lamport_timestamp=n, content=b"x") for n in range(count)
+    )
+    store.writer.write([entry_of(encode(each)) for each in messages])
+    read = store.arrivals.entries_between
+    everything = await read(0, count, None, count)
+    assert [row[0] for row in everything] == list(range(1, count + 1))
+    numbers = [each.channel_no for each in await store.channels.numbered_after(0, 9)][:2]
+    in_some = [row for row in everything if row[1] in numbers]
+    assert sorted(await read(0, count, numbers, count)) == in_some
+    assert len(in_some) > 2 * ROWS_PER_CHANNEL
+    await store.close()
 
 
 async def test_what_arrived_in_between_is_found_in_some_channels_and_in_all(stores: Stores) -> None:
