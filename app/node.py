@@ -223,6 +223,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     supervisor = Supervisor()
     live = LiveHub(store, limits, sharing, supervisor)
     watermark = Watermark(settings.disk_folder, settings.disk_free_min_bytes)
+    watermark.look()  # a node that starts on a full disk says so
     quarantine = Quarantine(settings.data_dir / QUARANTINE_FILE, limits)
     policy = None if settings.policy is None else load_policy(settings.policy)
     judge = None if policy is None else Judge(policy.rules, quarantine, limits)

@@ -400,7 +400,7 @@ def prepare_file(path: Path) -> None:
 def _revision(path: Path) -> str | None:
     if not path.exists():
         return None
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(_attached(path)) as connection:
         has_table = "SELECT 1 FROM sqlite_schema WHERE name = 'alembic_version'"
         if connection.execute(has_table).fetchone() is None:
             return None
@@ -410,11 +410,35 @@ def _revision(path: Path) -> str | None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     with _usable(path):
-        # Connections are handed between threads, never shared by two at a time.
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = _attached(path)
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
+
+
+def _attached(path: Path) -> sqlite3.Connection:
+    """A connection that has read from the file.
+
+    Connections share the index of the write-ahead log, a file of its own. On a full disk there is no
+    room for it: then it is in the memory of this process, and no other process can open the database.
+    """
+    try:
+        return _attached_as(str(path))
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
+            raise
+    return _attached_as(f"{path.absolute().as_uri()}?vfs=unix-excl")
+
+
+def _attached_as(name: str) -> sqlite3.Connection:
+    # Connections are handed between threads, never shared by two at a time.
+    connection = sqlite3.connect(name, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -447,6 +471,7 @@ def _writer_lock(path: Path) -> sqlite3.Connection:
         )
         try:
             lock.execute("PRAGMA locking_mode = EXCLUSIVE")
+            lock.execute("PRAGMA journal_mode = MEMORY")  # a full disk has no room for a journal
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
             lock.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +21,7 @@ from app.limits import MIB
 from app.node import Node
 from sdstore.sds.codec import encode
 from sdstore.sync.report import SyncOutcome
-from tests.support.disks import small_disk
+from tests.support.disks import grow, small_disk
 from tests.support.federation import (
     CALLER,
     InProcessPeer,
@@ -166,3 +169,42 @@ def test_a_real_disk_never_fills_up(tmp_path: Path) -> None:
         assert left.f_bavail * left.f_frsize > 400_000
         assert node.http.get("/v1/messages/" + message(0).message_id).status_code == 200
         assert node.http.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("was_stopped", [True, False], ids=["stopped", "killed"])
+def test_a_node_that_starts_on_a_full_disk_serves_what_it_has_and_says_what_it_needs(
+    tmp_path: Path, was_stopped: bool
+) -> None:
+    """Without room for the index of the log (stopped), or for any journal (killed)."""
+    settings = {"disk_free_min_bytes": 100_000}
+    with small_disk(tmp_path / "disk") as disk:
+        grow(disk, "4m")
+        with running_node(tmp_path / "data", **settings) as node:
+            for number in (*range(2, 60), 0):
+                stored = node.publish(message(number, content=os.urandom(10_000)))
+                assert stored.status_code == 201
+            if not was_stopped:
+                shutil.copytree(tmp_path / "data", disk / "data")
+        if was_stopped:
+            shutil.copytree(tmp_path / "data", disk / "data")
+        (disk / "data/sdstore.db-writer-journal").unlink(missing_ok=True)
+        filler = (disk / "filler").open("wb", buffering=0)
+        with filler, suppress(OSError):
+            while True:
+                filler.write(bytes(4_096))
+        assert os.statvfs(disk).f_bavail == 0
+        with running_node(disk / "data", **settings) as node:
+            assert node.http.get("/v1/messages/m0").json()["message"]["message_id"] == "m0"
+            ready = node.http.get("/readyz")
+            assert ready.status_code == 200
+            assert (
+                "0.0 MiB free; messages are refused below 0.1" in ready.json()["refuses_messages"]
+            )
+            assert node.publish(message(1)).status_code == 507
+            (disk / "filler").unlink()
+            patience_s = time.monotonic() + 30
+            while (status := node.publish(message(1)).status_code) != 201:
+                assert time.monotonic() < patience_s, status
+                time.sleep(0.05)
+        with running_node(disk / "data", **settings) as node:
+            assert node.http.get("/v1/messages/m1").status_code == 200
