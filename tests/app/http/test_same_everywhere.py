@@ -23,6 +23,7 @@ from tests.support.stores import Stores
 NDJSON = {"content-type": "application/x-ndjson"}
 CHANNELS = st.sampled_from(["a", "b/c", ""])
 IDS = st.sampled_from(["m1", "m2", "m/3", "ü"])
+GARBAGE = (b"\xff", b"\x08\x01", b"{}")
 HINTS = st.lists(st.sampled_from([b"\x01", b"\x02\x03"]), max_size=2, unique=True).map(tuple)
 HISTORY = st.lists(
     st.builds(HistoryEntry, IDS, st.sampled_from([b"", b"\x04", b"\x01"]), st.just("")), max_size=2
@@ -48,7 +49,7 @@ class Item:
 
 ITEMS = st.one_of(
     st.builds(Item, MESSAGES, HINTS),
-    st.builds(Item, st.none(), garbage=st.sampled_from([b"\xff", b"\x08\x01", b"{}"])),
+    st.builds(Item, st.none(), garbage=st.sampled_from(GARBAGE)),
 )
 
 
@@ -209,9 +210,14 @@ def _outcome(document: dict[str, Any], status: int) -> str:
 
 
 def test_the_oracle_refuses_what_the_decoder_refuses() -> None:
-    for garbage in (b"\xff", b"\x08\x01", b"{}"):
+    oracle = Oracle()
+    for garbage in GARBAGE:
         with pytest.raises(MessageError):
             decode(garbage)
+        assert oracle.take(Item(None, garbage=garbage)) == "refused"
+    message, _ = decode(encode(Message("m", "c", lamport_timestamp=1, content=b"x")))
+    assert [oracle.take(Item(message)) for _ in range(2)] == ["stored", "duplicate"]
+    assert list(oracle.entries.values()) == [message]
 
 
 def test_every_dialect_of_one_message_is_one_entry(node: RunningNode) -> None:
