@@ -31,6 +31,8 @@ from sdstore.sds.model import Message
 
 GROUP = "sdstore.policy"
 REVISION_CHARACTERS_MAX = 256
+DETAIL_CHARACTERS_MAX = 1_000
+"""Of a verdict: a publisher gets it in the reply, and the quarantine keeps it."""
 
 
 class Way(StrEnum):
@@ -72,7 +74,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An action; `code` (a-z, 0-9, _) and `detail` are shown to the publisher, or to the operator."""
+    """An action; `code` (a-z, 0-9, _) and `detail` are shown to the publisher, or to the operator.
+
+    `code` is needed to refuse, and has up to 64 characters; `detail` is cut to `DETAIL_CHARACTERS_MAX`.
+    """
 
     action: Action
     code: str = ""
@@ -86,14 +91,25 @@ _CODE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 def refuse(code: str, detail: str = "") -> Verdict:
     """The publisher gets `policy_refused` with this code as the member `policy_code`."""
-    if not _CODE.fullmatch(code):
-        raise ValueError(f"a code has 1 to 64 characters of a-z, 0-9 and _: {code[:80]!r}")
-    return Verdict(Action.REFUSE, code, detail[:1_000])
+    return checked_verdict(Verdict(Action.REFUSE, code, detail))
 
 
 def quarantine(reason: str = "") -> Verdict:
     """The message is kept apart until an operator releases or drops it."""
-    return Verdict(Action.QUARANTINE, detail=reason[:1_000])
+    return checked_verdict(Verdict(Action.QUARANTINE, detail=reason))
+
+
+def checked_verdict(returned: object) -> Verdict:
+    """What a policy returned, with a detail that can be shown. Raises TypeError or ValueError if it is no verdict."""
+    if not isinstance(returned, Verdict):
+        raise TypeError(f"{type(returned).__name__} is not a Verdict")
+    action, code, detail = Action(returned.action), returned.code, returned.detail
+    if not (isinstance(code, str) and isinstance(detail, str)):
+        raise TypeError("the code and the detail of a verdict are texts")
+    if action is Action.REFUSE and not _CODE.fullmatch(code):
+        raise ValueError(f"a code has 1 to 64 characters of a-z, 0-9 and _: {code[:80]!r}")
+    shown = detail[:DETAIL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+    return Verdict(action, code, shown)
 
 
 class Policy(Protocol):

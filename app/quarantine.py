@@ -7,14 +7,17 @@ each have their own.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 from app.entries import Claim, ClaimSource, NewEntry
 from app.errors import Code, Problem
@@ -25,6 +28,9 @@ FILE = "quarantine.db"
 VERSION = 1
 BUSY_S = 2.0
 """Wait for another process that writes, which takes milliseconds."""
+DECISION_S = 5.0
+"""Wait for another decision of an operator, which takes as long as the store to write one message."""
+DECISION_LOOK_S = 0.02
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS held (
@@ -76,6 +82,29 @@ class Quarantine:
     def __init__(self, path: Path, limits: Limits) -> None:
         self._path = path
         self._limits = limits
+
+    @asynccontextmanager
+    async def deciding(self) -> AsyncIterator[None]:
+        """One decision at a time, over all workers: each message is either released or dropped, once.
+
+        Raises Problem: `overloaded` while another decision takes long.
+        """
+        try:
+            lock = self._path.with_suffix(".lock").open("ab")
+        except OSError as error:
+            detail = f"the quarantine {self._path} cannot be locked: {error.strerror}"
+            raise Problem(Code.STORE_UNAVAILABLE, detail) from None
+        with lock:
+            until_s = time.monotonic() + DECISION_S
+            while not _has_locked(lock):
+                if time.monotonic() > until_s:
+                    raise Problem(
+                        Code.OVERLOADED,
+                        "another decision about the quarantine is under way",
+                        headers={"Retry-After": "5"},
+                    )
+                await asyncio.sleep(DECISION_LOOK_S)
+            yield
 
     def fates(self, digests: Sequence[bytes]) -> Mapping[bytes, Fate]:
         """Those of the messages with these digests that were held or dropped."""
@@ -177,6 +206,15 @@ class Quarantine:
         except (sqlite3.Error, ValueError) as error:
             detail = f"the quarantine {self._path} cannot be used: {error}"
             raise Problem(Code.STORE_UNAVAILABLE, detail) from None
+
+
+def _has_locked(file: IO[bytes]) -> bool:
+    """Whether this open file has the lock, which ends when it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _not_held(digest: bytes) -> Problem:

@@ -47,9 +47,10 @@ async def show_quarantined(call: CurrentCall, digest: str) -> Reply:
 async def release_quarantined(call: CurrentCall, digest: str) -> Reply:
     """Store a message, as if it came now; the policy does not see it again."""
     quarantine = call.node.quarantine
-    entry = await asyncio.to_thread(quarantine.entry, hex_bytes(digest, "a digest"))
-    outcome = await call.node.door.release(entry)
-    await asyncio.to_thread(quarantine.forget, entry.digest)
+    async with quarantine.deciding():
+        entry = await asyncio.to_thread(quarantine.entry, hex_bytes(digest, "a digest"))
+        outcome = await call.node.door.release(entry)
+        await asyncio.to_thread(quarantine.forget, entry.digest)
     _log.info("%s released message %s", call.caller.name, entry.digest.hex())
     return json_only({"digest": entry.digest.hex(), "outcome": outcome.kind})
 
@@ -57,7 +58,9 @@ async def release_quarantined(call: CurrentCall, digest: str) -> Reply:
 @routes.add("DELETE /v1/quarantine/{digest}", Scope.ADMIN, replies={204: reply("Dropped")})
 async def drop_quarantined(call: CurrentCall, digest: str) -> Reply:
     """Delete a message; it is refused from now on."""
-    await asyncio.to_thread(call.node.quarantine.drop, hex_bytes(digest, "a digest"))
+    quarantine = call.node.quarantine
+    async with quarantine.deciding():
+        await asyncio.to_thread(quarantine.drop, hex_bytes(digest, "a digest"))
     _log.info("%s dropped message %s", call.caller.name, digest.lower())
     return Reply(204, [])
 

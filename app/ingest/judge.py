@@ -26,7 +26,7 @@ from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.ingest.prepare import Relayed
 from app.limits import Limits
-from app.policy import Action, Candidate, Policy, Verdict, Way
+from app.policy import Action, Candidate, Policy, Verdict, Way, checked_verdict
 from app.quarantine import Fate, Quarantine
 
 Checked = NewEntry | Relayed | Problem
@@ -200,14 +200,10 @@ class Judge(Collector):
             way,
         )
         try:
-            verdict: object = self._policy(candidate)
+            return checked_verdict(self._policy(candidate))
         except BaseException as error:  # noqa: BLE001 - whatever code of the operator raises
-            self._log("the policy raised an exception", error)
+            self._log("the policy raised an exception, or returned no verdict", error)
             return None
-        if not isinstance(verdict, Verdict):
-            self._log(f"the policy returned {type(verdict).__name__}, which is not a Verdict")
-            return None
-        return verdict
 
     def _hold(
         self, judged: list[Checked], held: Sequence[tuple[int, NewEntry, str]], way: Way

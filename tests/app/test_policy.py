@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from app.errors import Code, Problem, SettingsError
@@ -21,7 +23,18 @@ from app.ingest.prepare import Publication
 from app.interests import policy_of
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
-from app.policy import ACCEPT, GROUP, Candidate, Verdict, Way, load_policy, quarantine, refuse
+from app.policy import (
+    ACCEPT,
+    DETAIL_CHARACTERS_MAX,
+    GROUP,
+    Action,
+    Candidate,
+    Verdict,
+    Way,
+    load_policy,
+    quarantine,
+    refuse,
+)
 from app.quarantine import Quarantine
 from recon.session import Interest
 from sdstore import mvds
@@ -43,9 +56,17 @@ from tests.support.federation import (
     sync_with_peer,
 )
 from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.stores import Stores
 
 HERE = "tests.app.test_policy"
 PATIENT = replace(DEFAULT_LIMITS, policy_call_s_max=30)  # on a busy machine
+NONSENSE: Any = {
+    b"an unknown action": Verdict("postpone", "spam"),  # type: ignore[arg-type]
+    b"line breaks": Verdict(Action.REFUSE, "spam\r\nlocation: x"),
+    b"no code": Verdict(Action.REFUSE),
+    b"no text": Verdict(Action.REFUSE, "spam", b"bytes"),  # type: ignore[arg-type]
+    b"nonsense": "accept",
+}
 
 
 class Words:
@@ -58,14 +79,17 @@ class Words:
     def __call__(self, candidate: Candidate) -> Verdict:
         content = candidate.message.content or b""
         self.seen.append((content, candidate.way))
+        if content.endswith(b"at length"):
+            action = Action.REFUSE if content.startswith(b"bad") else Action.QUARANTINE
+            return Verdict(action, "code", "x" * 5_000)
         if content.startswith(b"bad"):
             return refuse("spam", "it is bad")
         if content.startswith(b"odd"):
             return quarantine("it is odd")
         if content.startswith(b"raise"):
             raise RuntimeError("SECRET of the policy")
-        if content.startswith(b"nonsense"):
-            return "accept"  # type: ignore[return-value]
+        if content in NONSENSE:
+            return NONSENSE[content]  # type: ignore[no-any-return]
         if content.startswith(b"hang"):
             self.hang.wait(20)
         return ACCEPT
@@ -183,7 +207,7 @@ def test_what_an_unauthorized_peer_pushes_is_not_judged_and_not_held(tmp_path: P
     run(check())
 
 
-@pytest.mark.parametrize("content", [b"raise", b"nonsense"])
+@pytest.mark.parametrize("content", [b"raise", *NONSENSE])
 def test_a_policy_that_fails_refuses_the_message_and_is_logged_once(
     node: RunningNode, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,6 +383,33 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
         else:
             assert published.json()["code"] == "quarantined"
         assert node.http.get("/v1/channels").status_code == 200
+
+
+@pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])
+def test_of_two_decisions_about_a_message_one_counts_and_the_other_is_told(
+    stores: Stores, tmp_path: Path, decisions: tuple[str, str]
+) -> None:
+    url = stores.new_url()
+    with (
+        running_node(tmp_path, PATIENT, policy=f"{HERE}:Words", database_url=url) as node,
+        ThreadPoolExecutor(2) as executor,
+    ):
+
+        def decide(method: str, path: str) -> int:
+            with httpx.Client(
+                base_url=node.url, headers=node.http.headers, trust_env=False
+            ) as http:
+                return http.request(method, path).status_code
+
+        for number in range(15):
+            node.publish(of(b"odd", number))
+            path = f"/v1/quarantine/{entry_digest(of(b'odd', number)).hex()}"
+            paths = [path + "/release" * (method == "POST") for method in decisions]
+            first, second = executor.map(decide, decisions, paths)
+            assert sorted((first // 100, second // 100)) == [2, 4]
+            is_released = (first == 200) or (second == 200)
+            assert node.http.get(f"/v1/messages/odd {number}").is_success is is_released
+            assert held(node) == []
 
 
 def test_two_processes_share_one_quarantine(tmp_path: Path) -> None:
@@ -595,6 +646,13 @@ def test_a_policy_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -
 def test_a_code_is_short_and_plain(code: str) -> None:
     with pytest.raises(ValueError, match="a code has"):
         refuse(code)
+
+
+def test_a_long_detail_is_cut_before_anybody_gets_it(node: RunningNode) -> None:
+    refused = node.publish(of(b"bad at length")).json()
+    assert refused["detail"] == "x" * DETAIL_CHARACTERS_MAX
+    node.publish(of(b"odd at length"))
+    assert [each["reason"] for each in held(node)] == ["x" * DETAIL_CHARACTERS_MAX]
 
 
 def test_the_example_refuses_holds_and_slows_down(
