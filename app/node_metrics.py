@@ -224,6 +224,11 @@ class _PeerCollector(Collector):
             for verdict in Verdict if checked else ():
                 checks.add_metric([url, verdict], checked.verdicts[verdict] if checked else 0)
         yield checks
+        yield _counter(
+            "peers_vanished",
+            "Peers that another process removed, or that no live process's settings name any more",
+            self._peers.vanished_count,
+        )
 
 
 def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:

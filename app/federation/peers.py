@@ -1,8 +1,8 @@
 """The peers of this node, and the sessions with them.
 
 `app.federation.schedule` decides when to sync with which peer; one task here starts those sessions.
-Peers of the settings are added at each start; those that an operator added stay in the database until
-they are removed.
+A peer of the settings is there for as long as the settings of a live process name it; one that an
+operator added, until it is removed.
 
 All processes over one PostgreSQL database know all peers, and each peer is held by one of them, which
 syncs with it (`app.store.peerrows`). The processes share the peers (`app.federation.shares`). Those that do
@@ -130,10 +130,10 @@ class Peers:
         self.announcing: Callable[[Presence], None] = lambda _: None
         self._peers: dict[str, Peer] = {}
         self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
-        self._settings_are_added = False
-        self._left_settings: set[str] = set()
-        # The peers that this process syncs with: those in the schedule.
-        self._held: set[str] = set()
+        self._settings_are_new = True  # since the last complete look
+        # The peers that this process syncs with, which are those in the schedule, and since which fence.
+        self._held: dict[str, int | None] = {}
+        self.vanished_count = 0
         self._looking = asyncio.Lock()
         self._has_changed = asyncio.Event()
         # Stores that were synced with by URL, and their results; bounded like the sessions.
@@ -172,17 +172,9 @@ class Peers:
         """Take over changed settings. Peers that left the settings are forgotten; their messages stay."""
         self._settings = settings
         self._schedule.interval_s = settings.sync_interval_s
-        new = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
-        # Written to the database by the next look, a moment later.
-        self._left_settings |= {
-            each for each in self._settings_peers.keys() - new.keys() if self._is_setting(each)
-        }
-        self._settings_peers, self._settings_are_added = new, False
+        self._settings_peers = {peer_id_of(url): url for url in map(parse_peer_url, settings.peers)}
+        self._settings_are_new = True  # the next look takes them over, a moment later
         self.nudge_all()
-
-    def _is_setting(self, peer_id: str) -> bool:
-        peer = self._peers.get(peer_id)
-        return peer is not None and peer.origin is PeerOrigin.SETTINGS
 
     async def close(self) -> None:
         """Start no more sessions; running ones continue."""
@@ -198,7 +190,7 @@ class Peers:
         """
         url = parse_peer_url(url_text)
         known = self._peers.get(peer_id_of(url))
-        if known is not None:
+        if known is not None and not self._is_of_another_host(known):
             await self._replace_token(known, token)
             return known
         await self._contact(url, token)
@@ -209,9 +201,11 @@ class Peers:
                 )
             peer = Peer(peer_id_of(url), url, PeerOrigin.ADDED, token)
             await self._records.add(peer.row())
-            # An operator removed it after this process had looked, or a peer of former settings is kept.
             await self._look_now()
         return self.get(peer.peer_id)
+
+    def _is_of_another_host(self, peer: Peer) -> bool:
+        return peer.origin is _SETTINGS and peer.peer_id not in self._settings_peers
 
     async def _replace_token(self, peer: Peer, token: str | None) -> None:
         if token is None or token == peer.token:
@@ -231,23 +225,29 @@ class Peers:
             pass
 
     async def remove(self, peer_id: str) -> None:
-        """Remove a peer; a running sync continues. A peer of the settings returns at the next start.
+        """Remove a peer that an operator added; a running sync continues.
 
-        Raises Problem: NOT_FOUND, and the errors of a write to the database."""
+        Raises Problem: NOT_FOUND, INVALID_PARAMETER for a peer that settings name, and the errors of a
+        write to the database."""
         async with self._looking:
             peer = self.get(peer_id)
+            if peer.origin is _SETTINGS:
+                raise Problem(
+                    Code.INVALID_PARAMETER,
+                    "the settings of a running node name this peer; remove it there, then reload that node",
+                )
             await self._records.remove(peer_id)
             self._forget(peer)
 
     def _begin(self, peer: Peer) -> None:
         """Sync with a peer from now on."""
-        self._held.add(peer.peer_id)
+        self._held[peer.peer_id] = self._records.fences.get(peer.peer_id)
         self._schedule.add(peer.peer_id, _now_s(), peer.failures)
         self._is_due_earlier.set()
 
     def _let_go(self, peer_id: str) -> None:
         """Sync with a peer no longer."""
-        self._held.discard(peer_id)
+        self._held.pop(peer_id, None)
         self._schedule.remove(peer_id)
         self._records.let_go(peer_id)
 
@@ -354,7 +354,7 @@ class Peers:
             sync_id=sync_id,
         )
         peer.last_sync, peer.last_sync_id = sync, sync.sync_id
-        if self._is_held(peer):
+        if started_by is StartedBy.OPERATOR and self._is_held(peer):  # the others have begun
             self._schedule.begin(peer.peer_id, _now_s(), is_whole=is_whole)
         return sync
 
@@ -538,46 +538,58 @@ class Peers:
             await self._look_now()
 
     async def _look_now(self) -> None:
-        """Renew the leases, take those that have expired, and learn of peers that came or went."""
-        for peer_id in self._left_settings - self._settings_peers.keys():
-            await self._records.remove(peer_id)
-        self._left_settings.clear()
-        if not self._settings_are_added:
+        """Renew the leases, take those that have expired, and learn of peers that came or went.
+
+        The settings of each process say which peers it wants. A look that finds no row of one adds it; a
+        row that no live process wants is not shown, and is forgotten later.
+        """
+        rows = await self._hold()
+        if self._settings_are_new:
             await self._records.forget_settings(self._settings_peers)
+        if self._settings_peers.keys() - {row.peer_id for row, _ in rows}:
             await self._records.add(
                 *(Peer(key, url, _SETTINGS).row() for key, url in self._settings_peers.items())
             )
-            self._settings_are_added = True
-        rows, new = await self._hold()
+            rows = await self._hold()
         seen = set()
         for row, lease in rows:
             is_own_setting = row.peer_id in self._settings_peers
-            if row.origin == _SETTINGS and not (is_own_setting or lease.is_live):
-                continue  # of another host that has ended
+            is_held_elsewhere = lease.is_live and lease.holder != self._process
+            if row.origin == _SETTINGS and not (is_own_setting or is_held_elsewhere):
+                continue
             peer = self._peers.get(row.peer_id)
             if peer is None:
-                origin = _SETTINGS if is_own_setting else PeerOrigin(row.origin)
                 try:
-                    peer = Peer(row.peer_id, parse_peer_url(row.url), origin)
+                    peer = Peer(row.peer_id, parse_peer_url(row.url))
                 except Problem:  # an older version accepted URLs that are refused now
                     continue
                 self._peers[row.peer_id] = peer
+            peer.origin = _SETTINGS if is_own_setting else PeerOrigin(row.origin)
             seen.add(row.peer_id)
-            await self._look_at(peer, row, lease, is_new=row.peer_id in new)
-        for gone in [each for each in self._peers.values() if each.peer_id not in seen]:
-            self._forget(gone)
+            await self._look_at(peer, row, lease)
+        gone = [each for each in self._peers.values() if each.peer_id not in seen]
+        for peer in gone:
+            self.vanished_count += 1
+            _log.warning(
+                "peer %s is gone: it was removed, or no running node's settings name it any more",
+                url_text(peer.url),
+            )
+            self._forget(peer)
+        if gone:
+            await self._records.release([each.peer_id for each in gone])
+        self._settings_are_new = False
 
-    async def _hold(self) -> tuple[list[tuple[PeerRow, Lease]], set[str]]:
-        """Hold this process's share; all rows, and the peers that are newly held."""
+    async def _hold(self) -> list[tuple[PeerRow, Lease]]:
+        """Hold this process's share; all rows."""
         self.announce()
         rows = await self._records.read()
         share = self._share(rows)
-        new = await self._records.hold(self._settings_peers, share.left)
-        if new:
+        await self._records.hold(self._settings_peers, share.left)
+        if self._records.fences != self._held:
             rows = await self._records.read()
         with suppress(Problem):  # this process keeps them until a later look
             await self._hand_on(share.surplus[:HANDED_ON_MAX])
-        return rows, new
+        return rows
 
     def announce(self, *, is_leaving: bool = False) -> None:
         """Tell the other processes that this one is there, and whose streams it reads."""
@@ -604,12 +616,14 @@ class Peers:
         # If this fails, the next look takes them again.
         await self._records.release(given)
 
-    async def _look_at(self, peer: Peer, row: PeerRow, lease: Lease, *, is_new: bool) -> None:
+    async def _look_at(self, peer: Peer, row: PeerRow, lease: Lease) -> None:
         fence = self._records.fences.get(row.peer_id)
         is_mine = fence is not None and (
             not self._records.is_shared or (lease.holder, lease.fence) == (self._process, fence)
         )
-        if is_mine and not is_new:  # what this process has in memory is newer than the row
+        if (
+            is_mine and self._held.get(row.peer_id) == fence
+        ):  # what this process has in memory is newer than the row
             peer.token = row.token or None
             return
         if peer.peer_id in self._held:
@@ -634,8 +648,8 @@ class Peers:
             sync.task.cancel()
 
     async def _look_again(self) -> None:
-        if self._settings_are_added and not self._records.is_shared:
-            return  # one process: nobody else changes the rows, but a reload adds settings
+        if not (self._records.is_shared or self._settings_are_new):
+            return  # one process: nobody else changes the rows, but a reload changes the settings
         await self._look()
         if self._records.is_shared:
             await self._take_up_requests()

@@ -66,7 +66,7 @@ class Records:
         self.let_go(peer_id)
 
     async def forget_settings(self, kept: Collection[str]) -> None:
-        """Remove the peers of former settings. Raises as `add`."""
+        """Remove the peers of former settings, but for those of other hosts. Raises as `add`."""
         await self._committer.call(lambda: self._store.peers.forget_settings(kept))
 
     # ---- leases
@@ -76,16 +76,13 @@ class Records:
         """Whether the leases still hold by this process's own clock: it was not paused for too long."""
         return not self.is_shared or _now_s() < self._held_until_s
 
-    async def hold(self, settings_peers: Collection[str], left: Collection[str]) -> set[str]:
-        """Renew the leases and take those that have expired; the peers that are newly held.
-
-        Those in `left` have to be free for a moment."""
+    async def hold(self, settings_peers: Collection[str], left: Collection[str]) -> None:
+        """Renew the leases and take those that have expired; those in `left` have to be free for a moment."""
         before_s = _now_s()
-        held = await self._store.peers.hold(self.process, settings_peers, left=left)
+        self.fences |= await self._store.peers.hold(
+            self.process, settings_peers, LEASE_S, left=left
+        )
         self._held_until_s = before_s + LEASE_S
-        new = {each for each, fence in held.items() if self.fences.get(each) != fence}
-        self.fences |= held
-        return new
 
     def let_go(self, peer_id: str) -> None:
         """Another process has taken the peer, or it was removed."""

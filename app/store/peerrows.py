@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ from sdstore.sync.memory import Aside, AsideElement, Asked, Baseline, PeerMemory
 
 LEASE_S = 6.0  # a dead process is replaced within ten seconds, the grace included
 GRACE_S = 2.0  # for which a free peer is left to the process whose share it is; twice the time between looks
+FORGET_S = 7 * 86_400.0  # a host that is away for so long begins anew with its peers
 TEXT_MAX = 2_000  # characters of a peer's reason: a line of a table, not a log
 MEMORY_BYTES_MAX = 8 * 1024 * 1024  # one interest with all that a baseline counts in and out
 _PLAIN_BYTES_MAX = 8 * MEMORY_BYTES_MAX  # the JSON: hex is twice the bytes, and names are repeated
@@ -174,12 +175,21 @@ class PeerRows:
         rows = await self._database.rows(_memory(self._sql), of_peer=peer_id)
         return self.codec.decode(peer_id, rows[0][0] if rows else None)
 
-    def add(self, added: Iterable[PeerRow]) -> None:
-        """Add peers whose IDs are not there yet. Raises `Problem` as `Store.writer.write`."""
+    def add(self, added: Sequence[PeerRow]) -> None:
+        """Add peers that are not there yet; one of settings can become an added one.
+
+        Raises `Problem` as `Store.writer.write`.
+        """
         with self._database.transaction() as transaction:
             [(last_no, now_ms)] = transaction.rows(_last_no(self._sql, self.is_shared))
-            known = {row[0] for row in transaction.rows(_ids(self._sql))}
+            known: dict[str, str] = dict(transaction.rows(_tokens(self._sql)))
             new = [each for each in added if each.peer_id not in known]
+            again = [
+                (each.origin, each.token or known[each.peer_id], each.peer_id)
+                for each in added
+                if each.peer_id in known and each.origin != "settings"
+            ]
+            transaction.many(self._sql.update_each(peers, "peer_id", "origin", "token"), again)
             rows = [
                 (last_no + n, *_clean(each), None, "", 0, now_ms) for n, each in enumerate(new, 1)
             ]
@@ -197,7 +207,8 @@ class PeerRows:
             transaction.many(query, [(origin, token, peer_id)])
 
     def forget_settings(self, kept: Collection[str]) -> None:
-        """Remove the peers of former settings: those that are not in `kept` and that no process holds."""
+        """Remove the peers of former settings: those that are not in `kept`, and that no process of other
+        settings has held for `FORGET_S`."""
         with self._database.transaction() as transaction:
             gone = transaction.rows(_of_settings(self._sql, self.is_shared))
             rows = [row for row in gone if row[0] not in kept]
@@ -320,6 +331,11 @@ def _ids(sql: SqlDialect) -> Query:
 
 
 @cache
+def _tokens(sql: SqlDialect) -> Query:
+    return sql.query(select(peers.c.peer_id, peers.c.token))
+
+
+@cache
 def _last_no(sql: SqlDialect, is_shared: bool) -> Query:
     """(last number, the clock): a new peer is free from now on."""
     now_ms = clock_ms() if is_shared else literal_column("0", BigInteger)
@@ -329,7 +345,8 @@ def _last_no(sql: SqlDialect, is_shared: bool) -> Query:
 @cache
 def _of_settings(sql: SqlDialect, is_shared: bool) -> Query:
     found = select(peers.c.peer_id).where(peers.c.origin == "settings")
-    return sql.query(found.where(peers.c.expires_ms <= clock_ms()) if is_shared else found)
+    forgotten_ms = clock_ms() - literal_column(str(int(FORGET_S * 1_000)))
+    return sql.query(found.where(peers.c.expires_ms <= forgotten_ms) if is_shared else found)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.federation.peers import _Metered
-from app.federation.schedule import PAUSE_S_MIN
+from app.federation.schedule import PAUSE_S_MIN, Schedule
 from sdstore.sync.memory import WHOLE_S_MAX
 from tests.support.cli import http_server
 from tests.support.federation import message, open_nodes, run
@@ -87,6 +87,32 @@ def test_a_message_is_readable_on_a_peer_within_a_second(tmp_path: Path) -> None
         assert peer["state"] == "healthy"
         pause_s = peer["next_sync_at_ms"] / 1_000 - time.time()
         assert 0 < pause_s <= INTERVAL_S
+
+
+def test_a_session_begins_once_in_the_schedule_and_keeps_what_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    begin = Schedule.begin
+
+    def noted(schedule: Schedule, peer_id: str, *arguments: Any, **options: Any) -> None:
+        begin(schedule, peer_id, *arguments, **options)
+        begun.append(schedule.was_nudged(peer_id))
+
+    monkeypatch.setattr(Schedule, "begin", noted)
+    with (
+        running_node(tmp_path / "b") as b,
+        running_node(tmp_path / "a", peers=[b.url], sync_interval_s=INTERVAL_S) as a,
+    ):
+        wait_for_peers(a)
+        quiet_sessions(a)
+        begun.clear()
+        a.publish(message(1))
+        seconds_until_readable(b, 1)
+        assert begun == [True]
+        started = a.http.post(f"/v1/peers/{peers_of(a)[0]['id']}/sync")
+        assert started.status_code == 202
+        assert begun == [True, False]
 
 
 def test_news_goes_on_from_store_to_store(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -147,13 +148,33 @@ def test_peers_and_sessions_of_one_host_are_those_of_the_others(
 
 
 def test_a_peer_of_one_hosts_settings_is_known_to_the_other_and_held_by_the_first(
-    postgres_stores: PostgresStores, tmp_path: Path
+    postgres_stores: PostgresStores, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = postgres_stores.new_url()
     with running_node(tmp_path / "one", database_url=url) as one:
         with running_node(tmp_path / "two", database_url=url, peers=[DEAD]):
             wait_until(lambda: peers_of(one).get(DEAD, {}).get("state") == "unreachable")
             assert peers_of(one)[DEAD]["origin"] == "settings"
+            refused = one.http.delete(f"/v1/peers/{peers_of(one)[DEAD]['id']}")
+            assert (refused.status_code, refused.json()["code"]) == (400, "invalid_parameter")
+            assert "remove it there" in refused.json()["detail"]
+        with caplog.at_level(logging.WARNING, "app.federation.peers"):
+            caplog.clear()
+            assert peers_of(one) == {}
+            assert any(f"peer {DEAD} is gone" in each for each in caplog.messages)
+        assert "sdstore_peers_vanished_total 1.0" in one.http.get("/metrics").text
+
+
+def test_a_peer_that_an_operator_adds_stays_when_the_host_with_it_in_its_settings_goes(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    url = postgres_stores.new_url()
+    with running_node(tmp_path / "one", database_url=url) as one:
+        with running_node(tmp_path / "two", database_url=url, peers=[DEAD]):
+            wait_until(lambda: DEAD in peers_of(one))
+            assert one.http.post("/v1/peers", json={"url": DEAD}).json()["origin"] == "added"
+        assert peers_of(one)[DEAD]["origin"] == "added"
+        assert one.http.delete(f"/v1/peers/{peers_of(one)[DEAD]['id']}").status_code == 204
         assert peers_of(one) == {}
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.store.peerrows import GRACE_S, MEMORY_BYTES_MAX, MemoryCodec, PeerRow
+from app.store.database import Query
+from app.store.peerrows import FORGET_S, GRACE_S, MEMORY_BYTES_MAX, MemoryCodec, PeerRow
 from app.store.store import Store
 from sdstore.sync.memory import (
     SET_ASIDE_MAX,
@@ -113,11 +114,32 @@ async def test_a_peer_is_read_as_it_was_written(stores: Stores) -> None:
 async def test_peers_of_former_settings_go_and_others_stay(stores: Stores) -> None:
     async with stores.open() as store:
         store.peers.add([row(1, "settings"), row(2, "settings"), row(3)])
+        if store.peers.is_shared:  # another host may have these settings, and be paused
+            store.peers.forget_settings([row(1).peer_id])
+            assert len(await store.peers.read()) == 3
+            ago = f"UPDATE peers SET expires_ms = expires_ms - {int(FORGET_S * 1_000)}"
+            with store.transaction() as transaction:
+                transaction.execute(Query(ago, (), {}))
         store.peers.forget_settings([row(1).peer_id])
         assert [each.peer_id for each, _ in await store.peers.read()] == [
             row(1).peer_id,
             row(3).peer_id,
         ]
+
+
+async def test_an_operator_can_add_a_peer_of_settings_and_it_keeps_its_token(
+    stores: Stores,
+) -> None:
+    async with stores.open() as store:
+        store.peers.add([replace(A, origin="settings", token="first")])
+        store.peers.add([replace(A, origin="settings", token="second")])
+        assert [each for each, _ in await store.peers.read()] == [
+            replace(A, origin="settings", token="first")
+        ]
+        store.peers.add([replace(A, origin="added")])
+        assert [each for each, _ in await store.peers.read()] == [replace(A, token="first")]
+        store.peers.add([replace(A, origin="added", token="third")])
+        assert [each for each, _ in await store.peers.read()] == [replace(A, token="third")]
 
 
 # ---- memories
@@ -241,8 +263,6 @@ async def test_peers_of_settings_are_held_only_by_processes_with_these_settings(
         store.peers.add([A, row(2, "settings")])
         assert (await store.peers.hold("p", ())).keys() == {A.peer_id}
         assert (await store.peers.hold("q", [B.peer_id])).keys() == {B.peer_id}
-        store.peers.forget_settings(())  # q holds it: another host has these settings
-        assert len(await store.peers.read()) == 2
 
 
 async def test_nobody_takes_a_peer_while_its_holder_writes(
