@@ -297,11 +297,10 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
         async with open_nodes(tmp_path, {}) as (node,):
             await node.interests.set(channels("a"))
             kept = await node.store.kept_interest()
-            failed_count = 0
+            has_failed = asyncio.Event()
 
             async def away() -> bytes:
-                nonlocal failed_count
-                failed_count += 1
+                has_failed.set()
                 raise Problem(Code.STORE_UNAVAILABLE, "away")
 
             for damaged in (
@@ -317,12 +316,13 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
                 assert node.interests.current == channels("a"), damaged
             with monkeypatch.context() as patched:
                 patched.setattr(node.store, "kept_interest", away)
-                while failed_count < 3:
-                    await asyncio.sleep(0.005)
+                for _ in range(2):  # the second look begins when the first one has ended
+                    has_failed.clear()
+                    await has_failed.wait()
                 assert node.interests.current == channels("a")
             await node.committer.call(lambda: node.store.keep_interest(None))
-            while node.interests.current != EVERYTHING:
-                await asyncio.sleep(0.005)
+            await node.interests.look()
+            assert node.interests.current == EVERYTHING
             await node.committer.call(lambda: node.store.keep_interest(kept))
             await node.interests.look()
             assert node.interests.current == channels("a")
