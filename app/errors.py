@@ -50,6 +50,8 @@ class Code(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     NOT_ACCEPTABLE = "not_acceptable"
     NOT_FOUND = "not_found"
+    WITHHELD = "withheld"
+    REFUSED = "refused"
     NO_SUCH_ROUTE = "no_such_route"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
@@ -115,6 +117,8 @@ _STATUS_AND_TITLE: dict[Code, tuple[int, str]] = {
     Code.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
     Code.NOT_ACCEPTABLE: (406, "No acceptable form of the reply"),
     Code.NOT_FOUND: (404, "Not found"),
+    Code.WITHHELD: (404, "The message is withheld here"),
+    Code.REFUSED: (404, "The message is refused here"),
     Code.NO_SUCH_ROUTE: (404, "No such route"),
     Code.METHOD_NOT_ALLOWED: (405, "Method not allowed"),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time"),

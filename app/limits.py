@@ -274,6 +274,9 @@ class Limits:
     quarantine_dropped_max: int = _bound(
         100_000, "digests", "that an operator dropped; the oldest is forgotten and judged again"
     )
+    quarantine_told_max: int = _bound(
+        100_000, "messages", "held or refused, of which readers are told; the oldest are forgotten"
+    )
 
     # --- the audit ---------------------------------------------------------------------------
     audit_percent_max: int = _bound(

@@ -25,7 +25,7 @@ from app.ingest.prepare import Publication, prepare
 from app.limits import Limits
 
 FILE = "quarantine.db"
-VERSION = 1
+VERSION = 2
 BUSY_S = 2.0
 """Wait for another process that writes, which takes milliseconds."""
 DECISION_S = 5.0
@@ -48,7 +48,19 @@ CREATE TABLE IF NOT EXISTS dropped (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     digest BLOB NOT NULL UNIQUE
 );
+CREATE TABLE IF NOT EXISTS told (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest BLOB NOT NULL UNIQUE,
+    message_id TEXT NOT NULL,
+    channel_id TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS told_by_id ON told (message_id);
 """
+_STATES = """
+SELECT message_id, channel_id, EXISTS (SELECT 1 FROM held WHERE held.digest = told.digest) FROM told
+WHERE message_id IN (SELECT value FROM json_each(?))
+"""
+"""`told` has messages that were held or refused and whose IDs verify: of these readers are told."""
 _COLUMNS = "number, digest, length(frame), message_id, channel_id, way, reason, held_at_ms"
 
 
@@ -57,6 +69,14 @@ class Fate(StrEnum):
 
     HELD = "held"
     DROPPED = "dropped"
+
+
+class Absence(StrEnum):
+    """Why a message is not in the store, as its readers are told."""
+
+    WITHHELD = "withheld"
+    """An operator decides on it."""
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,38 @@ class Quarantine:
                     row,
                 )
                 kept.append(True)
+            self._tell(database, [entry for entry, _, _ in entries])
         return kept
+
+    def refuse(self, entries: Sequence[NewEntry]) -> None:
+        """Remember that the policy refused these messages, to tell their readers."""
+        with self._opened() as database:
+            self._tell(database, entries)
+
+    def absences(self, message_ids: Sequence[str]) -> list[tuple[str, str, Absence]]:
+        """(message ID, channel ID, why) of those of these messages that were held or refused."""
+        if not self._path.exists():
+            return []
+        with self._opened() as database:
+            rows = database.execute(_STATES, (json.dumps(message_ids),)).fetchall()
+        return [
+            (message_id, channel_id, Absence.WITHHELD if is_held else Absence.REFUSED)
+            for message_id, channel_id, is_held in rows
+        ]
+
+    def _tell(self, database: sqlite3.Connection, entries: Sequence[NewEntry]) -> None:
+        """Only of IDs that verify, or anybody could have others' messages skipped."""
+        rows = [
+            (entry.digest, entry.message.message_id, entry.message.channel_id)
+            for entry in entries
+            if entry.id_verifies
+        ]
+        database.executemany(
+            "INSERT OR IGNORE INTO told (digest, message_id, channel_id) VALUES (?, ?, ?)", rows
+        )
+        [last] = database.execute("SELECT coalesce(max(number), 0) FROM told").fetchone()
+        until = last - self._limits.quarantine_told_max
+        database.execute("DELETE FROM told WHERE number <= ?", (until,))
 
     def page(self, after: int, limit: int) -> list[Held]:
         """Messages in the quarantine, oldest first, after a number."""
@@ -174,6 +225,7 @@ class Quarantine:
         """Remove a message that was released."""
         with self._opened() as database:
             database.execute("DELETE FROM held WHERE digest = ?", (digest,))
+            database.execute("DELETE FROM told WHERE digest = ?", (digest,))
 
     def drop(self, digest: bytes) -> None:
         """Delete a message, and remember it as refused. Raises Problem: `not_found`."""
@@ -195,11 +247,11 @@ class Quarantine:
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as database:
                 [version] = database.execute("PRAGMA user_version").fetchone()
-                if version not in (0, VERSION):
+                if version not in range(VERSION + 1):
                     raise Problem(
                         Code.STORE_UNAVAILABLE, f"{self._path} is of another version ({version})"
                     )
-                if version == 0:
+                if version != VERSION:
                     database.executescript(f"{_SCHEMA} PRAGMA user_version = {VERSION};")
                 with database:
                     yield database

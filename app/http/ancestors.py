@@ -17,6 +17,7 @@ from app.http.pages import After, CursorKind, Cursors, fitted, next_link
 from app.http.replies import json_reply, message_json, message_protobuf, protobuf_reply
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
+from app.quarantine import Absence
 from app.sharing import Turns
 from app.store.ancestry import AncestorPage
 from sdstore.wire import store_pb2 as wire
@@ -82,7 +83,8 @@ async def ancestors_of_one(
 
     async def read(bytes_max: int) -> Reply:
         page, token = await _page(call, wanted, bytes_max)
-        return _reply(call, page, token, next_link(call, token if _fits_url(token) else None))
+        link = next_link(call, token if _fits_url(token) else None)
+        return await _reply(call, wanted.channel_id, page, token, link)
 
     return await fitted(call, read)
 
@@ -102,7 +104,7 @@ async def ancestors(call: CurrentCall) -> Reply:
 
     async def read(bytes_max: int) -> Reply:
         page, token = await _page(call, wanted, bytes_max)
-        return _reply(call, page, token, [])
+        return await _reply(call, wanted.channel_id, page, token, [])
 
     return await fitted(call, read)
 
@@ -143,7 +145,14 @@ async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPa
     return page, await cursors.write_walk(CursorKind.ANCESTORS, store, page.next)
 
 
-def _reply(call: Call, page: AncestorPage, token: str | None, headers: Headers) -> Reply:
+async def _reply(
+    call: Call, channel_id: str, page: AncestorPage, token: str | None, headers: Headers
+) -> Reply:
+    absences = await call.absences(page.missing, channel_id)
+    withheld, refused = (
+        [each for each in page.missing if absences.get(each) is why]
+        for why in (Absence.WITHHELD, Absence.REFUSED)
+    )
     if call.form is Form.PROTOBUF:
         message = wire.AncestorsPage(
             messages=map(message_protobuf, page.entries),
@@ -151,6 +160,8 @@ def _reply(call: Call, page: AncestorPage, token: str | None, headers: Headers) 
             next=token or "",
             left_out=page.left_out,
             met_as_sync=page.met_as_sync,
+            withheld=withheld,
+            refused=refused,
         )
         return protobuf_reply(message, 200, headers)
     messages = list(map(message_json, page.entries))
@@ -160,5 +171,7 @@ def _reply(call: Call, page: AncestorPage, token: str | None, headers: Headers) 
         "next": token,
         "left_out": [digest.hex() for digest in page.left_out],
         "met_as_sync": page.met_as_sync,
+        "withheld": withheld,
+        "refused": refused,
     }
     return json_reply(document, 200, headers)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app.callers import Caller, Readable
 from app.http.forms import Form, answer_form
+from app.quarantine import Absence
 from app.rates import Bucket
 from app.sharing import Holding
 from sdstore.client.transport import INSTANCE_HEADER
@@ -90,6 +91,22 @@ class Call:
     def readable(self) -> Readable:
         """The store as the caller may read it."""
         return Readable(self.node.store, self.caller)
+
+    async def absences(
+        self, message_ids: Sequence[str], channel_id: str | None
+    ) -> Mapping[str, Absence]:
+        """Why these messages are not stored, where that is known and the caller reads their channel.
+
+        Callers check beforehand that the grants cover `channel_id`. Without a policy nothing is known.
+        """
+        if self.node.judge is None or not message_ids:
+            return {}
+        known = await asyncio.to_thread(self.node.quarantine.absences, message_ids)
+        return {
+            message_id: why
+            for message_id, channel, why in known
+            if channel_id in (None, channel) and self.caller.covers(channel)
+        }
 
     @property
     def has_left(self) -> bool:

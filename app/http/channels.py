@@ -173,18 +173,21 @@ async def list_gaps(
     page = await call.node.store.gaps.page(channel_id, position, limit)
     token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
     headers = next_link(call, token)
+    absences = await call.absences([gap.message_id for gap in page.gaps], channel_id)
     if call.form is Form.PROTOBUF:
         gaps = [
             wire.Gap(
                 message_id=gap.message_id,
                 retrieval_hints=gap.hints,
                 met_as_sync=gap.met_as_sync,
+                state=absences.get(gap.message_id, "missing"),
             )
             for gap in page.gaps
         ]
         message = wire.GapPage(gaps=gaps, next=token or "")
         return protobuf_reply(message, 200, headers)
-    document = {"gaps": list(map(_gap_json, page.gaps)), "next": token}
+    described = [_gap_json(gap, absences.get(gap.message_id, "missing")) for gap in page.gaps]
+    document = {"gaps": described, "next": token}
     return json_reply(document, 200, headers)
 
 
@@ -212,11 +215,12 @@ async def feed(
     return page_reply(call, page, described, token)
 
 
-def _gap_json(gap: Gap) -> dict[str, Any]:
+def _gap_json(gap: Gap, state: str) -> dict[str, Any]:
     return {
         "message_id": gap.message_id,
         "hints": [hint.hex() for hint in gap.hints],
         "met_as_sync": gap.met_as_sync,
+        "state": state,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ from app.http.replies import (
 )
 from app.http.routing import CurrentCall, Routes
 from app.limits import DEFAULT_LIMITS
+from app.quarantine import Absence
 from app.sharing import Turns
 from app.store.entryrows import ContentState
 from app.store.lookups import LookupResult
@@ -47,6 +48,14 @@ PART_BYTES = 1 << 20
 
 LOOKUP_FIELDS = 2
 """Fields of a look-up beside its keys."""
+
+MET_AS_SYNC = "met_as_sync"
+"""The state of a missing ID that a sync message had."""
+
+States = Mapping[str, str]
+"""What is known of the missing IDs of a look-up."""
+
+NO_STATES: States = {}
 
 Render = Callable[[bytes, Entry | ContentState | None], bytes]
 
@@ -104,6 +113,9 @@ async def get_message(
     try:
         found = await call.readable.find(message_id, channel_id)
     except Problem as problem:
+        if problem.code is Code.NOT_FOUND:
+            absences = await call.absences([message_id], channel_id)
+            raise _not_here(absences.get(message_id)) from None
         # The content of the variant with that digest may be whole.
         if problem.code is not Code.CONTENT_LOST or digest is None:
             raise
@@ -113,6 +125,16 @@ async def get_message(
     if form is Form.PROTOBUF:
         return _frame_reply(call, found.entry, found.variants_count, NO_CACHE)
     return await _entry_json_reply(call, found.entry, found.variants)
+
+
+def _not_here(why: Absence | None) -> Problem:
+    match why:
+        case Absence.WITHHELD:
+            return Problem(Code.WITHHELD, "an operator of this node decides on the message")
+        case Absence.REFUSED:
+            return Problem(Code.REFUSED, "the policy of this node refuses the message")
+        case None:
+            return no_such_message()
 
 
 async def _get_variant(
@@ -257,11 +279,23 @@ async def lookup(call: CurrentCall) -> Reply:
             presence_only=wanted.presence_only,
             bytes_max=bytes_max,
         )
+        states = await _states(call, result, channel_id)
         if form is Form.PROTOBUF:
-            return protobuf_reply(_lookup_protobuf(result))
-        return json_reply(_lookup_json(result))
+            return protobuf_reply(_lookup_protobuf(result, states))
+        return json_reply(_lookup_json(result, states))
 
     return await fitted(call, read)
+
+
+async def _states(call: Call, result: LookupResult, channel_id: str | None) -> States:
+    """What is known of the missing IDs."""
+    missing = [key for key in result.missing if isinstance(key, str)]
+    states: dict[str, str] = {}
+    if missing and channel_id is not None:
+        met = await call.node.store.gaps.met(channel_id, missing)
+        states.update(dict.fromkeys(met, MET_AS_SYNC))
+    states.update(await call.absences(missing, channel_id))
+    return states
 
 
 async def _wanted_keys(call: Call) -> wire.LookupRequest:
@@ -276,10 +310,10 @@ async def _wanted_keys(call: Call) -> wire.LookupRequest:
     )
 
 
-def _lookup_json(result: LookupResult) -> dict[str, Any]:
+def _lookup_json(result: LookupResult, states: States) -> dict[str, Any]:
     return {
         "found": [_match_json(key, match) for key, match in result.found],
-        "missing": list(map(_key_json, result.missing)),
+        "missing": [_key_json(key, states) for key in result.missing],
         "not_examined": list(map(_key_json, result.not_examined)),
         "left_out": [_match_json(key, digest) for key, digest in result.left_out],
     }
@@ -291,14 +325,16 @@ def _match_json(key: str | bytes, match: Entry | bytes) -> dict[str, Any]:
     return {"key": _key_json(key), "digest": match.digest.hex(), **message_json(match)}
 
 
-def _key_json(key: str | bytes) -> dict[str, str]:
-    return {"message_id": key} if isinstance(key, str) else {"retrieval_hint": key.hex()}
+def _key_json(key: str | bytes, states: States = NO_STATES) -> dict[str, str]:
+    if isinstance(key, bytes):
+        return {"retrieval_hint": key.hex()}
+    return {"message_id": key} | ({"state": states[key]} if key in states else {})
 
 
-def _lookup_protobuf(result: LookupResult) -> wire.LookupReply:
+def _lookup_protobuf(result: LookupResult, states: States) -> wire.LookupReply:
     return wire.LookupReply(
         found=[_match_protobuf(key, match) for key, match in result.found],
-        missing=map(_key_protobuf, result.missing),
+        missing=[_key_protobuf(key, states) for key in result.missing],
         not_examined=map(_key_protobuf, result.not_examined),
         left_out=[_match_protobuf(key, digest) for key, digest in result.left_out],
     )
@@ -312,9 +348,9 @@ def _match_protobuf(key: str | bytes, match: Entry | bytes) -> wire.LookupMatch:
     )
 
 
-def _key_protobuf(key: str | bytes) -> wire.LookupKey:
+def _key_protobuf(key: str | bytes, states: States = NO_STATES) -> wire.LookupKey:
     if isinstance(key, str):
-        return wire.LookupKey(message_id=key)
+        return wire.LookupKey(message_id=key, state=states.get(key, ""))
     return wire.LookupKey(retrieval_hint=key)
 
 

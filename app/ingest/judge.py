@@ -172,6 +172,7 @@ class Judge(Collector):
         """Never raises."""
         judged: list[Checked] = []
         held: list[tuple[int, NewEntry, str]] = []
+        refused: list[NewEntry] = []
         for each in unknown:
             verdict = self._verdict(each, way)
             if verdict is None:
@@ -185,8 +186,15 @@ class Judge(Collector):
             else:
                 # A message that is only relayed cannot wait for an operator.
                 judged.append(self._refused(verdict))
+                if isinstance(each, NewEntry) and each.id_verifies:
+                    refused.append(each)
         if held:
             self._hold(judged, held, way)
+        if refused:
+            try:
+                self._quarantine.refuse(refused)
+            except Problem as problem:
+                self._log(f"readers are not told: {problem}")
         return judged
 
     def _verdict(self, each: NewEntry | Relayed, way: Way) -> Verdict | None:

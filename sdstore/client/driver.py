@@ -614,6 +614,10 @@ class ParticipantChannel:
         effects = self.participant.receive(frame, now_ms, retrieval_hint=retrieval_hint or None)
         self.apply(effects, len(frame))
 
+    def unobtainable(self, message_id: str, reason: str) -> None:
+        """See `Inbox`."""
+        self.apply(self.participant.unobtainable(message_id, reason))
+
     def take_staged(self) -> bool:
         """See `Inbox`."""
         effects = self.participant.take_staged(self._driver.now_ms(), TAKEN_AT_ONCE)

@@ -11,12 +11,14 @@ It has two tasks. `follow` keeps a live stream to one store:
 If anything fails, it takes another store and does the same there. What has arrived stays, and a cursor
 is kept only after what precedes it has arrived.
 
-`fetch` retrieves the messages that the participant misses, with their causes (`retrieval`).
+`fetch` retrieves the messages that the participant misses, with their causes (`retrieval`). It tells the
+participant of those that cannot come: every store lacks them, and one refuses or withholds them. As long as
+a store is silent, it might have them.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -41,6 +43,9 @@ WANTED_MAX = 10_000
 
 FETCHED_AT_ONCE = 1_000
 """Missing messages in one lookup."""
+
+MET_AS_SYNC = "met_as_sync"
+"""What a store says of a missing ID that a sync message had."""
 
 LEFT_OUT_AT_ONCE = 100
 """Messages that one store lost and others are asked for, each with a request of its own, before the next
@@ -76,6 +81,9 @@ class Inbox(Protocol):
 
     def receive(self, frame: bytes, retrieval_hint: bytes) -> None:
         """Give the participant a frame; an empty hint is unknown."""
+
+    def unobtainable(self, message_id: str, reason: str) -> None:
+        """See `Participant.unobtainable`."""
 
     def take_staged(self) -> bool:
         """Let the participant take some staged messages; False if it took none."""
@@ -329,10 +337,12 @@ class Follower:
             await self._is_caught_up.wait()
             await asyncio.sleep(GATHER_S)
             entries = self._take_wanted()
+            told: dict[str, list[str]] = {}  # what each store that lacks a message says of it
             for store in self._stores.ready(self._scope):
                 if not entries:
                     break
-                entries = await self._fetch_from(store, entries)
+                entries = await self._fetch_from(store, entries, told)
+            entries = [each for each in entries if not self._is_unobtainable(each, told)]
             # The participant asks for these again; a new connection is a better moment.
             for entry in entries:
                 if len(self._not_found) < WANTED_MAX:
@@ -350,14 +360,30 @@ class Follower:
                 taken.append(entry)
         return taken
 
-    async def _fetch_from(self, store: Store, entries: list[HistoryEntry]) -> list[HistoryEntry]:
-        """Retrieve from one store; returns what it does not have."""
+    def _is_unobtainable(self, entry: HistoryEntry, told: Mapping[str, Sequence[str]]) -> bool:
+        """Whether this message cannot come, by what the stores that lack it say; tells the participant."""
+        message_id = entry.message_id
+        states = told.get(message_id, ())
+        reason = next((state for state in states if state and state != MET_AS_SYNC), "")
+        if not reason or len(states) < len(self._stores.all):
+            # Anybody hears sync messages, so one store that met this one is enough.
+            reason = MET_AS_SYNC if MET_AS_SYNC in states else ""
+        if reason:
+            self._inbox.unobtainable(message_id, reason)
+        return bool(reason)
+
+    async def _fetch_from(
+        self, store: Store, entries: list[HistoryEntry], told: dict[str, list[str]]
+    ) -> list[HistoryEntry]:
+        """Retrieve from one store; returns what it does not have, and adds to what is told of that."""
         retrieval = Retrieval(store.client, self._inbox.channel_id, self._inbox.log)
         try:
             async with self._access.requests:
                 await retrieval.run(entries)
         except StoreError as error:
             self._stores.failed(store, self._scope, error)
+        for message_id, state in retrieval.missing.items():
+            told.setdefault(message_id, []).append(state)
         for each in retrieval.in_log_order():
             self._inbox.receive(each.frame, each.retrieval_hint)
             if self._inbox.is_full:

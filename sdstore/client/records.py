@@ -1,7 +1,7 @@
 """Arguments and results of calls. Hashes and digests are 32 bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sdstore.client.errors import StoreError
@@ -133,13 +133,16 @@ class Match:
 class LookupResult:
     """`not_examined` are keys for which the reply had no room: request them again.
 
-    `left_out` are matches whose content the node has lost; other nodes may have it.
+    `left_out` are matches whose content the node has lost; other nodes may have it. `states` has the missing
+    message IDs of which the node knows more: "withheld" (an operator decides), "refused" (by its
+    policy), or "met_as_sync" (see `Gap`).
     """
 
     found: tuple[Match, ...]
     missing: tuple[Key, ...]
     not_examined: tuple[Key, ...]
     left_out: tuple[Match, ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,14 @@ class Gap:
     """A message that histories name and the node lacks, with hints that may lead to it.
 
     `met_as_sync`: the node has seen a sync message with this ID, so the ID may have no content. Anyone
-    can send a sync message with any ID, so content is still possible.
+    can send a sync message with any ID, so content is still possible. `state`: "missing", "withheld" (an
+    operator of the node decides on it) or "refused" (by the node's policy).
     """
 
     message_id: str
     retrieval_hints: tuple[bytes, ...]
     met_as_sync: bool = False
+    state: str = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,8 @@ class AncestorsPage:
     """Part of a causal closure, in causal order; `missing` are IDs that the node lacks.
 
     `left_out`: digests of messages in this part whose content the node has lost.
-    `met_as_sync`: the `missing` IDs that the node has seen on sync messages (see `Gap`).
+    `met_as_sync`: the `missing` IDs that the node has seen on sync messages (see `Gap`); `withheld` and
+    `refused`: those on which an operator of the node decides, and that its policy refuses.
     """
 
     messages: tuple[StoredMessage, ...]
@@ -179,6 +185,8 @@ class AncestorsPage:
     next: str | None
     left_out: tuple[bytes, ...] = ()
     met_as_sync: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

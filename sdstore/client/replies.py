@@ -137,6 +137,7 @@ def lookup_result(reply: Reply) -> LookupResult:
         tuple(_key(key) for key in result.missing),
         tuple(_key(key) for key in result.not_examined),
         tuple(_match(match) for match in result.left_out),
+        {key.message_id: key.state for key in result.missing if key.state},
     )
 
 
@@ -149,6 +150,8 @@ def ancestors_page(reply: Reply) -> AncestorsPage:
         page.next or None,
         tuple(map(_digest, page.left_out)),
         tuple(page.met_as_sync),
+        tuple(page.withheld),
+        tuple(page.refused),
     )
 
 
@@ -204,7 +207,13 @@ def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
     """Gaps and the cursor of the next page."""
     page = _parse(wire.GapPage, reply)
     gaps = tuple(
-        Gap(gap.message_id, tuple(gap.retrieval_hints), gap.met_as_sync) for gap in page.gaps
+        Gap(
+            gap.message_id,
+            tuple(gap.retrieval_hints),
+            gap.met_as_sync,
+            gap.state or "missing",
+        )
+        for gap in page.gaps
     )
     return gaps, page.next or None
 

@@ -60,11 +60,13 @@ class Retrieval:
     """What one store has of some missing messages and of their causes.
 
     `found` maps IDs to messages. `is_complete` is False if the causes go back further than the allowed
-    walks, or the frames are more than `FOUND_BYTES_MAX`; a backfill is due then.
+    walks, or the frames are more than `FOUND_BYTES_MAX`; a backfill is due then. `missing` has the wanted IDs
+    that the store lacks, with what it says of them (`LookupResult.states`), or nothing.
     """
 
     def __init__(self, client: AsyncStoreClient, channel_id: str, log: ParticipantLog) -> None:
         self.found: dict[str, Retrieved] = {}
+        self.missing: dict[str, str] = {}
         self.is_complete = True
         self._client = client
         self._channel_id = channel_id
@@ -108,6 +110,9 @@ class Retrieval:
                 return
             result = await self._client.lookup(keys, self._channel_id)
             self._keep((match.message for match in result.found if match.message), wanted)
+            for key in result.missing:
+                if isinstance(key, str):
+                    self.missing[key] = result.states.get(key, "")
             # A hint whose message came by its ID need not be asked for again.
             left = set(result.not_examined)
             keys = [key for key in keys if key in left and key not in self.found]

@@ -111,12 +111,14 @@ class LookupRequest(_message.Message):
     def __init__(self, message_ids: _Optional[_Iterable[str]] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., channel_id: _Optional[str] = ..., presence_only: _Optional[bool] = ...) -> None: ...
 
 class LookupKey(_message.Message):
-    __slots__ = ("message_id", "retrieval_hint")
+    __slots__ = ("message_id", "retrieval_hint", "state")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     retrieval_hint: bytes
-    def __init__(self, message_id: _Optional[str] = ..., retrieval_hint: _Optional[bytes] = ...) -> None: ...
+    state: str
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hint: _Optional[bytes] = ..., state: _Optional[str] = ...) -> None: ...
 
 class LookupMatch(_message.Message):
     __slots__ = ("key", "digest", "message")
@@ -179,14 +181,16 @@ class ChannelPage(_message.Message):
     def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
 class Gap(_message.Message):
-    __slots__ = ("message_id", "retrieval_hints", "met_as_sync")
+    __slots__ = ("message_id", "retrieval_hints", "met_as_sync", "state")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
     MET_AS_SYNC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
     met_as_sync: bool
-    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[bool] = ...) -> None: ...
+    state: str
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[bool] = ..., state: _Optional[str] = ...) -> None: ...
 
 class GapPage(_message.Message):
     __slots__ = ("gaps", "next")
@@ -211,18 +215,22 @@ class AncestorsRequest(_message.Message):
     def __init__(self, channel_id: _Optional[str] = ..., heads: _Optional[_Iterable[str]] = ..., known: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class AncestorsPage(_message.Message):
-    __slots__ = ("messages", "missing", "next", "left_out", "met_as_sync")
+    __slots__ = ("messages", "missing", "next", "left_out", "met_as_sync", "withheld", "refused")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MET_AS_SYNC_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     missing: _containers.RepeatedScalarFieldContainer[str]
     next: str
     left_out: _containers.RepeatedScalarFieldContainer[bytes]
     met_as_sync: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[_Iterable[str]] = ...) -> None: ...
+    withheld: _containers.RepeatedScalarFieldContainer[str]
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[_Iterable[str]] = ..., withheld: _Optional[_Iterable[str]] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OrderItem(_message.Message):
     __slots__ = ("message_id", "sender_id", "digest", "confirmed", "message")
