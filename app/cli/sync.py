@@ -157,7 +157,9 @@ def print_report(report: dict[str, Any], peer_url: str) -> None:
         headline += f", except for {counted(report['set_aside_count'], 'element', 'elements')}"
     console.print(headline, style="bold", markup=False)
     if report["detail"]:
-        print_error(f"{report['code']}: {report['detail']}")
+        # Without a code the session did well, and the peer did something that an operator wants to know.
+        code = report["code"]
+        (print_error if code else print_note)(f"{code and code + ': '}{report['detail']}")
     for line in _lines(report) if report["rounds"] else ():
         console.print(f"  {line}", markup=False)
     for each in report["set_aside"]:

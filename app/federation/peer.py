@@ -179,6 +179,8 @@ class Peer:
             self.reason = f"the fault is this node's, not the peer's: {self.reason}"
             return False
         was_fault, self._fault = self._fault, ""
+        if report.in_sync and report.detail not in ("", NOTHING_SHARED):
+            _log.warning("peer %s is in sync, but %s", url_text(self.url), self.reason)
         state = _state_of(report)
         if state is self.state:
             if was_fault:

@@ -76,10 +76,10 @@ class Pass:
         opened: Opened | None,
     ) -> None:
         if opened is None:
-            self._initiator = new_initiator(session, view, header, recent)
+            self.initiator = new_initiator(session, view, header, recent)
         else:
-            self._initiator = opened.initiator
-            self._initiator.rekey(view, header)
+            self.initiator = opened.initiator
+            self.initiator.rekey(view, header)
         self._opened = opened
         self.moves = Moves(
             session.replica,
@@ -89,12 +89,11 @@ class Pass:
             session.aside,
             session.ledger,
             session.counts,
-            self._initiator,
+            self.initiator,
             self._carry_more,
         )
         self._session = session
         self._view_count = len(view)
-        session.initiator = self._initiator
         self._started_s = time.monotonic()
         self._asks: set[asyncio.Task[None]] = set()
         self._carries: set[asyncio.Task[None]] = set()
@@ -135,7 +134,7 @@ class Pass:
     def _launched(self) -> set[asyncio.Task[None]]:
         # Until the peer has given its mark, no other request can name it.
         while not (self._asks and self._session.exchange.awaits_mark) and (
-            request := self._initiator.next_request(self._elapsed_s())
+            request := self.initiator.next_request(self._elapsed_s())
         ):
             self._asks.add(asyncio.create_task(self._ask(request)))
         self._carry_more()
@@ -156,7 +155,7 @@ class Pass:
         self._receive(request.request_id, await self._session.exchange.call(request.message))
 
     def _receive(self, request_id: int, response: ReconResponse) -> None:
-        for event in self._initiator.receive(request_id, response, self._elapsed_s()):
+        for event in self.initiator.receive(request_id, response, self._elapsed_s()):
             self._take(event)
         if self.moves.moved.is_overfull:
             self._session.exchange.release()
@@ -190,3 +189,16 @@ class Pass:
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
+
+
+class Confirmation(Pass):
+    """A pass over elements that the peer has acknowledged. It sends nothing: `moves.moved` has what is lacking."""
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Have():
+                self.moves.moved.offer(event.orders, event.ids)
+            case Stated():
+                pass  # the session's is that of the pass before
+            case _:
+                super()._take(event)

@@ -371,7 +371,7 @@ class SetAside:
         return tuple(each.document() for each in ranked[:REPORTED_MAX])
 
     def add(self, element: AsideElement) -> None:
-        """Set an element aside; each failed retry doubles the wait. Raises SyncError if full."""
+        """Set an element aside; each failed retry makes the wait four times as long. Raises SyncError if full."""
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
             detail = f"more than {SET_ASIDE_MAX} elements need to be set aside"
             raise SyncError(SyncCode.OVERLOADED, detail)

@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -65,6 +65,7 @@ SENDING_S = 0.001  # for the next request to leave before the work on an answer 
 # Claims that wait for their entries: 10^5 entries of one order whose claims come first need fewer. They
 # are kept as bytes: 121 bytes of memory each with 32-byte hints, 16 MB in all.
 ORPHANS_MAX = 1 << 17
+NAMED_MAX = 5  # elements in a report's detail: log lines stay short
 ORPHANS_BYTES_MAX = 64 << 20  # the longest hints that a node accepts (256 bytes) take 45 MB
 
 
@@ -114,6 +115,8 @@ class Ledger:
 
     Each is a set of heads: `acknowledged` elements, which the peer claims to have stored; `offered`
     ones, which it lacked; `doubted` ones, which it acknowledged and lacked in a later pass.
+    `kept_before`: the elements that the last session sent, and that a total of the peer contained;
+    `dropped`: those of them that it lacked now, and stored again.
     """
 
     acknowledged: list[U64] = field(default_factory=list)
@@ -122,11 +125,23 @@ class Ledger:
     policy_changed: bool = False
     has_doubts: bool = False
     """Whether the peer lacked an element that it had acknowledged: only its total at the end settles that."""
+    kept_before: AbstractSet[bytes] = frozenset()
+    dropped: set[bytes] = field(default_factory=set)
 
-    def acknowledge(self, elements: Sequence[Element]) -> None:
-        """Record elements that the peer claims to have."""
+    @property
+    def said(self) -> str:
+        """Which elements the peer has dropped since the last session, for people; empty: none."""
+        if not self.dropped:
+            return ""
+        return f"the peer acknowledged {_counted(self.dropped)}, and had dropped them since"
+
+    def acknowledge(self, elements: Sequence[Element], stored: Sequence[Element]) -> None:
+        """Record elements that the peer claims to have, and those of them that it claims to have stored now."""
         if elements:
             self.acknowledged.append(heads_of(columns(elements)[1]))
+        # It had these in the last session, and lacked them now, whatever it claims.
+        self.has_doubts |= any(each.element_id in self.kept_before for each in elements)
+        self.dropped |= {each.element_id for each in stored} & self.kept_before
 
     def forget_answers(self) -> None:
         """Forget what the peer acknowledged: it may have another policy since."""
@@ -141,11 +156,14 @@ class Ledger:
         acknowledged element is offered once more. Raises SyncError if the peer then lacks it again.
         """
         heads = heads_of(np.ascontiguousarray(ids))
-        if count := int(_known(self.doubted, heads).sum()):
+        if _known(self.doubted, heads).any():
             if self.policy_changed:
                 detail = "the peer's policy changed during the session"
                 raise SyncError(SyncCode.OVERLOADED, detail)
-            raise misbehaved(f"the peer acknowledged {count} elements that it does not hold")
+            lacking = map(bytes, ids[_known(self.doubted, heads)])
+            raise misbehaved(
+                f"the peer acknowledged {_counted(set(lacking))}, and does not hold them"
+            )
         repeated = heads[_known(self.acknowledged, heads)]
         if len(repeated):
             self.doubted.append(repeated)
@@ -153,6 +171,12 @@ class Ledger:
         is_known = _known(self.offered, heads)
         self.offered.append(heads[~is_known])
         return int((~is_known).sum())
+
+
+def _counted(ids: Collection[bytes]) -> str:
+    """How many elements, and the names of the first."""
+    named = ", ".join(each.hex() for each in sorted(ids)[:NAMED_MAX])
+    return f"{len(ids)} elements ({named}{', …' if len(ids) > NAMED_MAX else ''})"
 
 
 def _known(pieces: list[U64], heads: U64) -> Mask:
@@ -195,8 +219,6 @@ class Moves:
         self._initiator = initiator
         self._carry_more = carry_more
         self.moved = Moved()
-        self.counted_in: AbstractSet[bytes] = frozenset()
-        """The elements that the last session sent, if this pass is over the news."""
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
@@ -342,6 +364,7 @@ class Moves:
             raise misbehaved(f"the peer sent {len(outcomes)} outcomes for {len(sent)} pushed items")
         postponed: list[Element] = []
         taken: list[Element] = []
+        stored: list[Element] = []
         with_claims: list[Element] = []
         refused: list[tuple[Item, Element]] = []
         for (item, element), outcome in zip(sent, outcomes, strict=True):
@@ -361,17 +384,14 @@ class Moves:
                 refused.append((item, element))
             elif outcome in (recon_pb2.STORED, recon_pb2.DUPLICATE):
                 taken.append(element)
-                if outcome == recon_pb2.STORED and not entry_id:
-                    # It acknowledged this entry in the last session, and lacked it in its news.
-                    self._ledger.has_doubts |= element.element_id in self.counted_in
                 if outcome == recon_pb2.DUPLICATE:
-                    self.moved.repeated.add(element.element_id)
                     with_claims += [element] if item.entry.hints else []
                 else:
+                    stored.append(element)
                     self._count("sent", is_claim=bool(entry_id), claims=len(item.entry.hints))
             else:
                 raise misbehaved(f"the peer sent the unknown outcome {outcome} for a pushed item")
-        self._ledger.acknowledge(taken)
+        self._ledger.acknowledge(taken, stored)
         await self._offer_claims_alone(with_claims)
         await self._take_refusals(refused)
         await self._postpone(postponed)

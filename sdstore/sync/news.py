@@ -32,16 +32,14 @@ class Moved:
     """The differences that one pass found, by ID with their orders.
 
     `offered`: the peer lacks them. `needed`: this side lacks them. `unnamed`: set-aside elements that
-    the view has and the peer no longer names. `repeated`: offered elements that the peer already had
-    when they were pushed. `held`: needed elements that this side has committed. `is_overfull`: there
-    were too many to remember.
+    the view has and the peer no longer names. `held`: needed elements that this side has committed.
+    `is_overfull`: there were too many to remember.
     """
 
     def __init__(self) -> None:
         self.offered: dict[bytes, int] = {}
         self.needed: dict[bytes, int] = {}
         self.unnamed: dict[bytes, int] = {}
-        self.repeated: set[bytes] = set()
         self.held: set[bytes] = set()
         self.is_overfull = False
 
@@ -74,7 +72,6 @@ class Moved:
         self.is_overfull = True
         for each in (self.offered, self.needed, self.unnamed):
             each.clear()
-        self.repeated.clear()
         self.held.clear()
 
     def accounts_for(self, view: View, theirs: Total) -> bool:
@@ -82,19 +79,11 @@ class Moved:
         if self.is_overfull:
             return False
         removed = self.offered | self.unnamed
-        return view.total(_columns(self.needed), _columns(removed)) == theirs
+        return view.total(columns_of(self.needed), columns_of(removed)) == theirs
 
-    def counted_in(self, before: Baseline | None, aside: SetAside) -> dict[bytes, int]:
-        """The elements that the next baseline counts in: those that the peer got.
-
-        An element that was counted in before, and that the peer already had all the same, arrived there
-        before its mark: it is not news, and counting it in again would offer it for ever.
-        """
-        settled: set[bytes] = set()
-        if before is not None:
-            settled = self.repeated & unpack_elements(before.counted_in).keys()
-        kept = self.offered.items()
-        return {each: at for each, at in kept if each not in aside and each not in settled}
+    def counted_in(self, aside: SetAside) -> dict[bytes, int]:
+        """The elements that the next baseline counts in: those that the peer got."""
+        return {each: at for each, at in self.offered.items() if each not in aside}
 
     def counted_out(self, aside: SetAside) -> dict[bytes, int]:
         """The elements that it counts out: those that the peer has before its mark."""
@@ -102,7 +91,8 @@ class Moved:
         return self.needed | dict(zip(map(bytes, here.ids), here.orders.tolist(), strict=True))
 
 
-def _columns(elements: dict[bytes, int]) -> Columns:
+def columns_of(elements: dict[bytes, int]) -> Columns:
+    """Elements, orders by ID, as columns."""
     orders, ids = columns((order, each) for each, order in elements.items())
     return Columns(orders, ids, np.zeros(len(ids), np.uint32))
 
@@ -122,4 +112,4 @@ def news_of(
         return None
     came = zip(map(bytes, arrived.ids), arrived.orders.tolist(), strict=True)
     news = {each: order for each, order in came if each not in out}
-    return _columns(news | unpack_elements(baseline.counted_in))
+    return columns_of(news | unpack_elements(baseline.counted_in))

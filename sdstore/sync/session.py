@@ -18,7 +18,8 @@ way to call the peer). The peer keeps nothing between calls, so all state of a s
 4. The proof. That ranges are equal is only the peer's claim. The peer also states the total of its set
    under the session's key. This side never sends its own total. With marks, both totals are as of the
    first exchange, and `sdstore.sync.news.Moved` shows that what the pass moved explains the whole
-   difference. Without them, the peer states its total again at the end. If the totals agree, the sets
+   difference. If the peer acknowledged elements since, it must state a total that contains them, too
+   (`_keeps`). Without marks, the peer states its total again at the end. If the totals agree, the sets
    are equal, and that is remembered for step 2. Otherwise something was dropped or a side grew, and
    another pass under the same key finds it; there are at most four.
 5. Disputes. Elements that one side refuses or cannot serve are set aside (`memory.SetAside`) on both
@@ -50,7 +51,7 @@ from recon.limits import NONCE_BYTES
 from recon.marks import view_of
 from recon.session import Interest, SessionHeader, decode_interest, initiator_nonce
 from recon.view import View
-from sdstore.sync.comparison import Opened, Pass, new_initiator
+from sdstore.sync.comparison import Confirmation, Opened, Pass, new_initiator
 from sdstore.sync.exchange import (
     Exchange,
     InterestChangedError,
@@ -72,7 +73,7 @@ from sdstore.sync.memory import (
     unpack_elements,
 )
 from sdstore.sync.moves import Ledger, Moves
-from sdstore.sync.news import Moved, news_of
+from sdstore.sync.news import Moved, columns_of, news_of
 from sdstore.sync.replica import ArrivalOrder, Element, Replica, columns
 from sdstore.sync.report import (
     Counts,
@@ -90,6 +91,7 @@ from sdstore.sync.report import (
 INTEREST_CHANGES_MAX = 8  # that a session follows; it ends with the last of them
 RESTARTS_MAX = 3  # a nonce expires at most once in an honest session
 PASSES_MAX = 4  # of one attempt: the first, one more for what was dropped or grew, two to be sure
+CONFIRMATIONS_MAX = 2  # of one pass: a worker of the peer can see stored elements a moment later
 PASS_PAUSE_S = 0.2  # before the third, so that every worker of the peer sees the stored elements
 LOST_FETCHED_MAX = 256  # entries with lost content that a pass requests, about: one batch
 LOST_PAGES_MAX = 8  # of lost entries read to find those; later passes read on
@@ -176,7 +178,11 @@ async def _judged(session: Session, seconds_max: float) -> tuple[SyncOutcome, st
     if session.unserved_count:
         detail = f"the peer offered {session.unserved_count} elements that it did not serve"
         return SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED, detail
-    return SyncOutcome.IN_SYNC, "", NOTHING_SHARED if session.shares_nothing else ""
+    return (
+        SyncOutcome.IN_SYNC,
+        "",
+        NOTHING_SHARED if session.shares_nothing else session.ledger.said,
+    )
 
 
 class Session:
@@ -216,6 +222,7 @@ class Session:
         self._baseline: Baseline | None = None
         self._made: Baseline | None = None
         self._proved_before_count = 0  # elements that the baseline covers, which are not compared
+        self._is_policy_steady = True  # the peer's, in the last pass
 
         self.exchange = Exchange(transport, self.counts)
         self.ledger = Ledger()
@@ -283,6 +290,10 @@ class Session:
         self._mutual_bytes = self._mutual.encode()
         self.agreed.add(self._mutual_bytes)
         self.aside = SetAside(self._memory.aside_over(self._mutual_bytes))
+        before = self._memory.baseline_over(self._mutual_bytes)
+        self.ledger.kept_before = (
+            unpack_elements(before.counted_in).keys() if before else frozenset()
+        )
         aside_name = self.aside.name
         await self.aside.forget_mended(self.replica)
         self.shares_nothing = self._mutual.is_empty
@@ -399,6 +410,8 @@ class Session:
             self.proof = replace(self.proof, root=None)
         self._memory = replace(self._memory, arrived_count=arrived_count, proof=self.proof)
         self._memory = self._memory.with_baseline(self._mutual_bytes, self._made)
+        if not self._is_policy_steady:
+            raise SyncError(SyncCode.OVERLOADED, "the peer's policy keeps changing")
         if self.proof is None and self._is_comparable and not self.found_count:
             detail = "the peer claims that all ranges are equal, but its total differs"
             raise misbehaved(detail)
@@ -437,7 +450,8 @@ class Session:
             except MarkUnknownError:
                 self.arrivals = None  # too much arrives meanwhile, or the peer's history changed
                 continue
-            if self._learn_policy(self.exchange.policy or 0):
+            self._is_policy_steady = not self._learn_policy(self.exchange.policy or 0)
+            if not self._is_policy_steady:
                 self.ledger.policy_changed = True
                 self.missing_here *= self.fetches  # a dry run finds these elements again
                 self._made = None
@@ -483,9 +497,7 @@ class Session:
         self.exchange.begin_pass(baseline.peer if baseline else b"", wants_mark=bool(own_mark))
         recent = None if is_news else self.replica.arrived_count - self._memory.arrived_count
         one_pass = Pass(self, header, view, recent, self._opened)
-        self._opened = None
-        if baseline is not None:
-            one_pass.moves.counted_in = unpack_elements(baseline.counted_in).keys()
+        self._opened, self.initiator = None, one_pass.initiator
         await one_pass.run()
         if self.exchange.has_changed():  # what the peer stopped serving is no fault of it
             raise InterestChangedError
@@ -494,14 +506,46 @@ class Session:
         self.unserved_count = one_pass.moves.unserved_count
         if self.exchange.policy != self._memory.policy:
             compared = self._proof_of(view, is_news=is_news)
-        moved, theirs = one_pass.moves.moved, self.exchange.total
+        moved, theirs, mark = one_pass.moves.moved, self.exchange.total, self.exchange.mark
         is_settled = not self.unserved_count and not self.ledger.has_doubts
         is_as_of_mark = theirs is not None and view.total() == total
         if theirs and is_settled and is_as_of_mark and moved.accounts_for(view, theirs):
-            self._made = await self._baseline_after(moved, own_mark, len(view), baseline)
+            sent = moved.counted_in(self.aside)
+            if not sent or await self._keeps(header, mark, sent):
+                marks = (own_mark, mark)
+                self._made = await self._baseline_after(moved, marks, len(view), baseline)
         if self._made is not None:
             compared = replace(compared, elements_count=self._made.elements_count)
         return compared
+
+    async def _keeps(self, header: SessionHeader, since: bytes, sent: dict[bytes, int]) -> bool:
+        """Whether the peer states a total that contains what it acknowledged in a pass.
+
+        The total of the pass is as of its mark `since`, before the acknowledgements. So what was sent is
+        compared with what arrived there after that mark: one round trip, if nobody else brought anything.
+        Elements that others brought are fetched, too.
+        """
+        compared = dict(sent)
+        for number in range(CONFIRMATIONS_MAX):
+            if number:
+                await asyncio.sleep(PASS_PAUSE_S)
+            self.exchange.begin_pass(since, wants_mark=True)
+            view = view_of(columns_of(compared), header.key())
+            confirming = Confirmation(self, header, view, None, None)
+            try:
+                await confirming.run()
+            except MarkUnknownError:
+                return False
+            if self.exchange.has_changed():
+                raise InterestChangedError
+            moved, theirs = confirming.moves.moved, self.exchange.total
+            self.unserved_count += confirming.moves.unserved_count
+            if theirs is None or not moved.accounts_for(view, theirs):
+                return False
+            if not moved.offered:
+                return True
+            compared |= moved.needed
+        return False
 
     async def _view_since(
         self, header: SessionHeader, baseline: Baseline | None
@@ -527,9 +571,12 @@ class Session:
         return view_of(elements, header.key()), own_mark
 
     async def _baseline_after(
-        self, moved: Moved, own_mark: bytes, view_count: int, before: Baseline | None
+        self, moved: Moved, marks: tuple[bytes, bytes], view_count: int, before: Baseline | None
     ) -> Baseline | None:
-        """The next baseline, if this side holds all that the peer has up to its mark, or set it aside."""
+        """The next baseline, if this side holds all that the peer has up to its mark, or set it aside.
+
+        `marks`: this side's and the peer's.
+        """
         # Claims that came inside entries are not in `held`: an entry can have more than a store keeps.
         unsure = moved.needed.keys() - moved.held
         unsure_at = [(moved.needed[each], each) for each in unsure if each not in self.aside]
@@ -543,9 +590,9 @@ class Session:
         whole_s = min(self.limits.whole_s, WHOLE_S_MAX)
         return Baseline(
             interest=self._mutual_bytes,
-            own=own_mark,
-            peer=self.exchange.mark,
-            counted_in=pack_elements(moved.counted_in(before, self.aside)),
+            own=marks[0],
+            peer=marks[1],
+            counted_in=pack_elements(moved.counted_in(self.aside)),
             counted_out=pack_elements(moved.counted_out(self.aside)),
             aside=self.aside.name,
             elements_count=elements_count,
@@ -567,7 +614,8 @@ class Session:
         if ours != theirs:
             return None
         if self.exchange.mark:
-            self._made = await self._baseline_after(Moved(), own_mark, ours.count, None)
+            marks = (own_mark, self.exchange.mark)
+            self._made = await self._baseline_after(Moved(), marks, ours.count, None)
         return proof
 
     def _proof_of(self, view: View, *, is_news: bool = False) -> Proof:

@@ -257,3 +257,17 @@ def test_a_proof_of_a_clock_that_went_back_is_renewed(monkeypatch: pytest.Monkey
     an_hour_ago_s = time.time() - 3_600
     monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda: an_hour_ago_s))
     assert synced(ours, peer, memory)[0].proved
+
+
+def test_a_peer_whose_policy_keeps_changing_is_accused_of_nothing() -> None:
+    ours, theirs = MemoryReplica(CONTENTS[:300]), MemoryReplica(CONTENTS[100:400])
+
+    def changes(_: ReconRequest) -> None:
+        theirs.policy += 1
+
+    report, memory = synced(ours, MemoryPeer(theirs, asked=changes))
+    assert (report.outcome, report.code) == (SyncOutcome.PARTIAL, SyncCode.OVERLOADED)
+    assert "policy keeps changing" in report.detail
+    assert not report.proved
+    report, _ = synced(ours, MemoryPeer(theirs), memory)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
