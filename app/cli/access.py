@@ -56,6 +56,13 @@ class Access:
 access = Access()
 
 
+def with_remedy(reason: str) -> str:
+    """Why a node was not reached, with the option that mends it."""
+    if "certificate is not trusted" not in reason:
+        return reason
+    return f"{reason}; if its CA is your own: sdstore --ca-file FILE VERB …"
+
+
 def read_token(file: Path) -> str:
     """The token in a file. Raises CliError."""
     try:

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,7 @@ from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
 from sdstore.client.batching import Batcher, batches
 from sdstore.client.errors import StoreError
-from sdstore.client.exchange import BoundedBody, base_headers
+from sdstore.client.exchange import BoundedBody, base_headers, network_reason
 from sdstore.client.live import EventReader, ServerEvent, is_stream, not_a_stream
 from sdstore.client.records import Channel, PublishItem, PublishOutcome, StoredMessage, WakuEnvelope
 from sdstore.sds.codec import decode
@@ -73,12 +74,18 @@ HINT_HELP = "The retrieval hint, in hexadecimal (inside a message in JSON hints 
 HINT_PAGE = 100
 HINT_CANDIDATES_MAX = 1_000  # as many as a node ranks
 
+CHANNELS_PAGE = 1_000  # as many as a node gives at once
+CHANNEL_LINE = "{:>12}  {:>16}  {:>16}  {}\n"
+
 LAST_DEFAULT = 10
 LAST_MAX = 1_000
 RECONNECT_S = 1.0
 SILENCE_S_MAX = 60.0  # a node sends a comment, if nothing else, more often than that
 CONNECT_S_MAX = 5.0
 EVENT_BYTES_MAX = 4 << 20  # a frame of 1 MiB as JSON, with its names
+
+WHOLE_IDS = ("message ID", "channel", "digest", "missing message", "hints")
+"""Columns of what is copied into another command."""
 
 PREVIEW_CHARS = 400
 HISTORY_SHOWN = 4
@@ -274,24 +281,46 @@ def hint(
             print_json(document)
         return Exit.DONE
     rows = [_row(document) for document in documents]
-    print_table(table("message ID", "channel", "Lamport", "digest", rows=rows, right=["Lamport"]))
+    print_table(
+        table(
+            "message ID",
+            "channel",
+            "Lamport",
+            "digest",
+            rows=rows,
+            right=["Lamport"],
+            whole=WHOLE_IDS,
+        )
+    )
     return Exit.DONE
 
 
 @verbs.command()
-def channels(node: NodeUrl = DEFAULT_NODE, as_json: AsJson = False) -> None:
-    """List the channels a node has messages of."""
+def channels(
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="P", help="Only channels that begin so.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="This many channels at most.")
+    ] = None,
+    node: NodeUrl = DEFAULT_NODE,
+    as_json: AsJson = False,
+) -> None:
+    """List the channels a node has messages of, by name, as they are read."""
+    page_size = min(limit or CHANNELS_PAGE, CHANNELS_PAGE)
     with node_client(node) as client:
+        found = islice(client.channels(prefix, page_size=page_size), limit)
         if as_json:
-            for each in client.channels():
+            for each in found:
                 print_json(_channel_document(each))
             return
-        rows = [
-            (each.channel_id, f"{each.count:,}", str(each.lamport_first), str(each.lamport_last))
-            for each in client.channels()
-        ]
-    numbers = ["messages", "first Lamport", "last Lamport"]
-    print_table(table("channel", *numbers, rows=rows, right=numbers))
+        # Lines, not a table: it would have to see all rows before its first.
+        sys.stdout.write(
+            CHANNEL_LINE.format("messages", "first Lamport", "last Lamport", "channel")
+        )
+        for each in found:
+            numbers = (f"{each.count:,}", each.lamport_first, each.lamport_last)
+            sys.stdout.write(CHANNEL_LINE.format(*numbers, printable(each.channel_id)))
 
 
 @verbs.command()
@@ -324,7 +353,7 @@ def gaps(
             )
             for each in found
         ]
-        print_table(table("missing message", "note", "hints", rows=rows))
+        print_table(table("missing message", "note", "hints", rows=rows, whole=WHOLE_IDS))
     else:
         print_note("no gaps")
 
@@ -459,7 +488,7 @@ class _Follower:
                     raise StoreError("unreachable", 0, "the node ended the stream")
                 yield events
         except httpx.TransportError as error:
-            raise StoreError("unreachable", 0, str(error) or type(error).__name__) from None
+            raise StoreError("unreachable", 0, network_reason(error)) from None
 
     def _tracked(self, chunks: Iterator[bytes]) -> Iterator[ServerEvent]:
         reader = EventReader(EVENT_BYTES_MAX)

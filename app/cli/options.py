@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.access import access
+from app.cli.access import access, with_remedy
 from app.cli.output import CliError, Exit
 from app.errors import Code
 from sdstore.client import StoreClient
@@ -30,7 +30,13 @@ def node_url(text: str) -> str:
 
 NodeUrl = Annotated[
     str,
-    typer.Option("--node", metavar="URL", help="URL of the node.", callback=node_url),
+    typer.Option(
+        "--node",
+        metavar="URL",
+        envvar="SDSTORE_CLIENT_NODE",
+        help="URL of the node.",
+        callback=node_url,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ChannelId = Annotated[
@@ -69,7 +75,7 @@ def node_client(url: str) -> Iterator[StoreClient]:
             raise CliError(
                 Exit.PEER_FAULT if error.code == "reply_too_large" else Exit.LOCAL_FAULT,
                 error.code,
-                f"{url}: {error.detail}",
+                f"{url}: {with_remedy(error.detail)}",
             ) from None
 
 

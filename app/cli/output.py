@@ -141,7 +141,8 @@ def table(
 ) -> Table:
     """A plain table; the columns named in `right` are right-aligned.
 
-    On a narrow terminal cells have several lines, but not those of the columns named in `whole`.
+    On a narrow terminal cells have several lines, but not those of the columns named in `whole`; if
+    these do not fit, `print_table` prints one line per row.
     """
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
@@ -154,9 +155,13 @@ def table(
 
 
 def print_table(grid: Table, console: Console | None = None) -> None:
-    """Print a table on the console of results, or on `console`: without a terminal one line per row."""
+    """Print a table on the console of results, or on `console`: one line per row without a terminal, and
+    where columns that are to stay whole need more than its width."""
     console = console or stdout()
-    if console.is_terminal:
+    narrowest = console.measure(
+        grid, options=console.options.update(max_width=PIPE_COLUMNS)
+    ).minimum
+    if console.is_terminal and narrowest <= console.width:
         console.print(grid)
         return
     drawn = StringIO()

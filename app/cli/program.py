@@ -14,7 +14,7 @@ from importlib.metadata import entry_points, version
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from app.cli.access import CaPath, TokenPath, access
@@ -28,6 +28,9 @@ PLUGIN_GROUP = "sdstore.verbs"
 
 COMPLETION_VARIABLE = "_SDSTORE_COMPLETE"
 """Set by the script of `--show-completion` when the shell asks for completions."""
+
+BEFORE_THE_VERB = ("--token-file", "--ca-file")
+"""Options of `sdstore` itself."""
 
 MODULES = {
     "serve": "app.cli.serve",
@@ -77,6 +80,16 @@ class LazyGroup(TyperGroup):
             module = import_module(module_name)
         return typer.main.get_group(module.verbs).commands.get(cmd_name)
 
+
+_type_in_help = TyperOption.display_type_rich
+
+
+def _type_of(option: TyperOption, ctx: Any) -> str | None:
+    """The type that help shows: a flag has none, because it takes no value."""
+    return None if option.is_flag else _type_in_help(option, ctx)
+
+
+TyperOption.display_type_rich = _type_of  # type: ignore[assignment, method-assign]
 
 app = typer.Typer(
     cls=LazyGroup,
@@ -144,7 +157,11 @@ def _exit_code(arguments: Sequence[str]) -> int:
         print_error(f"invalid_setting: {error}")
         return Exit.USAGE
     except TyperException as error:
-        print_error(f"usage: {error.format_message()}")
+        reason = error.format_message()
+        if getattr(error, "option_name", None) in BEFORE_THE_VERB:
+            name = error.option_name  # type: ignore[attr-defined]
+            reason += f"; it comes before the verb: sdstore {name} FILE VERB …"
+        print_error(f"usage: {reason}")
         return Exit.USAGE
     except UnicodeEncodeError as error:
         print_error(f"invalid_parameter: {error.object} is not UTF-8")

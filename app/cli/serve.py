@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.access import access
+from app.cli.access import access, with_remedy
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -192,7 +192,7 @@ def wait(
                     break
                 refusal = f"/readyz answers {answer.status_code}"
             except httpx.HTTPError as error:
-                refusal = network_reason(error)
+                refusal = with_remedy(network_reason(error))
             if monotonic() - started > timeout_s:
                 detail = f"{node} is not ready after {timeout_s:g} s: {refusal}"
                 raise CliError(Exit.LOCAL_FAULT, "timeout", detail)

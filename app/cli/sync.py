@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.access import read_token
+from app.cli.access import read_token, with_remedy
 from app.cli.interrupts import loading
 from app.cli.options import (
     DEFAULT_NODE,
@@ -379,6 +379,6 @@ def _require_channel(node: str, channel_id: str) -> None:
 def _raise_fault(report: SyncReport, node: str) -> None:
     """Raises CliError for a session that failed; the peer of a backfill is the node itself."""
     if report.code == Code.PEER_UNREACHABLE:
-        raise CliError(Exit.LOCAL_FAULT, "unreachable", f"{node}: {report.detail}")
+        raise CliError(Exit.LOCAL_FAULT, "unreachable", f"{node}: {with_remedy(report.detail)}")
     if report.code:
         raise CliError(exit_of_sync(report.outcome), report.code, f"{node}: {report.detail}")

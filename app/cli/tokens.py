@@ -104,7 +104,7 @@ def list_(data_dir: DataDir = None, config: ConfigFile = None, as_json: AsJson =
             )
             for each in found
         ]
-        print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows))
+        print_table(table("ID", "name", "scopes", "channels", "expires", rows=rows, whole=("ID",)))
     else:
         print_note(f"no tokens in {file.path}")
 

@@ -154,9 +154,11 @@ class AsyncStoreClient:
         """The entries that a hint can lead to, likeliest first."""
         return await self._send(calls.hint(retrieval_hint, channel_id, after, limit))
 
-    def channels(self) -> AsyncIterator[Channel]:
-        """All channels."""
-        return self._pages(calls.channels)
+    def channels(
+        self, prefix: str | None = None, *, page_size: int | None = None
+    ) -> AsyncIterator[Channel]:
+        """The channels that begin with `prefix`, page by page as they are read; None: all of them."""
+        return self._pages(lambda after: calls.channels(after, prefix, page_size))
 
     async def channel(self, channel_id: str) -> Channel:
         """One channel, with its root."""

@@ -150,9 +150,11 @@ class StoreClient:
         """The entries that a hint can lead to, likeliest first."""
         return self._send(calls.hint(retrieval_hint, channel_id, after, limit))
 
-    def channels(self) -> Iterator[Channel]:
-        """All channels."""
-        return self._pages(calls.channels)
+    def channels(
+        self, prefix: str | None = None, *, page_size: int | None = None
+    ) -> Iterator[Channel]:
+        """The channels that begin with `prefix`, page by page as they are read; None: all of them."""
+        return self._pages(lambda after: calls.channels(after, prefix, page_size))
 
     def channel(self, channel_id: str) -> Channel:
         """One channel, with its root."""

@@ -119,9 +119,12 @@ def hint(
     return _get(f"v1/hints/{retrieval_hint.hex()}", replies.message_page, query)
 
 
-def channels(after: str | None) -> Call[Items[Channel]]:
-    """A page of the channels."""
-    return _get("v1/channels", replies.channel_page, {"after": after})
+def channels(
+    after: str | None, prefix: str | None = None, limit: int | None = None
+) -> Call[Items[Channel]]:
+    """A page of the channels that begin with `prefix`."""
+    query = {"after": after, "prefix": prefix, "limit": limit}
+    return _get("v1/channels", replies.channel_page, query)
 
 
 def channel(channel_id: str) -> Call[Channel]:

@@ -13,6 +13,7 @@ from app.cli.output import (
     age_text,
     figures_of,
     human_bytes,
+    print_table,
     printable,
     range_bar,
     sync_progress,
@@ -100,3 +101,16 @@ def test_a_narrow_table_folds_no_column_that_is_to_stay_whole() -> None:
     Console(file=shown, width=80, force_terminal=True).print(grid)
     assert "cbafd7b23bac11d5" in shown.getvalue()
     assert "59 min ago" in shown.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_an_id_in_a_table_is_never_cut_or_broken(width: int) -> None:
+    rows = [("m" + "0123456789" * 6, "/garden/1/bees/proto", "ab" * 32)]
+    shown = StringIO()
+    grid = table("message ID", "channel", "digest", rows=rows, whole=["message ID", "digest"])
+    console = Console(
+        file=shown, width=width, force_terminal=True, soft_wrap=True, color_system=None
+    )
+    print_table(grid, console)
+    for cell in rows[0]:
+        assert cell in shown.getvalue()

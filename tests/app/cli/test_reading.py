@@ -1,15 +1,18 @@
-"""tail, gaps and peers."""
+"""tail, gaps, channels and peers."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ from app.cli.files import delimited
 from app.demo.nodes import running_node
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
+from sdstore.wire import store_pb2 as wire
 from tests.support.cli import cli, command, http_server, process
 from tests.support.federation import message
 
@@ -266,3 +270,81 @@ def test_order_ends_as_the_other_verbs_do(
     result = cli(*arguments, "--node", node)
     assert (result.code, result.out) == (code, "")
     assert error in result.err
+
+
+def test_channels_are_printed_as_they_are_read() -> None:
+    """A node that has sent one page, and thinks about the next."""
+    is_asked, may_answer = Event(), Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            start = 0
+            if "after=" in self.path:
+                is_asked.set()
+                may_answer.wait(60)
+                start = 1_000
+            channels = [wire.Channel(channel_id=f"c{start + n:05}", count=1) for n in range(1_000)]
+            page = wire.ChannelPage(channels=channels, next="" if start else "x")
+            body = page.SerializeToString()
+            self.send_response(200)
+            self.send_header("content-type", "application/x-protobuf")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = Thread(target=server.serve_forever, args=(0.02,))
+    serving.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        with subprocess.Popen(
+            command("channels", "--node", url), stdout=subprocess.PIPE, text=True
+        ) as listing:
+            assert listing.stdout is not None
+            try:
+                assert is_asked.wait(60)
+                is_readable, _, _ = select.select([listing.stdout], [], [], 5)
+                assert is_readable, "nothing is printed before the last page"
+                first = [next(listing.stdout) for _ in range(500)]
+                assert first[1].split() == ["1", "0", "0", "c00000"]
+            finally:
+                may_answer.set()
+            assert len(first) + len(listing.stdout.readlines()) == 2_001
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_channels_are_listed_by_prefix_and_up_to_a_number(node: str) -> None:
+    publish(node, *(message(1, f"list/{name}") for name in ("a1", "a2", "a3", "b1")))
+    lines = cli("channels", "--prefix", "list/a", "--node", node).out.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["list/a1", "list/a2", "list/a3"]
+    found = cli("channels", "--prefix", "list/", "--limit", "2", "--json", "--node", node).lines
+    assert [each["channel_id"] for each in found] == ["list/a1", "list/a2"]
+    assert cli("channels", "--limit", "0", "--node", node).code == 2
+
+
+def test_the_node_can_be_named_once_in_the_environment(node: str) -> None:
+    publish(node, message(1, "named"))
+    assert "named" in process("channels", SDSTORE_CLIENT_NODE=node).out
+    refused = process("channels", SDSTORE_CLIENT_NODE="gopher://x")
+    assert (refused.code, refused.err.split()[1]) == (2, "invalid_parameter:")
+
+
+@pytest.mark.parametrize("option", ["--token-file", "--ca-file"])
+def test_an_option_behind_the_verb_that_comes_before_it_is_refused_with_its_place(
+    option: str,
+) -> None:
+    refused = cli("peers", "list", option, "FILE")
+    assert refused.code == 2
+    assert f"sdstore {option} FILE VERB" in refused.err
+
+
+@pytest.mark.parametrize("verb", ["--help", "channels", "peers list", "serve", "token new"])
+def test_help_shows_no_type_for_a_flag(verb: str) -> None:
+    shown = cli(*verb.split(), *([] if verb == "--help" else ["--help"])).out
+    assert "bool" not in shown.lower()

@@ -201,8 +201,10 @@ def test_https_is_served_to_clients_that_know_the_ca_and_http_is_not(
         "SDSTORE_CLIENT_CA_FILE": str(ca / "ca.pem"),
     }
     assert process("channels", "--node", guarded.url, **environment).code == 0
-    without_ca = cli("--token-file", tmp_path / "token", "get", "m", "--node", guarded.url)
-    assert (without_ca.code, "certificate" in without_ca.err) == (6, True)
+    for verb in ("get m", "wait --timeout 0", "tail c", f"backfill c --into {tmp_path / 'file'}"):
+        without = cli("--token-file", tmp_path / "token", *verb.split(), "--node", guarded.url)
+        assert (without.code, "certificate is not trusted" in without.err) == (6, True), verb
+        assert "--ca-file FILE" in without.err, verb
     with pytest.raises(httpx.TransportError):
         httpx.get(guarded.url.replace("https:", "http:") + "/livez", trust_env=False)
 
