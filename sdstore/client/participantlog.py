@@ -120,6 +120,8 @@ class FileLog:
         self._offered: dict[str, _Offered] = {}  # by the last call of `staged`
         self._not_logged: set[str] = set()  # of those
         self._absent: dict[str, int] = {}  # keys of IDs without a row, by the last `digests`
+        self._superseded: dict[int, str] = {}  # rows to delete, and their IDs
+        self._superseded_count = 0  # of those, logged ones
         self._new_noted: set[Noted] = set()
         self._staged_from = _FIRST_PLACE  # all staged rows before it are unstaged
         # Two generations of IDs: when the newer one is full it becomes the older one.
@@ -131,7 +133,7 @@ class FileLog:
     # --- ParticipantLog --------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._saved_count + len(self._unsaved)
+        return self._saved_count + len(self._unsaved) - self._superseded_count
 
     def contains(self, message_id: str) -> bool:
         """See `ParticipantLog`."""
@@ -171,6 +173,8 @@ class FileLog:
         """See `ParticipantLog`. It raises if too much was appended since the last save."""
         self._database.begin_reading()
         message = entry.message
+        if entry.supersedes:
+            self._supersede(message.message_id)
         offered = self._offered.get(message.message_id)
         unsaved = self._unsaved[message.message_id] = _Unsaved(entry, offered)
         self._not_logged.discard(message.message_id)
@@ -190,6 +194,24 @@ class FileLog:
             self._unsaved_numbers.append(entry)
         self._count_unsaved(len(entry.frame))
 
+    def _supersede(self, message_id: str) -> None:
+        """Another message takes the place of this one, whose name is noted: a backfill leaves it alone."""
+        if (unsaved := self._unsaved.pop(message_id, None)) is not None:
+            self._unsaved_numbers.remove(unsaved.entry)
+            lamport, digest = unsaved.entry.message.lamport_timestamp or 0, unsaved.digest
+            if unsaved.staged_no is not None:
+                self._superseded[unsaved.staged_no] = message_id
+        elif row := self._database.row(FIND_LOGGED, self._of_id(message_id)):
+            log_no, lamport, digest = row
+            self._superseded[log_no] = message_id
+            self._superseded_count += 1
+        else:
+            return
+        if not self._is_noted(noted := Noted(lamport, digest)):
+            self._new_noted.add(noted)
+        for places in (self._tail, self._unsaved_order):
+            places[:] = [place for place in places if place[2].entry.message_id != message_id]
+
     def deliveries(self, after_number: int, count: int) -> list[LogEntry]:
         """See `ParticipantLog`."""
         found: list[LogEntry] = []
@@ -200,9 +222,11 @@ class FileLog:
             if not rows:
                 unsaved = [each for each in self._unsaved_numbers if each.number > after_number]
                 return found + unsaved[: count - len(found)]
-            found += [self._entry(*row) for row in rows]
-            last = found[-1].number
-            room -= sum(len(each.frame) for each in found[-len(rows) :])
+            entries = [self._entry(*row) for row in rows]
+            last = entries[-1].number
+            room -= sum(len(each.frame) for each in entries)
+            gone = self._superseded.values()
+            found += [each for each in entries if each.message.message_id not in gone]
         return found
 
     def staged(self, count: int) -> list[Staged]:
@@ -375,7 +399,7 @@ class FileLog:
         raw.executemany(DELETE_STATE, deletions)
         log_no = self._database.next_log_no
         rows, frames, taken = [], [], []
-        unstaged = set(self._unstaged.values())
+        unstaged = {*self._unstaged.values(), *self._superseded}
         for message_id, unsaved in self._unsaved.items():
             entry = unsaved.entry
             message, hint, gap = entry.message, entry.retrieval_hint, _gap(entry)
@@ -412,6 +436,8 @@ class FileLog:
         self._unsaved_bytes = 0
         self._changes.clear()
         self._unstaged.clear()
+        self._superseded.clear()
+        self._superseded_count = 0
         self._new_noted.clear()
 
     def forget_references(self) -> None:
@@ -496,13 +522,14 @@ class FileLog:
                 Reference(lamport, HistoryEntry(id_text(raw_id), hint, id_text(sender))),
             )
             for lamport, raw_id, hint, sender in reversed(rows)
+            if id_text(raw_id) not in self._superseded.values()
         ]
 
     def _entry(self, number: int, hint: bytes, gap: str | None, *packed: Any) -> LogEntry:
         frame = self._database.frame(*packed)
-        after_gap, is_late = json.loads(gap) if gap else ((), False)
+        after_gap, is_late, *supersedes = json.loads(gap) if gap else ((), False)
         message = self._database.message(frame)
-        return LogEntry(message, frame, number, hint, tuple(after_gap), is_late)
+        return LogEntry(message, frame, number, hint, tuple(after_gap), is_late, bool(supersedes))
 
     def _staged_rows(self) -> Iterator[tuple[int, tuple[int, bytes], bytes, bytes, Any]]:
         """Row number, place, digest, hint and packed frame of staged rows in log order.
@@ -562,5 +589,6 @@ def _insert(places: list[_Place], place: _Place) -> None:
 
 
 def _gap(entry: LogEntry) -> str | None:
-    has_gap = entry.after_gap or entry.is_late
-    return json.dumps([entry.after_gap, entry.is_late]) if has_gap else None
+    if not (entry.after_gap or entry.is_late or entry.supersedes):
+        return None
+    return json.dumps([entry.after_gap, entry.is_late, *[True] * entry.supersedes])

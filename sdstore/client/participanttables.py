@@ -78,7 +78,7 @@ LOG = Table(
     Column("digest", LargeBinary, nullable=False),
     Column("hint", LargeBinary, nullable=False),
     Column("number", Integer, nullable=False),  # of the delivery; 0 for our own; `STAGED`
-    Column("gap", String),  # JSON of after_gap and is_late; NULL without them
+    Column("gap", String),  # JSON of after_gap, is_late (and true if it supersedes); NULL
 )
 FRAMES = Table(
     "sds_frames",
@@ -165,7 +165,7 @@ _KEY: BindParameter[int] = bindparam("key")
 _ID: BindParameter[bytes] = bindparam("id")
 _FRAME = (FRAMES.c.hash, FRAMES.c.filter_no, FRAMES.c.data)
 _HAS_ID = (LOG.c.id_key == _KEY, LOG.c.channel_no == _CHANNEL, LOG.c.message_id == _ID)
-FIND_LOGGED = sql(select(LOG.c.digest).where(*_HAS_ID, _IS_LOGGED))
+FIND_LOGGED = sql(select(LOG.c.log_no, LOG.c.lamport, LOG.c.digest).where(*_HAS_ID, _IS_LOGGED))
 FIND_FRAME = sql(_logged_with(*_FRAME).where(*_HAS_ID, _IS_LOGGED))
 FIND_STAGED = sql(select(LOG.c.log_no, LOG.c.lamport, LOG.c.digest).where(*_HAS_ID, _IS_STAGED))
 # Many IDs at once: their keys as JSON. The + keeps SQLite from using an index of channels.

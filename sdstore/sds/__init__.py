@@ -39,7 +39,7 @@ from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
 from sdstore.sds.participant import Participant
 from sdstore.sds.repair import RepairOptions
-from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme, verifies
+from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme, Rank, rank, verifies
 from sdstore.sds.waku import waku_message_hash
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "ParticipantOptions",
     "PossiblyAcknowledged",
     "Publish",
+    "Rank",
     "Reference",
     "Rejected",
     "RepairOptions",
@@ -89,6 +90,7 @@ __all__ = [
     "entry_digest",
     "frame_hash",
     "from_json",
+    "rank",
     "to_json",
     "verifies",
     "waku_message_hash",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sdstore.sds.model import HistoryEntry, Kind, Message
+from sdstore.sds.schemes import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,17 @@ class Deliver:
 
     Numbers start at 1 and grow by 1 in a channel. `after_gap`: the IDs of causes of this message that
     are lost. `is_late`: the message was lost, and messages that depend on it were delivered before.
-    `message` comes without the bloom filter and the repair request of its frame.
+    `rank`: what its ID proves. `supersedes`: a message of a lower rank was delivered under this ID
+    before; this one takes its place, in the log too. `message` comes without the bloom filter and the
+    repair request of its frame.
     """
 
     number: int
     message: Message
     after_gap: tuple[str, ...] = ()
     is_late: bool = False
+    rank: Rank = Rank.UNKNOWN
+    supersedes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

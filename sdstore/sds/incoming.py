@@ -25,6 +25,7 @@ from sdstore.sds.effects import Lost, Missing
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.references import HINT_BYTES_MAX, Hints
+from sdstore.sds.schemes import Rank
 from sdstore.sds.state import LOST, PASSED, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -36,7 +37,9 @@ class Arrived:
     message: Message
     frame: bytes
     retrieval_hint: bytes
+    rank: Rank
     is_late: bool = False
+    supersedes: bool = False  # a logged message of a lower rank
     gap: tuple[str, ...] = ()  # lost causes
     unmet: set[str] = field(default_factory=set)
     since_ms: int = 0
@@ -134,9 +137,9 @@ class Incoming:
         """The messages that wait for their causes."""
         return list(self._waiting)
 
-    def frame(self, message_id: str) -> bytes:
-        """The frame of a waiting message."""
-        return self._waiting[message_id].frame
+    def waiting(self, message_id: str) -> Arrived | None:
+        """A waiting message."""
+        return self._waiting.get(message_id)
 
     # ---- arrival
 
@@ -339,7 +342,10 @@ class Incoming:
             del others[message_id]
             if not others:
                 del self._dependents[cause]
-                self._forget_missing(cause)
+                if cause in self._missing and self._missing[cause].is_passed:
+                    self._lose(cause, elapsed_ms)  # it will be late
+                else:
+                    self._forget_missing(cause)
         if message_id in self._dependents:
             hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
             self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)

@@ -29,7 +29,7 @@ class LogEntry:
     """A message in the log, with its frame as first seen.
 
     `number` is the number of its delivery, 0 for a message of our own. `after_gap` and `is_late` are
-    those of `Deliver`. `retrieval_hint` is empty if unknown.
+    those of `Deliver`, as `supersedes` is. `retrieval_hint` is empty if unknown.
     """
 
     message: Message
@@ -38,6 +38,7 @@ class LogEntry:
     retrieval_hint: bytes = b""
     after_gap: tuple[str, ...] = ()
     is_late: bool = False
+    supersedes: bool = False
 
 
 class Reference(NamedTuple):
@@ -86,7 +87,7 @@ class ParticipantLog(Protocol):
         """The frame of a logged message."""
 
     def append(self, entry: LogEntry) -> None:
-        """Add a message that the log does not contain."""
+        """Add a message. It takes the place of one with its ID, whose number nobody has then."""
 
     def deliveries(self, after_number: int, count: int) -> Sequence[LogEntry]:
         """Logged messages by delivery number, ascending, those above `after_number`.
@@ -148,8 +149,8 @@ class MemoryLog:
     keeps_variants = False
 
     def __init__(self) -> None:
-        # By message ID: frame, retrieval hint, sender ID, delivery number, is_late.
-        self._logged: dict[str, tuple[bytes, bytes, str, int, bool]] = {}
+        # By message ID: frame, retrieval hint, sender ID, delivery number, is_late, supersedes.
+        self._logged: dict[str, tuple[bytes, bytes, str, int, bool, bool]] = {}
         self._gaps: dict[str, tuple[str, ...]] = {}  # after_gap, where there is one
         self._order: list[tuple[int, bytes, str]] = []
         self._deliveries: list[tuple[int, str]] = []
@@ -184,12 +185,20 @@ class MemoryLog:
         """See `ParticipantLog`."""
         message = entry.message
         message_id = message.message_id
+        if entry.supersedes and (old := self._logged.get(message_id)) is not None:
+            replaced, _ = decode(old[0])
+            lamport = replaced.lamport_timestamp or 0
+            self._noted.add(Noted(lamport, entry_digest(replaced)))
+            self._order.remove((lamport, message_id.encode(), message_id))
+            self._deliveries.remove((old[3], message_id))
+            self._gaps.pop(message_id, None)
         self._logged[message_id] = (
             entry.frame,
             entry.retrieval_hint,
             message.sender_id,
             entry.number,
             entry.is_late,
+            entry.supersedes,
         )
         if entry.after_gap:
             self._gaps[message_id] = entry.after_gap
@@ -274,6 +283,8 @@ class MemoryLog:
         yield from map(self._entry, self._logged)
 
     def _entry(self, message_id: str) -> LogEntry:
-        frame, hint, _, number, is_late = self._logged[message_id]
+        frame, hint, _, number, is_late, supersedes = self._logged[message_id]
         message, _ = decode(frame)
-        return LogEntry(message, frame, number, hint, self._gaps.get(message_id, ()), is_late)
+        return LogEntry(
+            message, frame, number, hint, self._gaps.get(message_id, ()), is_late, supersedes
+        )

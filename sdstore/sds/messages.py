@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sdstore.sds.model import Message
+from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.schemes import rank
 
 ID_LENGTH_MAX = 1_024
 """Characters of a message ID or sender ID. With longer ones, messages that refer to them would not fit
@@ -12,17 +14,20 @@ set_field = object.__setattr__
 """Changes a message that nobody else has yet; a changed copy costs ten times as much."""
 
 
-def refusal(message: Message, channel_id: str, history_max: int) -> str | None:
+def refusal(message: Message, channel_id: str, options: ParticipantOptions) -> str | None:
     """Why a received message is ignored whatever it says; `None`: it is not."""
     if message.channel_id != channel_id:
         return "other_channel"
-    if len(message.causal_history) > history_max:
+    if len(message.causal_history) > options.history_read_max:
         return "history_too_long"
     if len(message.message_id) > ID_LENGTH_MAX or len(message.sender_id) > ID_LENGTH_MAX:
         return "id_too_long"
     for entry in message.causal_history:
         if len(entry.message_id) > ID_LENGTH_MAX or len(entry.sender_id) > ID_LENGTH_MAX:
             return "id_too_long"
+    is_logged = message.content and message.lamport_timestamp is not None
+    if is_logged and options.rank_min and rank(message) < options.rank_min:
+        return "rank_too_low"
     return None
 
 

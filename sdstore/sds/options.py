@@ -9,7 +9,7 @@ from sdstore.sds.bloom import CAPACITY, ERROR_RATE, Form
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import LAMPORT_MAX, Dialect
 from sdstore.sds.repair import RepairOptions
-from sdstore.sds.schemes import SHA256_MESSAGE, IdScheme
+from sdstore.sds.schemes import SHA256_MESSAGE, IdScheme, Rank
 
 INT32_MAX = 2**31 - 1
 
@@ -103,6 +103,11 @@ class ParticipantOptions:
     reviewed_per_filter: int = 32
     """Unacknowledged messages looked up in one received filter, about 10 µs. With more of them,
     the next filters continue where this one stopped."""
+
+    # ---- what others wrote
+
+    rank_min: Rank = Rank.UNKNOWN
+    """Content whose ID proves less is ignored. By default all is delivered, with its rank."""
 
     # ---- waiting for causes
 

@@ -77,6 +77,7 @@ from sdstore.sds.outgoing import Outgoing, SentState
 from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
 from sdstore.sds.restoring import last_number, load_incoming, load_references
+from sdstore.sds.schemes import Rank, rank
 from sdstore.sds.state import OWNER, PROGRESS, UNPUBLISHED, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
 from sdstore.wire import participant_pb2 as pb
@@ -362,8 +363,7 @@ class Participant:
         return self._finish()
 
     def _take(self, message: Message, frame: bytes, hint: bytes) -> None:
-        history_max = self.options.history_read_max
-        if (reason := refusal(message, self.channel_id, history_max)) is not None:
+        if (reason := refusal(message, self.channel_id, self.options)) is not None:
             self.ignored[reason] += 1
             return
         if len(hint) > HINT_BYTES_MAX:
@@ -414,21 +414,17 @@ class Participant:
         message_id = message.message_id
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
-        if self._repair is not None:
-            self._repair.received(message_id)
+        arrived = Arrived(message, frame, hint or self._hints.best(message_id), Rank.UNKNOWN)
         if is_own and self._is_unpublished(message) and self._published(message_id):
             self._outgoing.store(message_id, self._clock.elapsed_ms)
+        elif (waiting := self._incoming.waiting(message_id)) is not None:
+            self._take_copy_of_waiting(arrived, waiting, is_own=is_own)
         elif self._is_logged(message_id):
-            known = self._references.recent.get(message_id)
-            if known is None:
-                known = _fingerprint_of(self.log.frame(message_id))
-            self._count_copy(message, known, is_own=is_own)
-        elif self._incoming.waits(message_id):
-            known = _fingerprint_of(self._incoming.frame(message_id))
-            self._count_copy(message, known, is_own=is_own)
+            self._take_copy_of_logged(arrived, is_own=is_own)
         else:
             # Also a message of our own that the log lacks: it was lost with a file.
-            self._take_new(message, frame, hint or self._hints.best(message_id))
+            arrived.rank = rank(message)
+            self._take_new(arrived)
             if not is_own:
                 self._sync.content_arrived(message.sender_id, self._clock.elapsed_ms)
 
@@ -446,18 +442,62 @@ class Participant:
         if self._references.are_named(message.causal_history):
             self._sync.sync_arrived(self._clock.elapsed_ms)
 
-    def _count_copy(self, message: Message, known: int | None, *, is_own: bool) -> None:
-        """A message with a known ID. The first one stays, whatever this one holds."""
-        if known != fingerprint(message):
-            self.ignored["variant"] += 1
-        else:
-            self.ignored["own" if is_own else "duplicate"] += 1
+    def _take_copy_of_waiting(self, copy: Arrived, waiting: Arrived, *, is_own: bool) -> None:
+        """Of two messages with one ID the one of the higher rank waits.
 
-    def _take_new(self, message: Message, frame: bytes, hint: bytes) -> None:
-        message_id = message.message_id
+        Of equal ranks it is the first, unless both have one content and the second lacks fewer causes: the
+        first can be a copy with causes that do not exist.
+        """
+        if fingerprint(copy.message) == fingerprint(waiting.message):
+            self._count_duplicate(copy.message.message_id, is_own=is_own)
+            return
+        copy.rank = rank(copy.message)
+        is_better = copy.rank > waiting.rank
+        if copy.rank == waiting.rank and copy.message.content == waiting.message.content:
+            self._incoming.causes(copy)
+            is_better = len(copy.unmet) < len(waiting.unmet)
+        if not is_better:
+            self.ignored["variant"] += 1
+            return
+        copy.is_late, copy.supersedes = waiting.is_late, waiting.supersedes
+        copy.unmet, copy.gap = set(), ()
+        self._incoming.drop(copy.message.message_id, self._clock.elapsed_ms)
+        self._take_new(copy)
+
+    def _take_copy_of_logged(self, copy: Arrived, *, is_own: bool) -> None:
+        """A message of a lower rank is superseded; else the first one stays, whatever this one holds."""
+        message_id = copy.message.message_id
+        known, logged = self._references.recent.get(message_id), None
+        if known is None:
+            logged = self._logged(message_id)
+            known = None if logged is None else fingerprint(logged)
+        if known == fingerprint(copy.message):
+            self._count_duplicate(copy.message.message_id, is_own=is_own)
+            return
+        copy.rank = rank(copy.message)
+        if copy.rank is not Rank.UNKNOWN and not is_own:
+            logged = logged or self._logged(message_id)
+            if logged is None or (not self._is_own(logged) and rank(logged) < copy.rank):
+                copy.supersedes = True
+                self._take_new(copy)
+                return
+        self.ignored["variant"] += 1
+
+    def _count_duplicate(self, message_id: str, *, is_own: bool) -> None:
+        self.ignored["own" if is_own else "duplicate"] += 1
+        if self._repair is not None:  # a forged copy ends no repair
+            self._repair.received(message_id)
+
+    def _logged(self, message_id: str) -> Message | None:
+        frame = self.log.frame(message_id)
+        return None if frame is None else decode(frame)[0]
+
+    def _take_new(self, arrived: Arrived) -> None:
+        message_id = arrived.message.message_id
+        if self._repair is not None:
+            self._repair.received(message_id)
         self._add_to_bloom(message_id)
-        arrived = Arrived(message, frame, hint)
-        arrived.is_late = self._incoming.arrive(message_id)
+        arrived.is_late |= self._incoming.arrive(message_id)
         if not self._incoming.causes(arrived):
             self._incoming.wait(arrived, self._clock.elapsed_ms)
             self._make_room()
@@ -496,13 +536,30 @@ class Participant:
             for cause in gap:
                 self._incoming.passed(cause)
         is_reached = self._clock.received(message.lamport_timestamp or 0)
+        is_head, supersedes = not arrived.is_late, arrived.supersedes
+        if supersedes:
+            is_head = self._supersede(message)
         self._number += 1
-        number, hint = self._number, arrived.retrieval_hint
-        entry = LogEntry(message, arrived.frame, number, hint, gap, arrived.is_late)
-        self._append(entry, is_head=not arrived.is_late, is_reached=is_reached)
+        number, hint, is_late = self._number, arrived.retrieval_hint, arrived.is_late
+        entry = LogEntry(message, arrived.frame, number, hint, gap, is_late, supersedes)
+        self._append(entry, is_head=is_head, is_reached=is_reached)
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
             self._delivered = number
-            self._turn.effects.append(Deliver(number, message, gap, arrived.is_late))
+            self._turn.effects.append(
+                Deliver(number, message, gap, is_late, arrived.rank, supersedes)
+            )
+
+    def _supersede(self, message: Message) -> bool:
+        """Undo what the logged message with this ID did to our references; whether it was a head."""
+        was_head = self._references.superseded(message.message_id)
+        old = self._logged(message.message_id)
+        if old is not None:
+            named = {entry.message_id for entry in message.causal_history}
+            for entry in old.causal_history:
+                cause = None if entry.message_id in named else self._logged(entry.message_id)
+                if cause is not None and cause.message_id != message.message_id:
+                    self._references.is_head_again(cause, self._hints.best(entry.message_id))
+        return was_head
 
     def confirm(self, number: int) -> list[Effect]:
         """The application has taken all deliveries up to `number`. Confirming again changes nothing.
@@ -550,7 +607,14 @@ class Participant:
                 message = copied(entry.message)  # with all that its frame has
                 keep_for_application(message)
                 self._turn.effects.append(
-                    Deliver(entry.number, message, entry.after_gap, entry.is_late)
+                    Deliver(
+                        entry.number,
+                        message,
+                        entry.after_gap,
+                        entry.is_late,
+                        rank(message),
+                        entry.supersedes,
+                    )
                 )
 
     def stored(self, message_id: str, retrieval_hint: bytes | None = None) -> list[Effect]:
@@ -626,8 +690,8 @@ class Participant:
         if self._repair is not None:
             for message_id in self._repair.answers(self._clock.elapsed_ms):
                 frame = self.log.frame(message_id)
-                if frame is None and self._incoming.waits(message_id):
-                    frame = self._incoming.frame(message_id)
+                if (waiting := self._incoming.waiting(message_id)) is not None:
+                    frame = waiting.frame
                 if frame is not None:
                     self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
         if self._is_sync_due():
@@ -794,7 +858,3 @@ def _bytes(name: str, value: bytes) -> bytes:
 def _check_id(message_id: str) -> None:
     if not isinstance(message_id, str):
         raise WrongTypeError("message_id", message_id, "str")
-
-
-def _fingerprint_of(frame: bytes | None) -> int | None:
-    return None if frame is None else fingerprint(decode(frame)[0])

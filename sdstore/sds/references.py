@@ -63,7 +63,8 @@ class Hints:
 
 def fingerprint(message: Message) -> int:
     """Equal for copies of a message; different, but for 1 in 2^64, for others with the same ID."""
-    return hash((message.sender_id, message.lamport_timestamp, message.content))
+    sender_id, lamport = message.sender_id, message.lamport_timestamp
+    return hash((sender_id, lamport, message.content, message.causal_history))
 
 
 _Place = tuple[int, bytes, HistoryEntry]
@@ -115,6 +116,19 @@ class References:
             if len(heads) > self._options.heads_max:
                 self._drop_heads()
         self._grow_old(message_id)
+
+    def superseded(self, message_id: str) -> bool:
+        """Forget a logged message, because another one takes its place; whether it was a head."""
+        self._newest = [place for place in self._newest if _id(place) != message_id]
+        self._unsave(message_id)
+        return self._heads.pop(message_id, None) is not None
+
+    def is_head_again(self, message: Message, hint: bytes) -> None:
+        """The logged message that named this one is gone."""
+        self.restore(message, hint)
+        self._turn.put(HEAD + message.message_id, pb.Head(retrieval_hint=hint))
+        if len(self._heads) > self._options.heads_max:
+            self._drop_heads()
 
     def _can_name_author(self, head: _Place) -> bool:
         """Whether our next message says more of a head than its ID: without an author, nobody repairs it."""

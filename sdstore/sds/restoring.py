@@ -16,6 +16,7 @@ from sdstore.sds.messages import keep_for_application
 from sdstore.sds.model import LAMPORT_MAX, MessageError
 from sdstore.sds.outgoing import Outgoing
 from sdstore.sds.references import HEADS_UNSAVED_COUNT, References
+from sdstore.sds.schemes import rank
 from sdstore.sds.state import HEAD, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -43,17 +44,21 @@ def load_incoming(
     incoming.restore(saved)
     ready = []
     for message_id, record in saved.waiting.items():
-        if log.contains(message_id):
-            turn.delete(WAITING + message_id)
-            continue
+        logged = log.frame(message_id)
         try:
             message, _ = decode(record.frame)
         except MessageError as error:
             raise LocalProtocolError(
                 "state_damaged", f"the frame of {message_id!r} is damaged: {error}"
             ) from error
+        waiting_rank = rank(message)
+        if logged is not None and rank(decode(logged)[0]) >= waiting_rank:
+            turn.delete(WAITING + message_id)
+            continue
         keep_for_application(message)
-        arrived = Arrived(message, record.frame, record.retrieval_hint, record.is_late)
+        hint, is_late = record.retrieval_hint, record.is_late
+        supersedes = logged is not None
+        arrived = Arrived(message, record.frame, hint, waiting_rank, is_late, supersedes)
         arrived.place = record.place
         if incoming.causes(arrived):
             ready.append(arrived)

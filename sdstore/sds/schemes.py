@@ -3,6 +3,7 @@
 docs/identity.md specifies them. The first one is the default of `Participant`.
 """
 
+import enum
 import hashlib
 import struct
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from sdstore.sds.model import Message
 
 _SHA256_HEX_DIGITS = 64
-_DOMAIN = b"sdstore message id v1"
+_DOMAIN = b"sdstore message id v2"
 _U32 = struct.Struct(">I").pack
 _LAMPORT = struct.Struct(">Bq").pack
 
@@ -30,25 +31,30 @@ class IdScheme:
     follows: Callable[[Message], bool]
 
 
-# ---- sha256-message: channel, sender, timestamp and content
+# ---- sha256-message: channel, sender, timestamp, content and causal history
 
 
 def message_id_layout(message: Message) -> bytes:
     """The bytes that `sha256-message` hashes: different for messages that differ in these fields."""
     channel, sender = message.channel_id.encode(), message.sender_id.encode()
     lamport, content = message.lamport_timestamp, message.content
-    return b"".join(
-        (
-            _DOMAIN,
-            _U32(len(channel)),
-            channel,
-            _U32(len(sender)),
-            sender,
-            _LAMPORT(0, 0) if lamport is None else _LAMPORT(1, lamport),
-            _U32(len(content)),
-            content,
-        )
-    )
+    parts = [
+        _DOMAIN,
+        _U32(len(channel)),
+        channel,
+        _U32(len(sender)),
+        sender,
+        _LAMPORT(0, 0) if lamport is None else _LAMPORT(1, lamport),
+        _U32(len(content)),
+        content,
+        _U32(len(message.causal_history)),
+    ]
+    for entry in message.causal_history:
+        message_id, hint = entry.message_id.encode(), entry.retrieval_hint
+        sender = entry.sender_id.encode()
+        parts += _U32(len(message_id)), message_id, _U32(len(hint)), hint
+        parts += _U32(len(sender)), sender
+    return b"".join(parts)
 
 
 def _make_of_message(message: Message) -> str:
@@ -73,7 +79,7 @@ def _is_of_content(message: Message) -> bool:
 
 
 SHA256_MESSAGE = IdScheme("sha256-message", _make_of_message, _is_of_message)
-"""SHA-256 over channel, sender, Lamport timestamp and content."""
+"""SHA-256 over channel, sender, Lamport timestamp, content and causal history."""
 
 SHA256_CONTENT = IdScheme("sha256-content", _make_of_content, _is_of_content)
 """SHA-256 over the content alone. Equal contents have equal IDs, so the second one is lost."""
@@ -84,6 +90,24 @@ SCHEMES: Mapping[str, IdScheme] = {
 """All schemes by name."""
 
 
+class Rank(enum.IntEnum):
+    """What the ID of a message proves about it. Of two messages with one ID the higher one counts."""
+
+    UNKNOWN = 0
+    """Nothing: the ID follows no known scheme. It can be that of any message."""
+    CONTENT = 1
+    """The content, but not who wrote it, when, and after which messages."""
+    WHOLE = 2
+    """Content, sender, timestamp and causal history are those that the ID was made for."""
+
+
+def rank(message: Message) -> Rank:
+    """What the message ID proves. An ID does not show its scheme, so all known ones are tried."""
+    if _is_of_content(message):
+        return Rank.CONTENT
+    return Rank.WHOLE if _is_of_message(message) else Rank.UNKNOWN
+
+
 def verifies(message: Message) -> bool:
     """Whether the message ID follows any known scheme."""
-    return _is_of_content(message) or _is_of_message(message)
+    return rank(message) is not Rank.UNKNOWN

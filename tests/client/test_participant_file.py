@@ -120,15 +120,19 @@ class Logs(RuleBasedStateMachine):
         self, message_id: str, lamport: int, content: bytes, is_own: bool, hint: bytes,
         after_gap: tuple[str, ...], is_late: bool, filter_bytes: int, changed: int,
     ) -> None:  # fmt: skip
-        if self.log.contains(message_id):
+        delivered = self.log.deliveries(0, 10_000)
+        supersedes = message_id in {each.message.message_id for each in delivered}
+        if self.log.contains(message_id) and not supersedes:
             return
+        is_own &= not supersedes
         bloom = bytearray(filter_bytes)
         if bloom:
             bloom[changed] = 255
         message = message_of(message_id, lamport, content, bloom_filter=bytes(bloom))
         self.number += not is_own
         number = 0 if is_own else self.number
-        entry = LogEntry(message, encode(message), number, hint, after_gap, is_late)
+        frame = encode(message)
+        entry = LogEntry(message, frame, number, hint, after_gap, is_late, supersedes)
         self.both("append", entry)
 
     @rule(

@@ -7,12 +7,19 @@ from dataclasses import replace
 import pytest
 
 from sdstore.sds import (
+    SHA256_CONTENT,
     Broadcast,
+    Deliver,
     HistoryEntry,
     Message,
+    OnLost,
+    Participant,
     ParticipantOptions,
+    Rank,
+    Save,
     decode,
     encode,
+    rank,
 )
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
@@ -85,3 +92,112 @@ def test_a_sync_message_under_the_id_of_content_hides_nothing() -> None:
     bob.hear(encode(Message("sync", CHANNEL, "carol", NOON_MS, (named,))))
     assert not bob.status.is_synced
     assert bob.status.missing == 1
+
+
+# ---- copies of an honest message under its ID
+
+
+JS_WAKU = replace(QUIET, id_scheme=SHA256_CONTENT)
+
+
+@pytest.mark.parametrize("options", [QUIET, JS_WAKU], ids=["ours", "js-waku"])
+def test_a_forged_copy_that_comes_first_is_marked_and_the_message_takes_its_place(
+    options: ParticipantOptions,
+) -> None:
+    ada, bob = Device("ada", options), Device("bob", options)
+    first = ada.say("first")
+    frame = ada.say("hello")
+    bob.hear(first, changed(frame, content=b"forged"))
+    assert (bob.texts, bob.delivered[-1].rank) == (["first", "forged"], Rank.UNKNOWN)
+    bob.hear(frame)
+    assert (bob.texts[2:], bob.delivered[-1].supersedes) == (["hello"], True)
+    assert bob.delivered[-1].rank is rank(decode(frame)[0]) > Rank.UNKNOWN
+    assert bob.order == ada.order == ["first", "hello"]
+    bob.hear(changed(frame, content=b"forged"), frame)
+    assert (len(bob.delivered), bob.participant.ignored["variant"]) == (3, 1)
+    bob.crash()
+    bob.hear(changed(frame, content=b"forged again"))
+    assert bob.order == ["first", "hello"]
+
+
+def test_a_superseded_message_that_was_not_confirmed_is_not_delivered_again() -> None:
+    ada = Device("ada")
+    frame = ada.say("hello")
+    bob = Participant(CHANNEL, "bob", options=QUIET)
+    state: dict[str, bytes | None] = {}
+    for each in (changed(frame, content=b"forged"), frame):
+        for save in of(Save, bob.receive(each, NOON_MS)):
+            state.update(save.changes)
+    saved = {key: value for key, value in state.items() if value is not None}
+    restored = Participant.restore(CHANNEL, "bob", saved, bob.log, options=QUIET)
+    (again,) = of(Deliver, restored.tick(NOON_MS))
+    assert (again.number, again.message.content, again.supersedes) == (2, b"hello", True)
+    assert again.rank is Rank.WHOLE
+
+
+def test_a_message_of_a_higher_rank_waits_in_the_place_of_a_forged_one() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    first, second, third = ada.say("first"), ada.say("second"), ada.say("third")
+    forged = changed(second, content=b"forged", causal_history=ghosts(3))
+    bob.hear(third, forged, second)
+    assert bob.texts == []
+    bob.hear(changed(second, content=b"forged again", causal_history=()))
+    bob.crash()
+    bob.hear(first)
+    assert (bob.texts, bob.status.is_synced) == (["first", "second", "third"], True)
+    bob.wait(400)
+    assert bob.status.lost == 0
+
+
+def test_what_a_forged_message_named_is_named_again_when_it_is_superseded() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    bob.hear(written("m1", "carol"))
+    frame = ada.say("hello")
+    forged = changed(frame, content=b"x", causal_history=(HistoryEntry("m1", b"", "carol"),))
+    bob.hear(
+        forged, *(written(f"n{n}", "dan", HistoryEntry(f"n{n - 1}", b"", "dan")) for n in range(5))
+    )
+    bob.hear(frame)
+    bob.crash()
+    named = {each.message_id for each in decode(bob.say("mine"))[0].causal_history}
+    assert {"m1", id_of(frame)} <= named
+
+
+def test_lower_ranks_are_withheld_if_an_option_says_so() -> None:
+    strict = replace(QUIET, rank_min=Rank.CONTENT)
+    ada, bob = Device("ada"), Device("bob", strict)
+    frame = ada.say("hello")
+    bob.hear(changed(frame, content=b"forged"), written("m1", "carol"))
+    assert (bob.texts, bob.participant.ignored["rank_too_low"]) == ([], 2)
+    assert decode(bob.say("mine"))[0].causal_history == ()  # nothing is acknowledged
+    bob.hear(frame)
+    assert bob.texts == ["hello"]
+    carol = Device("carol", replace(QUIET, rank_min=Rank.WHOLE))
+    carol.hear(Device("dan", JS_WAKU).say("proves content alone"), frame)
+    assert carol.texts == ["hello"]
+
+
+@pytest.mark.parametrize("on_lost", list(OnLost))
+@pytest.mark.parametrize("options", [QUIET, JS_WAKU], ids=["ours", "js-waku"])
+def test_a_copy_with_invented_causes_delays_nothing(
+    options: ParticipantOptions, on_lost: OnLost
+) -> None:
+    ada, bob = Device("ada", options), Device("bob", replace(options, on_lost=on_lost))
+    frame = ada.say("hello")
+    bob.hear(changed(frame, causal_history=ghosts(256)))
+    assert (bob.texts, bob.status.missing) == ([], 256)
+    bob.hear(frame)
+    assert (bob.texts, bob.delivered[0].after_gap) == (["hello"], ())
+    assert bob.status.is_synced
+    bob.hear(changed(frame, causal_history=ghosts(256)))
+    assert bob.status.is_synced
+
+
+def test_a_copy_whose_id_proves_nothing_is_released_by_one_with_fewer_unmet_causes() -> None:
+    bob = Device("bob")
+    before = HistoryEntry("m1", b"", "ada")
+    bob.hear(written("m2", "ada", *ghosts(256)))
+    bob.hear(written("m2", "mallory", before, content=b"other"))  # not the same content: no copy
+    bob.hear(written("m2", "ada", before), written("m1", "ada"))
+    assert [each.message.message_id for each in bob.delivered] == ["m1", "m2"]
+    assert bob.delivered[1].after_gap == ()

@@ -10,7 +10,7 @@ import pytest
 
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
-from sdstore.sds.schemes import SCHEMES, SHA256_MESSAGE, verifies
+from sdstore.sds.schemes import SCHEMES, SHA256_MESSAGE, Rank, rank, verifies
 from sdstore.sds.waku import waku_message_hash
 from tests.support.sds_vectors import load
 from tests.vectors.message_id_vectors import DOCUMENTED, document
@@ -50,6 +50,9 @@ def our_message() -> Message:
         {"lamport_timestamp": 8},
         {"lamport_timestamp": None},
         {"content": b"OK"},
+        {"causal_history": ()},
+        {"causal_history": (HistoryEntry("before", b"hint"),)},
+        {"causal_history": (HistoryEntry("before", b"", "bob"),)},
     ],
     ids=str,
 )
@@ -68,8 +71,11 @@ def test_an_id_of_ours_verifies_in_lower_case_and_without_a_prefix_only() -> Non
     assert not verifies(replace(message, message_id="0x" + message.message_id))
 
 
-def test_the_causal_history_does_not_enter_an_id_of_ours() -> None:
-    assert verifies(replace(our_message(), causal_history=()))
+def test_an_id_proves_all_of_a_message_or_its_content_or_nothing() -> None:
+    message = our_message()
+    assert rank(message) is Rank.WHOLE
+    assert rank(replace(message, message_id=hashlib.sha256(b"ok").hexdigest())) is Rank.CONTENT
+    assert rank(replace(message, message_id="m1")) is Rank.UNKNOWN
 
 
 def test_the_same_content_said_twice_has_two_ids_in_our_scheme_and_one_in_js_wakus() -> None:
@@ -97,12 +103,17 @@ def test_the_published_vectors_are_what_their_script_writes() -> None:
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
 def test_published_ids_follow_from_the_documented_layout(vector: dict[str, Any]) -> None:
     """Computed from docs/identity.md alone, without the code under test."""
-    layout = b"sdstore message id v1"
+    layout = b"sdstore message id v2"
     for field in ("channel_id", "sender_id"):
         layout += struct.pack(">I", len(vector[field].encode())) + vector[field].encode()
     lamport, content = vector["lamport_timestamp"], bytes.fromhex(vector["content_hex"])
     layout += bytes(9) if lamport is None else b"\1" + struct.pack(">q", int(lamport))
     layout += struct.pack(">I", len(content)) + content
+    layout += struct.pack(">I", len(vector["causal_history"]))
+    for entry in vector["causal_history"]:
+        hint = bytes.fromhex(entry["retrieval_hint_hex"])
+        for value in (entry["message_id"].encode(), hint, entry["sender_id"].encode()):
+            layout += struct.pack(">I", len(value)) + value
     assert vector["layout_hex"] == layout.hex()
     assert vector["sha256-message"] == hashlib.sha256(layout).hexdigest()
     assert vector["sha256-content"] == hashlib.sha256(content).hexdigest()

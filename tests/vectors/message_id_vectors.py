@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from sdstore.sds.model import Message
+from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, message_id_layout
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "vectors" / "message_id.json"
+
+HISTORY = (HistoryEntry("before"), HistoryEntry("ü", b"\0hint", "bob"))
 
 MESSAGES: list[tuple[str, str, str, int | None, bytes]] = [  # channel, sender, timestamp, content
     ("all fields", "chan", "alice", 1763000000123, b"hello"),
@@ -30,16 +33,26 @@ def document() -> str:
         _vector(name, Message("", channel, sender, lamport, content=content))
         for name, channel, sender, lamport, content in MESSAGES
     ]
+    message = Message("", "chan", "alice", 1763000000123, HISTORY, content=b"hello")
+    vectors.append(_vector("a causal history", message))
     return json.dumps({"vectors": vectors}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _vector(name: str, message: Message) -> dict[str, str | None]:
+def _vector(name: str, message: Message) -> dict[str, Any]:
     lamport = message.lamport_timestamp
     return {
         "name": name,
         "channel_id": message.channel_id,
         "sender_id": message.sender_id,
         "lamport_timestamp": None if lamport is None else str(lamport),
+        "causal_history": [
+            {
+                "message_id": entry.message_id,
+                "retrieval_hint_hex": entry.retrieval_hint.hex(),
+                "sender_id": entry.sender_id,
+            }
+            for entry in message.causal_history
+        ],
         "content_hex": message.content.hex(),
         "layout_hex": message_id_layout(message).hex(),
         SHA256_MESSAGE.name: SHA256_MESSAGE.make(message),
