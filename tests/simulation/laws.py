@@ -65,6 +65,9 @@ class Ledger:
         self.steps_ahead = 0
         self.delivered: dict[int, Deliver] = {}
         self.number_of: dict[str, int] = {}
+        self.logged_number: dict[str, int] = {}
+        self.superseded: set[int] = set()
+        """Numbers whose message another one with its ID took the place of: they can stay away."""
         self.skipped: set[str] = set()
         """Every ID that any delivery names as a gap."""
         self.lost: set[str] = set()
@@ -87,7 +90,7 @@ class Ledger:
     @property
     def last_number(self) -> int:
         """The newest delivery that the application has."""
-        return len(self.delivered)
+        return max(self.delivered, default=0)
 
     @property
     def handed_number(self) -> int:
@@ -203,7 +206,11 @@ class Ledger:
         law(message.kind is Kind.CONTENT, f"logged a {message.kind} message")
         in_frame = for_application(decode(entry.frame)[0])
         law(in_frame == message, f"{message.message_id} differs from its frame")
+        if entry.supersedes:
+            law(peer.world.schedule.attacks, "superseded without an attack")
+            self.superseded.add(self.logged_number.get(message.message_id, 0))
         if entry.number:
+            self.logged_number[message.message_id] = entry.number
             law(message in self.frames.get(message.message_id, ()), "logged what never came")
         for cause in entry.after_gap:
             law(cause in causes(message), f"the gap {cause} is no cause of {message.message_id}")
@@ -277,7 +284,8 @@ class Ledger:
         logged = peer.log.ids.get(message.message_id)
         if effect.kind is Kind.CONTENT and (logged is None or logged.number):
             law(effect.frame in self._received, "a repair with other bytes than those received")
-            law(logged is None or logged.frame == effect.frame, "a repair with a variant")
+            is_logged = logged is None or logged.frame == effect.frame
+            law(is_logged or peer.world.schedule.attacks, "a repair with a variant")
             return
         law(dialect is self.plan.options.dialect or not message.causal_history, "another dialect")
         law(
@@ -356,6 +364,8 @@ class Ledger:
         message_id = message.message_id
         written = peer.disk.entries.get(message_id)
         law(written is not None and written.number == number, f"delivery {number} is not written")
+        while self._next_number != number and self._next_number in self.superseded:
+            self._next_number += 1
         law(number == self._next_number, f"delivery {number}, not {self._next_number}")
         self._next_number += 1
         outside = number - self.confirming
@@ -364,11 +374,15 @@ class Ledger:
         if before is not None:
             law(before == effect, f"number {number} first was {before}, and then {effect}")
             return
-        law(message_id not in self.number_of, f"{message_id} is delivered twice")
-        law(number == len(self.delivered) + 1, f"delivery {number} skips some")
+        is_new = message_id not in self.number_of or effect.supersedes
+        law(is_new, f"{message_id} is delivered twice")
+        skipped = {*range(self.last_number + 1, number)} - self.superseded
+        law(not skipped, f"delivery {number} skips {skipped}")
         for cause in causes(message):
             if cause in effect.after_gap:
                 law(cause not in self.number_of, f"{cause} is no gap")
+            elif cause == message_id:
+                continue
             else:
                 known = cause in self.number_of or cause in self.sent or cause in self.sync_ids
                 law(known, f"{message_id} is delivered before its cause {cause}")

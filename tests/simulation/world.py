@@ -52,7 +52,7 @@ class SimLog(MemoryLog):
 
     def append(self, entry: LogEntry) -> None:
         message_id = entry.message.message_id
-        if self.contains(message_id):
+        if self.contains(message_id) and not entry.supersedes:
             raise BrokenLawError(f"appended a message that the log has: {message_id}")
         if entry.number:
             if entry.number != self.last_number + 1:
@@ -85,6 +85,7 @@ class Disk:
                 self.state[key] = value
         for row in log.pending:
             if isinstance(row, LogEntry):
+                self.entries.pop(row.message.message_id, None)  # the new one is the last
                 self.entries[row.message.message_id] = row
             else:
                 for message_id in row:
@@ -94,6 +95,7 @@ class Disk:
     def open_log(self) -> SimLog:
         log = SimLog()
         for entry in self.entries.values():
+            log.last_number = entry.number - 1 if entry.number else log.last_number
             log.append(entry)
         log.pending.clear()
         log.stage(list(self.staged.values()), ())
