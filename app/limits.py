@@ -300,8 +300,11 @@ class Limits:
     database_wait_s: int = _bound(
         5, "seconds", "for a connection; longer than a restart of the server"
     )
+    database_read_s: int = _bound(
+        10, "seconds", "one read; each takes milliseconds, and its caller waits"
+    )
     database_statement_s: int = _bound(
-        60, "seconds", "one statement, or a wait for another writer; all take milliseconds"
+        60, "seconds", "one statement that writes, or a wait for another writer"
     )
     database_probe_interval_s: int = _bound(
         1, "seconds", "between two probes of the database; each takes 0.1 ms"

@@ -38,7 +38,7 @@ from app.policy import LoadedPolicy, load_policy
 from app.quarantine import FILE as QUARANTINE_FILE
 from app.quarantine import Quarantine
 from app.rates import Rates
-from app.readiness import Readiness
+from app.readiness import Cause, Readiness
 from app.recon.budget import ReconBudgets
 from app.recon.endpoint import ReconEndpoint
 from app.recon.index import NodeIndex
@@ -290,12 +290,13 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         supervisor=supervisor,
     )
     node.rates.configure(settings)
-    node.readiness.refusals.append(node.tokens.refusal)
+    node.readiness.refusals[Cause.TOKENS] = node.tokens.refusal
     committer.listeners.append(node.peers.on_committed)
     relay.presence_listeners.append(node.links.on_presence)
     interests.listeners += [node.peers.on_interest_changed, relay.on_interest_changed]
     node.metrics.register(node.mvds)
     node.metrics.register(watermark)
+    node.metrics.register(node.readiness)
     if judge is not None:
         node.metrics.register(judge)
     register_node_metrics(

@@ -206,7 +206,14 @@ class _PeerCollector(Collector):
             "When a sync first left something missing here; absent if nothing is",
             labels=("peer",),
         )
+        proof = GaugeMetricFamily(
+            "sdstore_peer_last_proof_timestamp_seconds",
+            "When both sides were last proved equal",
+            labels=("peer",),
+        )
         for url, peer in peers:
+            if peer.proved_at_ms is not None:
+                proof.add_metric([url], peer.proved_at_ms / 1_000)
             for each in PeerState:
                 state.add_metric([url, each], peer.state is each)
             failures.add_metric([url], peer.failures)
@@ -215,7 +222,7 @@ class _PeerCollector(Collector):
                     missing.add_metric([url, side], count)
             if peer.apart_since_ms is not None:
                 apart.add_metric([url], peer.apart_since_ms / 1_000)
-        yield from (state, failures, missing, apart)
+        yield from (proof, state, failures, missing, apart)
         checks = CounterMetricFamily(
             "sdstore_audit_peer_checks", "Spot checks of peers", labels=("peer", "verdict")
         )
@@ -248,11 +255,6 @@ def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
         "Elements that the last sync left out, because one side cannot give or does not take them",
         labels=("peer",),
     )
-    proof = GaugeMetricFamily(
-        "sdstore_peer_last_proof_timestamp_seconds",
-        "When both sides were last proved equal",
-        labels=("peer",),
-    )
     for url, each in totals:
         for outcome in SyncOutcome:
             syncs.add_metric([url, outcome], each.outcomes[outcome])
@@ -266,9 +268,7 @@ def _sync_families(totals: list[tuple[str, PeerTotals]]) -> Iterator[Family]:
         mended.add_metric([url], each.amounts["mended"])
         lost.add_metric([url], each.lost_count)
         aside.add_metric([url], each.set_aside_count)
-        if each.proved_at_s is not None:
-            proof.add_metric([url], each.proved_at_s)
-    yield from (syncs, seconds, rounds, sent_bytes, elements, mended, lost, aside, proof)
+    yield from (syncs, seconds, rounds, sent_bytes, elements, mended, lost, aside)
 
 
 def _by_peer(name: str, about: str, *labels: str) -> CounterMetricFamily:

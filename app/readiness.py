@@ -11,7 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from app.errors import Problem
 from app.ingest.committer import GroupCommitter
@@ -24,7 +28,17 @@ PATIENCE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Readiness:
+class Cause(StrEnum):
+    """Kinds of reasons: labels of the metric."""
+
+    STOPPING = "stopping"
+    DAMAGE = "damage"
+    WRITING = "writing"
+    DATABASE = "database"
+    TOKENS = "tokens"
+
+
+class Readiness(Collector):
     """The readiness of one process. `watch` runs as long as the node is open."""
 
     def __init__(self, store: Store, committer: GroupCommitter, limits: Limits) -> None:
@@ -37,23 +51,37 @@ class Readiness:
         self._refusal: str | None = None
         self._unready_since_s: float | None = None
         self.is_stopping = False
-        # Asked in turn for a reason why the node is not ready, beside the database.
-        self.refusals: list[Callable[[], str | None]] = []
+        # Asked for a reason why the node is not ready, beside the database.
+        self.refusals: dict[Cause, Callable[[], str | None]] = {}
 
     @property
     def reason(self) -> str | None:
         """Why the node is not ready, by its current knowledge; None if it is ready."""
-        if self.is_stopping:
-            return "the node is about to stop"
-        if self._committer.damage is not None:
-            return f"{self._committer.damage.detail}; repair the database, then restart the node"
-        if self._committer.fault is not None:
-            return self._committer.fault.detail
-        if self._refusal is not None:
-            return self._refusal
-        if self._is_old:
-            return f"the database has not answered for {self._age_s_max} s"
-        return next(filter(None, (refusal() for refusal in self.refusals)), None)
+        return next(iter(self.reasons().values()), None)
+
+    def reasons(self) -> dict[Cause, str]:
+        """All reasons that hold, the most important one first."""
+        damage, fault, refusal = self._committer.damage, self._committer.fault, self._refusal
+        if refusal is None and self._is_old:
+            refusal = f"the database has not answered for {self._age_s_max} s"
+        found = {
+            Cause.STOPPING: "the node is about to stop" if self.is_stopping else None,
+            Cause.DAMAGE: damage and f"{damage.detail}; repair the database, then restart the node",
+            Cause.WRITING: fault and fault.detail,
+            Cause.DATABASE: refusal,
+            **{cause: ask() for cause, ask in self.refusals.items()},
+        }
+        return {cause: reason for cause, reason in found.items() if reason}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See `prometheus_client.registry.Collector`."""
+        family = GaugeMetricFamily(
+            "sdstore_ready", "0 while the node is not ready for this reason", labels=("reason",)
+        )
+        reasons = self.reasons()
+        for cause in Cause:
+            family.add_metric([cause], cause not in reasons)
+        yield family
 
     async def check(self) -> str | None:
         """`reason`, after a new probe of the database if the last answer is old."""

@@ -97,7 +97,7 @@ class Bare:
         self._into = psycopg.connect(url, autocommit=True)
         self._from = psycopg.connect(rows_url, autocommit=True)
         adapt(self._into.adapters)
-        self._into.execute(session_settings(DEFAULT_LIMITS))
+        self._into.execute(session_settings(DEFAULT_LIMITS.database_statement_s))
         self._inserts = [(table, POSTGRES.insert(table)) for table in (messages, frames)]
 
     def read(self, first: int, count: int) -> list[list[list[Any]]]:

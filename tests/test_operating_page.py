@@ -80,7 +80,7 @@ def test_the_token_of_the_page_is_made(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_alert_is_about_series_that_a_node_has(tmp_path: Path) -> None:
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
-    assert len(rules) == 3
+    assert len(rules) == 7
     with running_node(tmp_path / "one") as one, running_node(tmp_path / "two") as two:
         assert cli("peers", "add", one, "--node", two).code == 0
         assert cli("sync", one, "--node", two).code == 0
@@ -105,6 +105,15 @@ def test_prometheus_takes_the_alerts() -> None:
 # Values per minute: of a node that is well for ten minutes, then not.
 FAULTS = {
     "SdstoreAway": ("up", {"job": "sdstore"}, "1x10 0x20", 12),
+    "SdstoreNotReady": ("sdstore_ready", {"reason": "database"}, "1x10 0x20", 12),
+    "SdstoreDiskLow": ("sdstore_disk_low", {}, "0x10 1x20", 12),
+    "SdstoreTaskFails": (
+        "sdstore_task_failures_total",
+        {"task": "leases"},
+        "0x10 0+1x20",
+        17,
+    ),
+    "SdstorePeerNeverEqual": ("sdstore_peer_state", {"peer": "http://b"}, "_x10 1x40", 26),
     "SdstorePeerNotEqual": (
         "sdstore_peer_last_proof_timestamp_seconds",
         {"peer": "http://b"},
@@ -113,6 +122,11 @@ FAULTS = {
     ),
     "SdstoreDamage": ("sdstore_audit_open_findings", {"kind": "sql_index"}, "0x10 1x20", 12),
 }
+
+
+def test_each_alert_has_a_fault_here() -> None:
+    rules = [rule["alert"] for group in RULES["groups"] for rule in group["rules"]]
+    assert sorted(FAULTS) == sorted(rules)
 
 
 @pytest.mark.slow

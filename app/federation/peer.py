@@ -65,7 +65,6 @@ class PeerTotals:
     outcomes: Counter[SyncOutcome] = field(default_factory=Counter)
     amounts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-    proved_at_s: float | None = None
     lost_count: int = 0
     set_aside_count: int = 0
 
@@ -76,8 +75,6 @@ class PeerTotals:
         for name in COUNTED:
             self.amounts[name] += getattr(report, name)
         self.lost_count, self.set_aside_count = report.lost_here, report.set_aside_count
-        if report.proved:
-            self.proved_at_s = time.time()
 
 
 COUNTED = ("rounds", "bytes_up", "bytes_down", *MOVED)

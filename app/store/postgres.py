@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from copy import copy
@@ -76,6 +78,9 @@ WRITER_LOCK = 0x5D5_0001
 
 VERSION_MIN = 15
 
+CUT_S = 1.0
+"""After the time of a read, for the answer of a server that has ended the read itself."""
+
 QUERIES_MAX = 2
 """Queries under way at a time: while one is answered, the next one gathers."""
 
@@ -110,6 +115,10 @@ SET statement_timeout = '{seconds}s';
 SET idle_in_transaction_session_timeout = '{seconds}s';
 SELECT set_config('synchronous_commit', 'on', false)
 WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+_PROBE = """
+SELECT (SELECT 1 FROM messages LIMIT 1), (SELECT 1 FROM frames LIMIT 1), (SELECT 1 FROM channels LIMIT 1)
 """
 
 _UNAVAILABLE = (
@@ -277,11 +286,12 @@ class PostgresDatabase(Database):
             raise
 
     async def ping(self) -> None:
-        # On its own connection: a busy pool must not look like an absent database.
+        # On its own connection: a busy pool must not look like an absent database. It reads what callers
+        # read, so it waits as they do for a lock on these tables.
         try:
             if self._probe is None or self._probe.closed:
                 self._probe = await psycopg.AsyncConnection.connect(**self._parameters)
-            await self._probe.execute("SELECT 1")
+            await self._probe.execute(_PROBE)
         except psycopg.Error as error:
             raise Problem(Code.STORE_UNAVAILABLE, str(unreachable(error))) from error
 
@@ -331,7 +341,7 @@ class PostgresDatabase(Database):
         if self._writer is None or self._writer.closed:
             writer = psycopg.connect(**self._parameters)
             adapt(writer.adapters)
-            writer.execute(session_settings(self._limits))
+            writer.execute(session_settings(self._limits.database_statement_s))
             self._writer = writer
         return self._writer
 
@@ -353,7 +363,7 @@ class PostgresDatabase(Database):
 
     async def _configure(self, connection: psycopg.AsyncConnection[Any]) -> None:
         adapt(connection.adapters)
-        await connection.execute(session_settings(self._limits))
+        await connection.execute(session_settings(self._limits.database_read_s))
 
     async def _fetch(self, text: str, arguments: Sequence[Any]) -> list[Row]:
         try:
@@ -374,17 +384,25 @@ class PostgresDatabase(Database):
         async with self._pool.connection() as connection:
             return await self._fetch_on(connection, text, arguments)
 
-    @staticmethod
     async def _fetch_on(
-        connection: psycopg.AsyncConnection[Any], text: str, arguments: Sequence[Any]
+        self, connection: psycopg.AsyncConnection[Any], text: str, arguments: Sequence[Any]
     ) -> list[Row]:
         cursor = connection.cursor(binary=True)
+        # The server ends a statement that takes too long. A server that is stopped does not.
+        loop = asyncio.get_running_loop()
+        seconds = self._limits.database_read_s
+        cutting = loop.call_later(seconds + CUT_S, _cut, connection)
         try:
             await cursor.execute(text, arguments, prepare=True)
         except psycopg.OperationalError as error:
+            if isinstance(error, errors.QueryCanceled) or loop.time() >= cutting.when():
+                detail = f"the database did not answer a read within {seconds} s"
+                raise Problem(Code.STORE_UNAVAILABLE, detail) from error
             if connection.closed:
                 raise _ConnectionLostError(str(error)) from error
             raise
+        finally:
+            cutting.cancel()
         return await cursor.fetchall()
 
 
@@ -415,6 +433,13 @@ class PostgresTransaction:
     def _fetch(self, text: str, arguments: Sequence[Any]) -> list[Row]:
         self._cursor.execute(text, arguments, prepare=True)
         return self._cursor.fetchall()
+
+
+def _cut(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Let a read fail whose server is silent; the pool replaces the connection."""
+    # Not by a cancellation, which waits for an answer of the server.
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 class _ConnectionLostError(psycopg.OperationalError):
@@ -608,9 +633,9 @@ def parameters_of(url: str) -> dict[str, Any]:
     return {**_DEFAULTS, **given, "autocommit": True}
 
 
-def session_settings(limits: Limits) -> str:
-    """Statements that every new connection runs."""
-    return _SESSION.format(seconds=limits.database_statement_s)
+def session_settings(seconds: int) -> str:
+    """Statements that every new connection runs; `seconds`: the longest of its later statements."""
+    return _SESSION.format(seconds=seconds)
 
 
 def adapt(adapters: AdaptersMap) -> None:

@@ -242,7 +242,7 @@ def test_a_reader_outlasts_a_restart_of_the_database_server(tmp_path: Path) -> N
 def test_a_reader_outlasts_statements_that_take_too_long(
     postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
-    limits = replace(DEFAULT_LIMITS, database_statement_s=1)
+    limits = replace(DEFAULT_LIMITS, database_statement_s=1, database_read_s=1)
     url = postgres_stores.new_url()
     with running_node(tmp_path, limits, database_url=url) as node, live(node) as events:
         with psycopg.connect(url) as other:
