@@ -185,12 +185,16 @@ class Readable:
             raise no_such_message()
         return entry
 
+    async def frame_sizes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
+        """Bytes of the frames of the known entries."""
+        rows = self.caller.visible(await self.store.entries.rows(digests))
+        return {row.digest: row.frame_bytes for row in rows}
+
     async def contents(self, digests: Sequence[bytes]) -> Mapping[bytes, Entry | ContentState]:
         """The entries with these digests, LOST for each whose content is lost."""
-        entries = await self.store.entries.by_digest(digests)
-        found: dict[bytes, Entry | ContentState] = {
-            entry.digest: entry for entry in self.caller.visible(entries)
-        }
+        rows = self.caller.visible(await self.store.entries.rows(digests))
+        entries = await self.store.frames.entries(rows)
+        found: dict[bytes, Entry | ContentState] = {entry.digest: entry for entry in entries}
         if len(entries) < len(digests):
             for left_out in self.caller.visible(await self.store.frames.left_out(digests)):
                 found.setdefault(left_out.digest, ContentState.LOST)

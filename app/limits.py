@@ -452,7 +452,9 @@ class Limits:
         1_000, "records", "messages on their way to one MVDS peer; read and written in 20 ms"
     )
     mvds_peers_max: int = _bound(
-        1_000, "peers", "100 MB of records at most; the peer silent for longest is forgotten"
+        1_000,
+        "peers",
+        "100 MB of records at most; the caller with the most peers loses the one silent for longest",
     )
     mvds_known_ids_max: int = _bound(
         65_536, "IDs", "10 MiB; an offer of a message whose ID is not among them costs its transfer"

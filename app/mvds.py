@@ -99,7 +99,7 @@ class MvdsEndpoint(Collector):
         for channel_id in asked.channel_ids:
             node.join(channel_id.encode(), [PEER])
         try:
-            messages.held |= await self._held(decode(asked.payload).offers)
+            messages.held |= await self._held(decode(asked.payload).offers, asked.channel_ids)
             effects = node.receive(PEER, asked.payload)
         except RemoteProtocolError as error:
             raise Problem(
@@ -115,14 +115,15 @@ class MvdsEndpoint(Collector):
         )
         return next((each.payload for each in effects if isinstance(each, Send)), b"")
 
-    async def _held(self, ids: Iterable[bytes]) -> set[bytes]:
-        """Those of some offered messages whose content this store can serve."""
+    async def _held(self, ids: Iterable[bytes], channel_ids: Collection[str]) -> set[bytes]:
+        """Those of some offered messages of these channels whose content this store can serve."""
         digests = {each: self._known[each] for each in ids if each in self._known}
         if not digests:
             return set()
         asked = list(digests.values())
         # The database decides: it may have lost a commit or the content since.
-        held = (await self._store.entries.outlines(asked)).keys()
+        found = await self._store.entries.outlines(asked)
+        held = {digest for digest, each in found.items() if each.channel_id in channel_ids}
         lost = {each.digest for each in await self._store.frames.left_out(asked)}
         return {each for each, digest in digests.items() if digest in held and digest not in lost}
 

@@ -84,7 +84,15 @@ async def metrics(call: CurrentCall) -> Reply:
 @routes.add("GET /v1/info", Scope.READ)
 async def info(call: CurrentCall) -> Reply:
     """Version, node ID, limits, protocols, digest and session parameters."""
-    return json_only(await _document(call.node))
+    node = call.node
+    document = await _document(node)
+    # A caller with a part of the channels does not learn how much is in the others.
+    if call.caller.channels is None:
+        document["content"] = {
+            "lost": await node.lost_content.count(),
+            "verification": node.audit.frames_document(),
+        }
+    return json_only(document)
 
 
 async def _document(node: Node) -> dict[str, Any]:
@@ -97,10 +105,6 @@ async def _document(node: Node) -> dict[str, Any]:
             "nonce_lifetime_s": node.limits.session_nonce_lifetime_s,
             "short_id_bytes": SHORT_ID_BYTES,
             "summary_hash_bytes": SUMMARY_HASH_BYTES,
-        },
-        "content": {
-            "lost": await node.lost_content.count(),
-            "verification": node.audit.frames_document(),
         },
         "limits": asdict(node.limits),
     }

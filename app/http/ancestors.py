@@ -131,7 +131,7 @@ async def _wanted(call: Call) -> _Wanted:
 
 async def _page(call: Call, wanted: _Wanted, bytes_max: int) -> tuple[AncestorPage, str | None]:
     store = call.node.store
-    cursors = Cursors(store.database_id)
+    cursors = Cursors.of(store)
     page = await store.ancestors.page(
         wanted.channel_id,
         wanted.heads,

@@ -92,6 +92,13 @@ class Call:
         """The store as the caller may read it."""
         return Readable(self.node.store, self.caller)
 
+    async def channel_nos(self) -> Sequence[int] | None:
+        """The numbers of the channels that the caller may read, ascending; None: of every channel."""
+        if self.caller.channels is None:
+            return None
+        await self.node.index.catch_up()
+        return self.node.index.channel_numbers(self.caller.channels)
+
     async def absences(
         self, message_ids: Sequence[str], channel_id: str | None
     ) -> Mapping[str, Absence]:

@@ -68,7 +68,7 @@ async def list_channels(
     prefix: Annotated[str | None, Query(description="only channels that begin so")] = None,
 ) -> Reply:
     """Channels by name, as UTF-8 bytes."""
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     position = cursors.read(CursorKind.CHANNELS, after)
     last = None if position is None else str(position[0])
     found = await call.readable.channels(last, limit, prefix)
@@ -130,7 +130,7 @@ async def list_messages(
     to_lamport: Lamport = None,
 ) -> Reply:
     """A page of the channel; `after` and `before` count in the direction of reading."""
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     kind = CursorKind(order.value)
 
     async def position(token: str | None) -> Position | None:
@@ -168,7 +168,7 @@ async def list_gaps(
     limit: GapLimit = DEFAULT_LIMITS.page_items_default,
 ) -> Reply:
     """Message IDs that the channel's histories name and the store lacks, with their hints."""
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     position = cursors.read(CursorKind.GAPS, after)
     page = await call.node.store.gaps.page(channel_id, position, limit)
     token = None if page.next is None else cursors.write(CursorKind.GAPS, *page.next)
@@ -204,12 +204,16 @@ async def feed(
     limit: PageLimit = DEFAULT_LIMITS.page_items_default,
 ) -> Reply:
     """Every channel in arrival order, up to the watermark; follow `next` and miss nothing."""
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     place = await cursors.read_arrival(call.node.store, after) or START
     bytes_max = frame_bytes_max(call)
-    page, described = await read_described(
-        call, limit, lambda limit: call.node.store.channels.feed(place.number, limit, bytes_max)
+    read = partial(
+        call.node.store.channels.feed,
+        place.number,
+        bytes_max=bytes_max,
+        channel_nos=await call.channel_nos(),
     )
+    page, described = await read_described(call, limit, lambda limit: read(limit=limit))
     # A follower always gets a place to go on from, also at the end.
     token = cursors.write(CursorKind.ARRIVAL, *(page.last or place))
     return page_reply(call, page, described, token)

@@ -82,7 +82,7 @@ async def channel_live(
 async def _stream(
     call: Call, wanted: Wanted, cursor: str | None, confirmations: _Confirmations | None = None
 ) -> StreamedReply:
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     after = await cursors.read_arrival(call.node.store, cursor)
     place = await call.node.live.admit()
     events = call.node.live.events(wanted, after, call.address, place)
@@ -113,7 +113,7 @@ class _Confirmations:
         self._orders = call.node.orders
         self._wanted = wanted
         self._caller = order_caller(call)
-        self._cursors = Cursors(call.node.store.database_id)
+        self._cursors = Cursors.of(call.node.store)
         self._place = read_place(self._cursors, wanted, confirmed_after)
         self._through_seq = 0
         self._has_begun = False

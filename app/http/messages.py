@@ -236,11 +236,16 @@ async def get_hint(
     """The entries that the hint, in hexadecimal, may mean: computed claims first, then publishers',
     then histories'. (Inside a message in JSON hints are base64.)"""
     store = call.node.store
-    cursors = Cursors(store.database_id)
+    cursors = Cursors.of(store)
     position = await cursors.read_walk(CursorKind.HINT, store, after)
     wanted = hint_bytes(hint, "the hint")
+    channel_nos = await call.channel_nos()
     page, described = await read_described(
-        call, limit, lambda limit: store.claims.page(wanted, channel_id, limit, position)
+        call,
+        limit,
+        lambda limit: store.claims.page(
+            wanted, channel_id, limit, position, channel_nos=channel_nos
+        ),
     )
     token = None
     if page.next is not None:
@@ -406,7 +411,8 @@ async def _next_part(
     call: Call, digests: Sequence[bytes]
 ) -> list[tuple[bytes, Entry | ContentState | None]]:
     """The first of these digests, as many as fit into a part, with their entries."""
-    sizes = await call.node.store.entries.frame_sizes(digests)
+    # Of the entries that the caller may see, or a part would end where a hidden one is.
+    sizes = await call.readable.frame_sizes(digests)
     sums = accumulate(sizes.get(digest, 0) for digest in digests)
     asked = digests[: max(1, sum(1 for bytes_count in sums if bytes_count <= PART_BYTES))]
     found = await call.readable.contents(asked)

@@ -92,7 +92,7 @@ async def channel_order(
     """The confirmed prefix of the channel, which never changes, then its tentative tail."""
     wanted = wanted_order(call, channel_id, indexer, non_indexer, relayed)
     lists = {"indexer": indexer, "non_indexer": non_indexer, "relayed": relayed}
-    cursors = Cursors(call.node.store.database_id)
+    cursors = Cursors.of(call.node.store)
     write = partial(write_place, cursors, wanted)
     place = read_place(cursors, wanted, after)
     orders = call.node.orders

@@ -1,8 +1,9 @@
 """Pages of messages: the cursor to go on from, the bound in bytes, both forms of the reply.
 
-A cursor is an opaque token: base64url over JSON `[kind, database, *position]`. It is no secret and
-grants nothing. It is read strictly, so that a token of another kind, database or maker is an error
-and never a wrong place to go on.
+A cursor is an opaque token: base64url over a checksum, a tag of the database, and the sealed position.
+Only this database's processes can make or read one: positions have arrival numbers, which show a caller
+with a part of the channels how much is in the others. It grants nothing. A token of another kind, database
+or maker is an error and never a wrong place to go on.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from fastapi import Query
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -81,6 +86,10 @@ class CursorKind(StrEnum):
 
 
 _Check = Callable[[object], bool]
+_SEAL_CONTEXT = "sdstore cursor v1"
+_SUM_BYTES = 4
+_TAG_BYTES = 8
+
 _IS_DIGEST = re.compile("[0-9a-f]{64}").fullmatch
 
 
@@ -120,15 +129,22 @@ _SHAPES: dict[CursorKind, tuple[_Check, ...]] = {
 
 
 class Cursors:
-    """Reads and writes the cursors of one database."""
+    """Reads and writes the cursors of one database. `secret`: random bytes that it keeps."""
 
-    def __init__(self, database_id: str) -> None:
-        self._database = database_id
+    def __init__(self, database_id: str, secret: bytes) -> None:
+        self._tag = blake3(database_id.encode()).digest(length=_TAG_BYTES)
+        self._seal = _seal_of(secret)
+
+    @classmethod
+    def of(cls, store: Store) -> Cursors:
+        """Those of a store's database."""
+        return cls(store.database_id, store.mark_secret)
 
     def write(self, kind: CursorKind, *position: int | str) -> str:
         """The token of a position."""
-        raw = orjson.dumps([kind, self._database, *position])
-        return urlsafe_b64encode(raw).rstrip(b"=").decode()
+        return _encoded(
+            self._tag + self._seal.encrypt(orjson.dumps([kind, *position]), [self._tag])
+        )
 
     def read(self, kind: CursorKind, token: str | None) -> Position | None:
         """The position of a token; None for no token. `invalid_cursor`, `foreign_cursor`."""
@@ -136,11 +152,18 @@ class Cursors:
             return None
         is_walk = kind is CursorKind.ANCESTORS
         most = ANCESTORS_TOKEN_CHARACTERS_MAX if is_walk else TOKEN_CHARACTERS_MAX
-        found_kind, database, *position = self._fields(token[:most])
+        raw = _decoded(token[:most])
+        if raw is None or _encoded(raw) != token:
+            raise Problem(Code.INVALID_CURSOR, "this token was not made by a store")
+        if raw[:_TAG_BYTES] != self._tag:
+            raise Problem(Code.FOREIGN_CURSOR, "start again without a cursor")
+        try:
+            found = orjson.loads(self._seal.decrypt(raw[_TAG_BYTES:], [self._tag]))
+        except (InvalidTag, ValueError):
+            raise Problem(Code.INVALID_CURSOR, "this token was not made by this store") from None
+        found_kind, *position = found
         if found_kind != kind or not _fits(position, _SHAPES[kind]):
             raise Problem(Code.INVALID_CURSOR, f"this is not a {kind} cursor")
-        if database != self._database:
-            raise Problem(Code.FOREIGN_CURSOR, "start again without a cursor")
         return tuple(position)
 
     async def read_arrival(self, store: Store, token: str | None) -> Token | None:
@@ -170,25 +193,23 @@ class Cursors:
         await _require_history(store, Token(seq, entry_sum), Token(claim_no, claim_sum))
         return position
 
-    def _fields(self, token: str) -> list[int | str]:
-        try:
-            raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
-            fields = orjson.loads(raw)
-        except (ValueError, Base64Error):
-            fields = None
-        # Re-encode only flat lists: JSON that can be parsed can be too deep to encode.
-        if (
-            not isinstance(fields, list)
-            or len(fields) < 2
-            or not all(isinstance(field, int | str) for field in fields)
-            or self._rewritten(fields) != token
-        ):
-            raise Problem(Code.INVALID_CURSOR, "this token was not made by a store")
-        return fields
 
-    @staticmethod
-    def _rewritten(fields: list[int | str]) -> str:
-        return urlsafe_b64encode(orjson.dumps(fields)).rstrip(b"=").decode()
+@lru_cache(maxsize=4)
+def _seal_of(secret: bytes) -> AESSIV:
+    return AESSIV(blake3(secret, derive_key_context=_SEAL_CONTEXT).digest())
+
+
+def _encoded(raw: bytes) -> str:
+    """The token of some bytes, with a sum that tells a store's token from any other text."""
+    found = blake3(raw).digest(length=_SUM_BYTES) + raw
+    return urlsafe_b64encode(found).rstrip(b"=").decode()
+
+
+def _decoded(token: str) -> bytes | None:
+    try:
+        return urlsafe_b64decode(token + "=" * (-len(token) % 4))[_SUM_BYTES:]
+    except (ValueError, Base64Error):
+        return None
 
 
 def _fits(position: list[int | str], shape: tuple[_Check, ...]) -> bool:

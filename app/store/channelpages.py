@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import heapify, heappop, heapreplace
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, Literal
@@ -30,6 +32,7 @@ from app.store.entryrows import (
     LeftOut,
     Position,
     arrived_after,
+    entries_by_seq,
     entry_rows,
     fitting_count,
     left_out,
@@ -40,6 +43,9 @@ from recon.session import Interest
 from sdstore.sds.model import LAMPORT_MAX, LAMPORT_MIN
 
 _SEQ_MAX = 2**63 - 1
+
+NUMBERS_PER_LOOK_UP = 16
+"""Of a channel, for the feed of a caller that reads some channels only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +188,52 @@ class Channels:
             rows = entry_rows(found)
         return await self._page(rows, limit, bytes_max, in_log_order=order == "log")
 
-    async def feed(self, after_seq: int, limit: int, bytes_max: int) -> Page:
-        """All channels in arrival order, up to the last commit."""
+    async def feed(
+        self,
+        after_seq: int,
+        limit: int,
+        bytes_max: int,
+        *,
+        channel_nos: Sequence[int] | None = None,
+    ) -> Page:
+        """All channels, or some, in arrival order, up to the last commit."""
+        if channel_nos is not None:
+            seqs = await self._first_after(after_seq, channel_nos, limit + 1)
+            some = await self._database.among(entries_by_seq(self._sql), seqs)
+            rows = sorted(entry_rows(some), key=attrgetter("seq"))
+            return await self._page(rows, limit, bytes_max, in_log_order=False)
         query = arrived_after(self._sql)
         found = await self._database.rows(query, after=after_seq, limit=limit + 1)
         return await self._page(entry_rows(found), limit, bytes_max, in_log_order=False)
+
+    async def _first_after(
+        self, after_seq: int, channel_nos: Sequence[int], limit: int
+    ) -> list[int]:
+        """The numbers of the first entries of some channels, ascending: a merge of their orders.
+
+        The cost follows the number of channels and of entries found, whatever other channels hold.
+        """
+        query = _numbers_after(self._sql)
+        rows = await self._database.each(query, [(each, after_seq) for each in channel_nos])
+        waiting: dict[int, deque[int]] = {}
+        for which, seq in rows:
+            waiting.setdefault(channel_nos[which], deque()).append(seq)
+        heads = [(seqs[0], channel_no) for channel_no, seqs in waiting.items()]
+        heapify(heads)
+        found: list[int] = []
+        while heads and len(found) < limit:
+            seq, channel_no = heads[0]
+            found.append(seq)
+            seqs = waiting[channel_no]
+            seqs.popleft()
+            if not seqs:
+                more = await self._database.each(query, [(channel_no, seq)])
+                seqs.extend(each for _, each in more)
+            if seqs:
+                heapreplace(heads, (seqs[0], channel_no))
+            else:
+                heappop(heads)
+        return found
 
     async def log_rows(
         self,
@@ -331,6 +378,20 @@ def _log_bound(end: str, position: Position | None, lamport: int) -> dict[str, o
         f"{end}_prefix": digest[:PREFIX_BYTES],
         f"{end}_digest": digest,
     }
+
+
+@cache
+def _numbers_after(sql: SqlDialect) -> ManyQuery:
+    """The first sequence numbers of a channel behind a number, a few at a time."""
+    return sql.each(
+        {"channel_no": Integer(), "after": BigInteger()},
+        lambda key: (
+            select(messages.c.seq)
+            .where(messages.c.channel_no == key["channel_no"], messages.c.seq > key["after"])
+            .order_by(messages.c.seq)
+            .limit(constant(NUMBERS_PER_LOOK_UP))
+        ),
+    )
 
 
 @cache

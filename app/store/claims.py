@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -34,7 +35,6 @@ from app.store.database import (
     Keyed,
     ManyQuery,
     Query,
-    Row,
     SqlDialect,
     constant,
 )
@@ -88,10 +88,14 @@ class _HistoryClaim(NamedTuple):
 
 @dataclass(slots=True)
 class _Candidates:
-    """Positions and rows of a hint's candidate entries; `resume` is set if not all were examined."""
+    """Positions and rows of a hint's candidate entries.
+
+    `resume` is set if not all were examined; `cut_in` is the look-up of histories that was cut.
+    """
 
     found: list[tuple[Position, EntryRow]] = field(default_factory=list)
     resume: Position | None = None
+    cut_in: int | None = None
 
 
 class HintClaims:
@@ -115,10 +119,21 @@ class HintClaims:
     # ---- entries of a hint
 
     async def page(
-        self, hint: bytes, channel_id: str | None, limit: int, after: Position | None = None
+        self,
+        hint: bytes,
+        channel_id: str | None,
+        limit: int,
+        after: Position | None = None,
+        *,
+        channel_nos: Sequence[int] | None = None,
     ) -> HintPage:
-        """The entries that a hint can lead to: by rank, then first seen first."""
-        (candidates,) = await self._gather([hint], channel_id, after, with_frames=True)
+        """The entries that a hint can lead to: by rank, then first seen first.
+
+        `channel_nos`, ascending: as if the store held no other channels than these.
+        """
+        if channel_nos is None or channel_id is not None:
+            channel_nos = await self._numbers_of(channel_id)
+        (candidates,) = await self._gather([hint], channel_nos, after, with_frames=True)
         found = candidates.found
         rows = [row for _, row in found]
         count = min(limit, fitting_count(rows, self._limits.reply_bytes_max))
@@ -129,7 +144,8 @@ class HintClaims:
     async def matches(self, hints: Sequence[bytes], channel_id: str | None) -> HintMatches:
         """The best candidates of each hint."""
         most = self._limits.variants_listed_max
-        gathered = await self._gather(hints, channel_id, None, with_frames=False)
+        channel_nos = await self._numbers_of(channel_id)
+        gathered = await self._gather(hints, channel_nos, None, with_frames=False)
         matches: list[tuple[str | bytes, int, bytes]] = [
             (hint, row.seq, row.digest)
             for hint, candidates in zip(hints, gathered, strict=True)
@@ -138,60 +154,94 @@ class HintClaims:
         pairs = zip(hints, gathered, strict=True)
         return HintMatches(matches, {hint for hint, its in pairs if its.resume is not None})
 
+    async def _numbers_of(self, channel_id: str | None) -> Sequence[int] | None:
+        """The number of a channel, none if it is not here; None for None: every channel."""
+        if channel_id is None:
+            return None
+        channel = await self._channels.named(channel_id)
+        return () if channel is None else (channel.channel_no,)
+
     async def _gather(
         self,
         hints: Sequence[bytes],
-        channel_id: str | None,
+        channel_nos: Sequence[int] | None,
         after: Position | None,
         *,
         with_frames: bool,
     ) -> list[_Candidates]:
         gathered = [_Candidates() for _ in hints]
-        channel_no = None
-        if channel_id is not None:
-            channel = await self._channels.named(channel_id)
-            if channel is None:
-                return gathered
-            channel_no = channel.channel_no
         rank, number, seq = (int(part) for part in after or _START)
         keyed = [(self._keys.of_bytes(hint), hint) for hint in hints]
         if rank < HISTORY:
-            one_channel = () if channel_no is None else (channel_no,)
-            asked = [(*key, *one_channel, rank, number) for key in keyed]
-            query = _published_by_hint(
-                self._sql, self._limits.hint_candidates_max, channel_no is not None, with_frames
-            )
-            self._add_published(gathered, await self._database.each(query, asked))
+            await self._add_published(gathered, keyed, channel_nos, (rank, number), with_frames)
             number = seq = 0
-        await self._add_history(gathered, keyed, channel_no, (number, seq))
+        await self._add_history(gathered, keyed, channel_nos, (number, seq))
         return gathered
 
-    def _add_published(self, gathered: list[_Candidates], rows: Sequence[Row]) -> None:
+    def _share(self, channel_nos: Sequence[int] | None) -> int:
+        """Claims examined in each of these channels: a power of two, for few different statements."""
+        most = self._limits.hint_candidates_max
+        if channel_nos is None or len(channel_nos) < 2:
+            return most
+        return 1 << (max(1, most // len(channel_nos)).bit_length() - 1)
+
+    async def _add_published(
+        self,
+        gathered: list[_Candidates],
+        keyed: Sequence[tuple[int, bytes]],
+        channel_nos: Sequence[int] | None,
+        after: tuple[int, int],
+        with_frames: bool,
+    ) -> None:
+        parts = [()] if channel_nos is None else [(each,) for each in channel_nos]
+        asked = [(*key, *part, *after) for key in keyed for part in parts]
+        share = self._share(channel_nos)
+        query = _published_by_hint(self._sql, share, channel_nos is not None, with_frames)
+        rows = await self._database.each(query, asked)
         examined = Counter(row[0] for row in rows)
+        # The last place that was examined in each part that may have more.
+        ends: dict[int, Position] = {}
         for which, *columns, source in rows:
             row = EntryRow(*columns)
             position = source, row.seq, 0
-            gathered[which].found.append((position, row))
-            if examined[which] == self._limits.hint_candidates_max:
-                gathered[which].resume = position
+            gathered[which // len(parts)].found.append((position, row))
+            if examined[which] == share:
+                ends[which] = position
+        for candidates, mine in zip(gathered, _parts_of(ends, len(parts), len(keyed)), strict=True):
+            candidates.found.sort(key=itemgetter(0))
+            if mine:
+                candidates.resume = resume = min(mine)
+                candidates.found = [each for each in candidates.found if each[0] <= resume]
 
     async def _add_history(
         self,
         gathered: list[_Candidates],
         keyed: Sequence[tuple[int, bytes]],
-        channel_no: int | None,
+        channel_nos: Sequence[int] | None,
         after: tuple[int, int],
     ) -> None:
-        candidates_max = self._limits.hint_candidates_max
-        query = _history_by_hint(self._sql, candidates_max, channel_no is not None)
-        first_channel = await self._channel_of(after[0]) if channel_no is None else channel_no
-        asked = [(*key, first_channel, after[0]) for key in keyed]
-        found = [_HistoryClaim(*row) for row in await self._database.each(query, asked)]
-        claims = [claim for claim in found if gathered[claim.which].resume is None]
-        counts = Counter(claim.which for claim in claims)
-        for claim in claims:
-            if counts[claim.which] == candidates_max:
-                gathered[claim.which].resume = (HISTORY, claim.claim_no, _LAST_SEQ)
+        first = await self._channel_of(after[0])
+        parts = [(first, after[0])]
+        if channel_nos is not None:
+            parts = [(each, after[0] * (each == first)) for each in channel_nos if each >= first]
+        if not parts:
+            return
+        share = self._share(channel_nos)
+        query = _history_by_hint(self._sql, share, channel_nos is not None)
+        asked = [(*key, *part) for key in keyed for part in parts]
+        rows = await self._database.each(query, asked)
+        counts = Counter(which for which, *_ in rows)
+        claims: list[_HistoryClaim] = []
+        for which, *columns in rows:
+            # Nothing behind a channel that may have more.
+            candidates = gathered[which // len(parts)]
+            if candidates.resume is not None and candidates.cut_in != which:
+                continue
+            claim = _HistoryClaim(which // len(parts), *columns)
+            claims.append(claim)
+            if counts[which] == share:
+                candidates.resume = (HISTORY, claim.claim_no, _LAST_SEQ)
+                candidates.cut_in = which
         if not claims:
             return
         entries = await self._entries_of(claims)
@@ -255,6 +305,14 @@ class HintClaims:
         rows = await self._database.among(_claims_by_element(self._sql), prefixes(ids))
         found = {element: (digest, hint) for element, digest, hint in rows}
         return [found[element] for element in dict.fromkeys(ids) if element in found]
+
+
+def _parts_of(ends: dict[int, Position], parts: int, hints: int) -> list[list[Position]]:
+    """The places of the look-ups of each hint, which has so many `parts`."""
+    found: list[list[Position]] = [[] for _ in range(hints)]
+    for which, position in ends.items():
+        found[which // parts].append(position)
+    return found
 
 
 # ---- statements

@@ -172,7 +172,7 @@ class Lookups:
 
     async def entry(self, digest: bytes) -> Entry | None:
         """The entry with a digest. Raises `Problem` CONTENT_LOST."""
-        rows = await self._rows([digest])
+        rows = await self.rows([digest])
         entries = await self._frames.entries(rows)
         if rows and not entries:
             raise content_lost(digest)
@@ -180,7 +180,7 @@ class Lookups:
 
     async def by_digest(self, digests: Sequence[bytes]) -> list[Entry]:
         """The known entries that can be read, in the order asked."""
-        return await self._frames.entries(await self._rows(digests))
+        return await self._frames.entries(await self.rows(digests))
 
     async def outlines(self, digests: Sequence[bytes]) -> dict[bytes, Outline]:
         """Channel, ID and Lamport timestamp of the known entries, lost or not. Reads no frame."""
@@ -194,9 +194,10 @@ class Lookups:
 
     async def frame_sizes(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """Bytes of the frames of the known entries."""
-        return {row.digest: row.frame_bytes for row in await self._rows(digests)}
+        return {row.digest: row.frame_bytes for row in await self.rows(digests)}
 
-    async def _rows(self, digests: Sequence[bytes]) -> list[EntryRow]:
+    async def rows(self, digests: Sequence[bytes]) -> list[EntryRow]:
+        """The rows of the known entries, in the order asked."""
         found = await self._database.among(_entries_by_digest(self._sql), prefixes(digests))
         rows = {row.digest: row for row in entry_rows(found)}
         return [rows[digest] for digest in dict.fromkeys(digests) if digest in rows]

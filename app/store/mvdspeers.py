@@ -82,7 +82,8 @@ class MvdsPeers:
     ) -> None:
         """Write the end of an exchange: its epoch, all positions, and the changed records.
 
-        None removes a record. The peer that has been silent for longest makes room for a new one.
+        None removes a record. Room for a new peer makes the caller with the most peers, by the one of
+        them that has been silent for longest.
         Writer's thread only. Raises `Problem` `sync_busy` if another exchange of the peer was
         written since `before` was read, and as `Store.writer.write`.
         """
@@ -192,7 +193,10 @@ def _totals(sql: SqlDialect) -> Query:
 
 @cache
 def _oldest(sql: SqlDialect) -> Query:
-    return sql.query(select(mvds_peers.c.peer_no).order_by(mvds_peers.c.exchange_no).limit(1))
+    callers = select(mvds_peers.c.caller).group_by(mvds_peers.c.caller)
+    first = callers.order_by(func.count().desc(), mvds_peers.c.caller).limit(1).scalar_subquery()
+    of_it = select(mvds_peers.c.peer_no).where(mvds_peers.c.caller == first)
+    return sql.query(of_it.order_by(mvds_peers.c.exchange_no).limit(1))
 
 
 @cache

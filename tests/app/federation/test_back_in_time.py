@@ -188,7 +188,7 @@ class World:
     async def poll(self, follower: int, _: int) -> None:
         """Follow the node of the same number; a follower that is refused begins anew."""
         store = self.nodes[follower].store
-        cursors = Cursors(store.database_id)
+        cursors = Cursors.of(store)
         try:
             place = await cursors.read_arrival(store, self.cursors[follower]) or START
         except Problem as problem:

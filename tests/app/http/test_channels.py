@@ -194,8 +194,17 @@ def test_hints_count_among_the_bytes_of_a_page_of_gaps(
         ({"direction": "up"}, "invalid_parameter"),
         ({"from_lamport": 2**63}, "invalid_parameter"),
         ({"after": "x"}, "invalid_cursor"),
-        ({"before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxLDJd"}, "invalid_cursor"),
-        ({"order": "arrival", "before": "WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxLDJd"}, "foreign_cursor"),
+        (
+            {"before": "uedoeXbqHP4jRogKZXJ4gHUYBPjo8t3ROSZHNjd4RAe600L8A7fmX8er6g"},
+            "foreign_cursor",
+        ),
+        (
+            {
+                "order": "arrival",
+                "before": "uedoeXbqHP4jRogKZXJ4gHUYBPjo8t3ROSZHNjd4RAe600L8A7fmX8er6g",
+            },
+            "foreign_cursor",
+        ),
     ],
 )
 def test_wrong_page_parameters_have_their_codes(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from app.errors import Code, Problem
 from app.http.pages import INT64_MAX, INT64_MIN, CursorKind, Cursors
 
-OURS = Cursors("database-one")
+SECRET = bytes(32)
+OURS = Cursors("database-one", SECRET)
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=100)
 
 
@@ -48,7 +49,7 @@ def test_the_longest_position_fits_a_token() -> None:
 
 
 def test_a_cursor_of_another_database_is_foreign() -> None:
-    token = Cursors("database-two").write(CursorKind.ARRIVAL, 7, 8)
+    token = Cursors("database-two", bytes(31) + b"x").write(CursorKind.ARRIVAL, 7, 8)
     assert refusal(CursorKind.ARRIVAL, token) is Code.FOREIGN_CURSOR
 
 

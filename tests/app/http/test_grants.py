@@ -6,10 +6,13 @@ another. A route without any fails the test, so that a new one cannot be forgott
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +21,7 @@ import pytest
 from app.callers import EVERY_SCOPE, Caller, Scope
 from app.http.application import ROUTES
 from app.http.routing import Route
+from app.limits import DEFAULT_LIMITS
 from recon.elements import WHOLE
 from recon.events import Need
 from recon.fetch import pack_fetch
@@ -55,6 +59,8 @@ class ByHeader:
         channels = None
         if name == "limited":
             channels = Interest.make(channels=frozenset([MINE, "nothing here"]))
+        if name == "limited by prefix to nothing":
+            channels = Interest.make(prefixes=frozenset(["nothing here"]))
         if name == "limited by prefix":
             channels = Interest.make(prefixes=frozenset(["min", "nothing here", MINE[:2] + "X"]))
         return Caller(f"{name} {without}", frozenset(Scope(each) for each in scopes), channels)
@@ -212,7 +218,7 @@ ATTEMPTS: dict[str, list[Attempt]] = ADMIN_ONLY | {
     ],
     "GET /v1/feed": [
         Attempt("/v1/feed", shows=b'"message_id":"last"'),
-        Attempt("/v1/feed?limit=1", shows=b'"messages":[]'),
+        Attempt("/v1/feed?limit=1", shows=b'"message_id":"shared","channel_id":"mine"'),
     ],
     "GET /v1/live": [],  # a stream: a test of its own below
     "GET /v1/relay": [],  # a stream: in tests/app/federation/test_relay.py
@@ -416,3 +422,162 @@ def test_mvds_needs_the_scopes_to_read_and_to_publish(node: RunningNode) -> None
         headers = {**PROTOBUF, "x-caller": f"all without {scope}"}
         answer = node.http.post("/v1/mvds/ada?channel_id=mine", headers=headers)
         assert answer.status_code == 403
+
+
+# ---- as if the store held nothing else
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningNode, RunningNode]]:
+    """A node with one channel, and one that has many messages of others before, between and behind."""
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        running_node(folder / "alone", authorizer=ByHeader()) as alone,
+        running_node(folder / "crowded", authorizer=ByHeader()) as crowded,
+    ):
+        for number in range(4):
+            publish_hinted(alone, mine(number))
+            for other in range(20):
+                publish_hinted(crowded, theirs(20 * number + other))
+            publish_hinted(crowded, mine(number))
+        publish_hinted(crowded, theirs(1_000))
+        yield alone, crowded
+
+
+def mine(number: int) -> Message:
+    named = (HistoryEntry("mine 0", HINT), HistoryEntry("mine 1", HINT))
+    history = named if number == 3 else ()
+    content = bytes([number]) * 300_000
+    return Message(f"mine {number}", MINE, "", number, history, content=content)
+
+
+def theirs(number: int) -> Message:
+    history = (HistoryEntry(f"theirs {number // 2}", HINT),)
+    size = 800_000 if number == 0 else 1
+    return Message(f"theirs {number}", THEIRS, "", number, history, content=bytes(size))
+
+
+def publish_hinted(node: RunningNode, message: Message) -> None:
+    hinted = {**PROTOBUF, "retrieval-hint": HINT.hex()}
+    has_hint = message.message_id != "mine 0"  # which only a history gives
+    headers = hinted if has_hint else PROTOBUF
+    assert node.http.post("/v1/messages", content=encode(message), headers=headers).is_success
+
+
+def pages(node: RunningNode, path: str) -> list[tuple[list[str], bool]]:
+    """The IDs of each page, and whether another one follows."""
+    found, after = [], ""
+    while len(found) < 100:
+        answer = node.http.get(path + after, headers={"x-caller": "limited"}).json()
+        ids = [each["message"]["message_id"] for each in answer["messages"]]
+        found.append((ids, answer["next"] is not None))
+        if answer["next"] is None or ("feed" in path and not ids):
+            break
+        after = f"&after={answer['next']}"
+    return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("path", [f"/v1/hints/{HINT.hex()}", "/v1/feed"])
+def test_a_limited_caller_gets_the_pages_of_a_store_with_its_channels_alone(
+    pair: tuple[RunningNode, RunningNode], path: str, limit: int
+) -> None:
+    alone, crowded = (pages(node, f"{path}?limit={limit}") for node in pair)
+    assert crowded == alone
+    assert sorted(each for ids, _ in alone for each in ids) == [f"mine {n}" for n in range(4)]
+
+
+def test_a_caller_without_channels_is_not_told_that_a_hint_or_a_feed_goes_on(
+    pair: tuple[RunningNode, RunningNode],
+) -> None:
+    _, crowded = pair
+    headers = {"x-caller": "limited by prefix to nothing"}
+    hint = crowded.http.get(f"/v1/hints/{HINT.hex()}?limit=1", headers=headers).json()
+    assert (hint["messages"], hint["next"]) == ([], None)
+    feed = crowded.http.get("/v1/feed", headers=headers).json()
+    again = crowded.http.get(f"/v1/feed?after={feed['next']}", headers=headers).json()
+    assert (feed["messages"], again["messages"], again["next"]) == ([], [], feed["next"])
+
+
+def test_no_cursor_shows_what_has_arrived(pair: tuple[RunningNode, RunningNode]) -> None:
+    _, crowded = pair
+    paths = (
+        "/v1/feed?limit=1",
+        f"/v1/hints/{HINT.hex()}?limit=1",
+        "/v1/channels/mine/messages?limit=1",
+        "/v1/channels/mine/messages?limit=1&order=arrival",
+    )
+    for path in paths:
+        token = crowded.http.get(path, headers={"x-caller": "limited"}).json()["next"]
+        assert not any(name in shown(token.encode()) for name in (b"arrival", b"hint", b"log")), (
+            path
+        )
+
+
+def test_the_parts_of_a_stream_of_entries_end_where_they_would_without_hidden_ones(
+    pair: tuple[RunningNode, RunningNode],
+) -> None:
+    asked = [mine(0), theirs(0), mine(1), mine(2)]
+    body = json.dumps({"digests": [entry_digest(each).hex() for each in asked]}).encode()
+    request = (
+        b"POST /v1/entries HTTP/1.1\r\nhost: localhost\r\nx-caller: limited\r\n"
+        b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+    )
+    sizes = []
+    for node in pair:
+        with socket.create_connection(("127.0.0.1", node.http.base_url.port or 0)) as connection:
+            connection.sendall(request % (len(body), body))
+            raw = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+        rest, chunks = raw.partition(b"\r\n\r\n")[2], []
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            chunks.append(int(size, 16))
+            rest = rest[chunks[-1] + 2 :]
+        # The documents of a node have its own times and numbers, which have other lengths.
+        sizes.append([each // 1_000 for each in chunks])
+    assert sizes[0] == sizes[1]
+
+
+def test_a_limited_caller_is_not_told_how_much_of_the_store_is_lost_or_checked(
+    node: RunningNode,
+) -> None:
+    assert "content" in node.http.get("/v1/info").json()
+    assert "content" not in node.http.get("/v1/info", headers={"x-caller": "limited"}).json()
+
+
+def test_an_offer_is_answered_alike_whether_its_message_is_in_another_channel_or_nowhere(
+    node: RunningNode,
+) -> None:
+    def exchange(caller: str, channel: str, **fields: tuple[Any, ...]) -> mvds.Payload:
+        answer = node.http.post(
+            f"/v1/mvds/offers?channel_id={quote(channel)}",
+            content=mvds.encode(mvds.Payload(**fields)),
+            headers={**PROTOBUF, "x-caller": caller},
+        )
+        return mvds.decode(answer.content)
+
+    kept = Message("by mvds", THEIRS, lamport_timestamp=9, content=b"SECRET")
+    message = mvds.Message(THEIRS.encode(), 9, encode(kept))
+    assert exchange("all", THEIRS, messages=(message,)).acks == (message.message_id,)
+    assert exchange("all", THEIRS, offers=(message.message_id,)).acks == (message.message_id,)
+    answer = exchange("limited", MINE, offers=(message.message_id, bytes(32)))
+    assert answer.acks == ()
+    assert set(answer.requests) == {message.message_id, bytes(32)}
+
+
+def test_a_caller_with_many_mvds_peers_displaces_its_own(tmp_path: Path) -> None:
+    limits = replace(DEFAULT_LIMITS, mvds_peers_max=3)
+    with running_node(tmp_path, limits, authorizer=ByHeader()) as node:
+        node.publish(LAST_IN_MINE)
+
+        def offers(caller: str, peer_id: str) -> int:
+            headers = {**PROTOBUF, "x-caller": caller}
+            answer = node.http.post(f"/v1/mvds/{peer_id}?channel_id=mine", headers=headers)
+            return len(mvds.decode(answer.content).offers)
+
+        assert offers("all", "ada") == 1
+        for number in range(6):
+            assert offers("limited", f"flood {number}") == 1
+        assert offers("all", "ada") == 0, "known still"
+        assert offers("limited", "flood 5") == 0, "the newest ones are known"
+        assert offers("limited", "flood 0") == 1

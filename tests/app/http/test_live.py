@@ -156,7 +156,8 @@ def test_an_event_id_is_a_cursor_of_the_feed(node: RunningNode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cursor", "status"), [("nonsense", 400), ("WyJhcnJpdmFsIiwiZWxzZXdoZXJlIiwxLDJd", 410)]
+    ("cursor", "status"),
+    [("nonsense", 400), ("uedoeXbqHP4jRogKZXJ4gHUYBPjo8t3ROSZHNjd4RAe600L8A7fmX8er6g", 410)],
 )
 def test_a_cursor_that_is_none_is_refused(node: RunningNode, cursor: str, status: int) -> None:
     assert node.http.get("/v1/live", params={"after": cursor}).status_code == status
