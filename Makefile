@@ -67,7 +67,7 @@ bench: setup  ## measure; writes bench/results/*.csv and *.png and prints the ta
 
 # --- generated files ---------------------------------------------------------------------------
 proto: setup  ## regenerate sdstore/wire from proto/
-	$(PY) -m grpc_tools.protoc -Iproto --python_out=sdstore/wire --pyi_out=sdstore/wire proto/*.proto
+	$(PY) -m tools.proto sdstore/wire
 
 lock: $(PY)  ## resolve requirements/*.lock anew (versions and hashes, no hosts)
 	@tools/lock $(VENV) $(LOCKS)
