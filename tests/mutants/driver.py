@@ -179,10 +179,16 @@ FAULTS = [
         f"{_PARTS}events_are_dropped_from_the_oldest_and_deliveries_never",
     ),
     _fault(
-        "refused messages are forgotten",
-        "outbox:REFUSED_MAX",
-        instead(0),
-        f"{_WHOLE}a_refused_message_is_reported_with_its_code_and_not_sent_again",
+        "what a store refuses is offered to no other",
+        "outbox:Outbox._leave_undecided",
+        nothing,
+        f"{_PARTS}a_message_is_refused_only_when_the_store_that_did_not_answer_refuses_it_too",
+    ),
+    _fault(
+        "readers wait for what every store refuses",
+        "follower:Follower._is_unobtainable",
+        nothing,
+        "tests/client/test_driver_refused.py::test_a_message_that_an_operator_releases_arrives_late",
     ),
     _fault(
         "no other store gets a copy",
