@@ -54,13 +54,15 @@ from sdstore.sds.outgoing import Acknowledgement
 
 HISTORY_LINES = 50  # earlier messages shown at the start
 LINES_KEPT = 500  # shown messages whose state can still change
-INPUT_CHARS_MAX = 10_000
+INPUT_CHARS_MAX = 10_000  # of a line; the rest of a longer one is cut, and the chat says so
 UNSENT_LINES_MAX = 100  # typed while the disk is full; then typing waits
 RECONNECT_S_MAX = 5.0  # between attempts: a person waits in front of it
 
 CTRL_D, CTRL_U, CTRL_W = "\x04", "\x15", "\x17"
 BACKSPACE = "\x7f\b"
 ESCAPE_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?")
+CHANGES_OF_DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+TAB_SHOWN = "    "
 ERASE_BOTTOM = "\r\x1b[1A\x1b[J"  # two rows, with the cursor in the second one
 ERASE_SCREEN = "\x1b[H\x1b[J"
 
@@ -228,8 +230,17 @@ def line_of(log: ParticipantLog, message_id: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without control characters: others must not control this terminal."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    """Text without what controls a terminal: others must not control this one. A tab takes some columns."""
+    shown = ("\ufffd" if is_harmful(each) else each for each in text.replace("\t", TAB_SHOWN))
+    return "".join(shown)
+
+
+def is_harmful(char: str) -> bool:
+    """Whether a character controls a terminal: control characters, new lines, and changes of direction.
+
+    Others belong to the text, also invisible ones: Persian needs U+200C, and many emoji U+200D.
+    """
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in CHANGES_OF_DIRECTION
 
 
 # --- the terminal ------------------------------------------------------------------------------
@@ -258,6 +269,7 @@ class Screen:
     def __init__(self) -> None:
         self._status = ["connecting"]
         self._typed = ""
+        self._is_cut = False  # there was more than the typed line can hold
         self._shown: deque[list[str]] = deque(maxlen=LINES_KEPT)  # text, message ID, state
         sys.stdout.write(self._bottom())
         sys.stdout.flush()
@@ -329,12 +341,20 @@ class Screen:
                         self._typed = ""
                     elif key == CTRL_W:
                         self._typed = self._typed.rstrip().rpartition(" ")[0]
-                    elif key.isprintable() and len(self._typed) < INPUT_CHARS_MAX:
-                        self._typed += key
+                    elif key == "\t" or not is_harmful(key):
+                        self._type(key)
                 self._write("")
         finally:
             loop.remove_reader(0)
             loop.remove_signal_handler(signal.SIGWINCH)
+
+    def _type(self, key: str) -> None:
+        if len(self._typed) < INPUT_CHARS_MAX:
+            self._typed += key
+            self._is_cut = False
+        elif not self._is_cut:
+            self._is_cut = True
+            self.show(f"-- cut: a message has at most {INPUT_CHARS_MAX:,} characters --")
 
     def close(self) -> None:
         """Remove the two rows below the messages."""
@@ -350,7 +370,7 @@ class Screen:
         width = shutil.get_terminal_size().columns - 1
         texts = [f"[{text}]" for text in self._status]
         status = next((text for text in texts if _width(text) <= width), texts[-1])
-        typed = _clipped(self._typed[::-1], width - 2)[::-1]
+        typed = _clipped(plain(self._typed)[::-1], width - 2)[::-1]
         return f"\x1b[2m{_clipped(status, width)}\x1b[0m\n{_clipped('> ', width)}{typed}"
 
 
@@ -370,8 +390,8 @@ def _width(text: str) -> int:
 
 
 def _columns(char: str) -> int:
-    """Letters of East Asian scripts take two columns, combining marks none."""
-    if unicodedata.category(char) in ("Mn", "Me"):
+    """Letters of East Asian scripts take two columns, combining marks and joiners none."""
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
