@@ -42,20 +42,71 @@ STEPS_MAX = 8
 Key = tuple[str, str]
 
 
-class Node:
-    """A message in the graph. `eq` is identity."""
+class Item:
+    """A message of the order. `eq` is identity."""
 
-    __slots__ = (
-        "anchor", "children", "contenders", "depth", "examined", "fine", "home", "index", "indexer",
-        "is_on_chain", "is_relayed", "is_settled", "jump", "key", "lane", "message_id", "parents",
-        "past", "place", "seen", "tops", "unable", "witnesses",
-    )  # fmt: skip
+    __slots__ = ("children", "home", "is_settled", "key", "message_id", "place", "references")
 
-    def __init__(self, message_id: str, key: Key, parents: Sequence[Node]) -> None:
+    def __init__(self, message_id: str, key: Key, references: tuple[str, ...]) -> None:
         self.message_id = message_id
         self.key = key
         """(sender ID, message ID). Strings compare by code point, which is the order of their UTF-8 bytes."""
+        self.references = references
+        """The IDs in its causal history."""
+
+        # Where it is in the order: see `layout`.
+        self.place = -1
+        """Its place in the fixed part of the order; -1 if it is not there."""
+        self.home: Any = None
+        """The block of a loose part that contains it."""
+        self.children: list[Any] | None = None
+        """Items of the same loose part that refer to it, until it is settled."""
+        self.is_settled = False
+        """It is in the confirmed prefix."""
+
+
+class Leaf(Item):
+    """A message of a writer who is no indexer. It enters the order where an indexer's message names it."""
+
+    __slots__ = ("is_relayed", "namers", "owner", "parents")
+
+    leaves: tuple[Leaf, ...] = ()
+    owned = 0
+
+    def __init__(self, message_id: str, key: Key, references: tuple[str, ...]) -> None:
+        super().__init__(message_id, key, references)
+        self.parents: tuple[Leaf, ...] = ()
+        """The leaves that it refers to: they sort it until an indexer names it."""
+        self.namers: list[Node] = []
+        """The indexers' messages that name it, until it is settled."""
+        self.owner: Node | None = None
+        """The first of them in the loose part: the leaf comes before it."""
+        self.is_relayed = False
+
+
+class Node(Item):
+    """A message of an indexer in the graph."""
+
+    __slots__ = (
+        "anchor", "contenders", "depth", "examined", "fine", "index", "indexer", "is_on_chain",
+        "jump", "lane", "leaves", "owned", "parents", "past", "seen", "tops", "unable", "witnesses",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        message_id: str,
+        key: Key,
+        references: tuple[str, ...] = (),
+        parents: Sequence[Node] = (),
+        leaves: tuple[Leaf, ...] = (),
+    ) -> None:
+        super().__init__(message_id, key, references)
         self.parents = parents
+        """The indexers' messages that it refers to."""
+        self.leaves = leaves
+        """The other messages that it refers to, in the order of its causal history."""
+        self.owned = 0
+        """How many of them come before it in the loose part because no node before it names them."""
         self.indexer = -1
         """The number of the indexer that wrote it; -1 for a node that does not vote."""
         self.lane = 0
@@ -66,19 +117,8 @@ class Node:
         """The version vector of its view."""
         self.tops: tuple[Node, ...] = ()
         """The highest candidates in its view, itself included, that are possible for it; or the ground."""
-        self.is_relayed = False
-
-        # Where it is in the order: see `layout`.
-        self.place = -1
-        """Its place in the fixed part of the order; -1 if it is not there."""
-        self.home: Any = None
-        """The block of the loose part that contains it."""
-        self.children: list[Node] | None = None
-        """Nodes in the order that refer to it, until it is settled."""
         self.is_on_chain = False
         """It is a candidate between the ground and the last candidate of the fixed part."""
-        self.is_settled = False
-        """It is in the confirmed prefix."""
 
         # Of a candidate only: see `Graph.make_candidate`.
         self.anchor = self
@@ -108,7 +148,7 @@ class Graph:
         self.spare = indexer_count - self.majority
         self._ones = sum(1 << (LANE_BITS * i) for i in range(indexer_count))
         self._tops = self._ones << (LANE_BITS - 1)
-        self.ground = Node("", ("", ""), ())
+        self.ground = Node("", ("", ""))
         """Stands for the start of the order: a candidate before all nodes that everybody has confirmed."""
         self.ground.tops = (self.ground,)
         self.ground.is_settled = self.ground.is_on_chain = True

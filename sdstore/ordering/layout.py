@@ -1,80 +1,112 @@
-"""The order of a channel as a list: a fixed part up to the last candidate, then a loose part.
+"""The order of a channel as a list: a fixed part up to the last candidate, then two loose parts.
 
 - The *fixed part* is the order up to the highest candidate of the order, rule 2 of `order`: a list that grows and is
   cut at its end.
-- The *loose part* is all that comes after it in topological order; of several messages that could be
+- The *named part* has the other messages of indexers in topological order; of several messages that could be
   next, the one with the smallest key is. A message is inserted after its causes, before the first message with a
-  greater key. The loose part can be long (nobody confirms, or no indexer refers to some writers), so it is
-  a list of blocks: each operation looks into few blocks, and at one number of each other.
+  greater key. Each is preceded by the messages that it names and that no message before it names.
+- The *unnamed part* has the messages that no indexer names yet, in the same order by their own references.
+
+The loose parts can be long (nobody confirms, or no indexer refers to some writers), so each is
+a list of blocks: each operation looks into few blocks, and at one number of each other.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
+from typing import Any, TypeVar
 
-from sdstore.ordering.graph import Key, Node
+from sdstore.ordering.graph import Item, Key, Leaf, Node
 
 BLOCK_NODES = 128
 """A block is split when it has twice as many: about the square root of a tail of 10^5 messages."""
 SORT_FACTOR = 16
-"""The loose part is sorted as a whole if it has at most so many times the messages that move."""
+"""The named part is sorted as a whole if it has at most so many times the messages that move."""
+
+_K = TypeVar("_K", Node, Leaf)
+Sorted = Node | Leaf
+"""What a loose part sorts: nodes in the named part, leaves in the unnamed one."""
 
 
 class _Block:
-    """Successive nodes of the loose part."""
+    """Successive nodes of a loose part, and the number of messages that they are with the leaves they own."""
 
-    __slots__ = ("greatest", "nodes", "number")
+    __slots__ = ("count", "greatest", "nodes", "number")
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: list[Any]) -> None:
+        self.nodes: list[Any] = nodes
         self.number = 0
-        self.greatest: Key = max(node.key for node in nodes)
+        self.count = sum([1 + node.owned for node in nodes])
+        self.greatest: Key = max([node.key for node in nodes])
         for node in nodes:
             node.home = self
 
 
 class Loose:
-    """The loose part."""
+    """A loose part."""
 
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
-        """`nodes` are in order."""
+        """`nodes` are in order, and own no leaves."""
+        for node in nodes:
+            node.owned = 0
+            for leaf in node.leaves:
+                if leaf.place < 0 and leaf.owner is None:
+                    leaf.owner = node
+                    node.owned += 1
         self._blocks = [
             _Block(list(nodes[start : start + BLOCK_NODES]))
             for start in range(0, len(nodes), BLOCK_NODES)
         ]
-        self._count = len(nodes)
+        self._count: int = sum([block.count for block in self._blocks])
         self._ends: list[int] = []
-        """The numbers of nodes up to the ends of the first blocks, as far as they are computed."""
+        """The numbers of messages up to the ends of the first blocks, as far as they are computed."""
         self._renumber(0)
 
     def __len__(self) -> int:
+        """The number of messages."""
         return self._count
 
-    def __iter__(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Any]:
+        """What it sorts, without the leaves that they own."""
         return chain.from_iterable(block.nodes for block in self._blocks)
 
-    def slice(self, start: int, stop: int) -> list[Node]:
-        """The nodes with these ranks."""
-        found: list[Node] = []
+    def __iter__(self) -> Iterator[Any]:
         for block in self._blocks:
-            count = len(block.nodes)
-            if start < count and stop > 0:
-                found += block.nodes[max(start, 0) : stop]
+            if block.count == len(block.nodes):
+                yield from block.nodes
+            else:
+                for node in block.nodes:
+                    yield from with_leaves(node)
+
+    def slice(self, start: int, stop: int) -> list[Any]:
+        """The messages with these ranks."""
+        found: list[Any] = []
+        for block in self._blocks:
+            if stop <= 0:
+                break
+            count = block.count
+            if start < count:
+                nodes = block.nodes
+                if count != len(nodes):
+                    nodes = [each for node in nodes for each in with_leaves(node)]
+                found += nodes[max(start, 0) : stop]
             start, stop = start - count, stop - count
         return found
 
-    def rank(self, node: Node) -> int:
-        """How many nodes come before this one."""
+    def rank(self, node: Sorted) -> int:
+        """How many messages come before this one and the leaves that it owns."""
         block: _Block = node.home
         ends = self._ends
         while len(ends) < block.number:
-            ends.append((ends[-1] if ends else 0) + len(self._blocks[len(ends)].nodes))
-        return (ends[block.number - 1] if block.number else 0) + block.nodes.index(node)
+            ends.append((ends[-1] if ends else 0) + self._blocks[len(ends)].count)
+        at = block.nodes.index(node)
+        if block.count != len(block.nodes):
+            at += sum([each.owned for each in block.nodes[:at]])
+        return (ends[block.number - 1] if block.number else 0) + at
 
-    def insert(self, node: Node) -> None:
+    def insert(self, node: Sorted) -> None:
         """Insert a node that no node here comes after."""
         block, at = self._find(node)
         if block is None:
@@ -83,22 +115,62 @@ class Loose:
         else:
             self._put(node, block, at)
         self._count += 1
+        if node.leaves:
+            self._attach(node)
 
-    def remove(self, node: Node) -> None:
-        """Remove a node."""
+    def remove(self, node: Sorted) -> None:
+        """Remove a node; the leaves that it owns go to the next node that names them."""
+        owned = [leaf for leaf in node.leaves if leaf.owner is node]
+        for leaf in owned:
+            self.disown(leaf)
         self._take(node)
         self._count -= 1
+        for leaf in owned:
+            self.own(leaf)
 
-    def advance(self, node: Node) -> bool:
+    def advance(self, node: Sorted) -> bool:
         """Move a node to an earlier place if its causes allow it by now; returns whether it moved."""
         block, at = self._find(node)
         if block is None or block.nodes[at] is node:
             return False
         self._take(node)
         self._put(node, block, at)
+        if node.leaves:
+            self._attach(node)
         return True
 
-    def _find(self, node: Node) -> tuple[_Block | None, int]:
+    def own(self, leaf: Leaf) -> None:
+        """Give a leaf without a place to the first node here that names it."""
+        for namer in leaf.namers:
+            if namer.home is not None:
+                self._offer(leaf, namer)
+
+    def disown(self, leaf: Leaf) -> None:
+        """Take a leaf from its owner."""
+        if leaf.owner is not None:
+            self._add_owned(leaf.owner, -1)
+            leaf.owner = None
+
+    def _attach(self, node: Sorted) -> None:
+        """Give a node the leaves that it names and that no node before it names."""
+        for leaf in node.leaves:
+            if leaf.place < 0 and leaf.owner is not node:
+                self._offer(leaf, node)
+
+    def _offer(self, leaf: Leaf, namer: Any) -> None:
+        if leaf.owner is None or _is_before(namer, leaf.owner):
+            self.disown(leaf)
+            leaf.owner = namer
+            self._add_owned(namer, 1)
+
+    def _add_owned(self, node: Node, count: int) -> None:
+        block: _Block = node.home
+        node.owned += count
+        block.count += count
+        self._count += count
+        del self._ends[block.number :]
+
+    def _find(self, node: Sorted) -> tuple[_Block | None, int]:
         """The place after the causes of a node, before the first node whose key is not smaller."""
         blocks, key = self._blocks, node.key
         if not blocks:
@@ -120,8 +192,9 @@ class Loose:
                 return block, len(block.nodes)
             at = 0
 
-    def _put(self, node: Node, block: _Block, at: int) -> None:
+    def _put(self, node: Sorted, block: _Block, at: int) -> None:
         block.nodes.insert(at, node)
+        block.count += 1 + node.owned
         node.home = block
         del self._ends[block.number :]
         if node.key > block.greatest:
@@ -129,14 +202,16 @@ class Loose:
         if len(block.nodes) >= 2 * BLOCK_NODES:
             upper = _Block(block.nodes[BLOCK_NODES:])
             del block.nodes[BLOCK_NODES:]
+            block.count -= upper.count
             block.greatest = max([each.key for each in block.nodes])
             self._blocks.insert(block.number + 1, upper)
             self._renumber(block.number + 1)
 
-    def _take(self, node: Node) -> None:
+    def _take(self, node: Sorted) -> None:
         block: _Block = node.home
         node.home = None
         block.nodes.remove(node)
+        block.count -= 1 + node.owned
         del self._ends[block.number :]
         if not block.nodes:
             del self._blocks[block.number]
@@ -150,157 +225,254 @@ class Loose:
             self._blocks[number].number = number
 
 
-class Layout:
-    """The order: fixed part, loose part."""
+def with_leaves(node: Any) -> Iterator[Any]:
+    """A node of a loose part after the leaves that it owns."""
+    if node.owned:
+        for leaf in node.leaves:
+            if leaf.owner is node:
+                yield leaf
+    yield node
 
-    def __init__(self, ground: Node, base: Iterable[Node] = ()) -> None:
-        """`base`: nodes that everything else comes after, in order."""
-        self.fixed = list(base)
-        for place, node in enumerate(self.fixed):
-            node.place = place
+
+def _is_before(one: Sorted, other: Sorted) -> bool:
+    if one.home is other.home:
+        nodes = one.home.nodes
+        return bool(nodes.index(one) < nodes.index(other))
+    return bool(one.home.number < other.home.number)
+
+
+class Layout:
+    """The order: fixed part, named part, unnamed part."""
+
+    def __init__(self, ground: Node, base: Iterable[Item] = ()) -> None:
+        """`base`: messages that everything else comes after, in order."""
+        self.fixed: list[Any] = list(base)
+        for place, item in enumerate(self.fixed):
+            item.place = place
         ground.place = len(self.fixed) - 1
         self.top = ground
-        self._loose = Loose()
+        self._named = Loose()
+        self._unnamed = Loose()
 
     def __len__(self) -> int:
-        return len(self.fixed) + len(self._loose)
+        return len(self.fixed) + len(self._named) + len(self._unnamed)
 
-    def page(self, start: int, stop: int) -> list[Node]:
-        """The nodes with these places."""
-        fixed_count = len(self.fixed)
-        if stop <= fixed_count:
-            return self.fixed[start:stop]
-        loose = self._loose.slice(max(start - fixed_count, 0), stop - fixed_count)
-        return self.fixed[start:] + loose
+    def page(self, start: int, stop: int) -> list[Any]:
+        """The messages with these places."""
+        found: list[Any] = []
+        fixed_count, named_count = len(self.fixed), len(self._named)
+        if start < fixed_count:
+            found = self.fixed[start:stop]
+        if stop > fixed_count:
+            start, stop = max(start - fixed_count, 0), stop - fixed_count
+            if start < named_count:
+                found += self._named.slice(start, stop)
+            if stop > named_count:
+                found += self._unnamed.slice(max(start - named_count, 0), stop - named_count)
+        return found
 
-    def unplaced(self, node: Node) -> list[Node]:
-        """The node and the nodes before it that are not in the order, causes first."""
-        found, open_ = {node: None}, [node]
-        while open_:
-            for parent in open_.pop().parents:
-                if parent.place < 0 and parent.home is None and parent not in found:
-                    found[parent] = None
-                    open_.append(parent)
-        return in_topological_order(found)
+    def place_unnamed(self, leaf: Leaf) -> int:
+        """Add a message that no indexer names; returns its place."""
+        for parent in leaf.parents:
+            if parent.home is not None:
+                if parent.children is None:
+                    parent.children = []
+                parent.children.append(leaf)
+        self._unnamed.insert(leaf)
+        return len(self.fixed) + len(self._named) + self._unnamed.rank(leaf)
 
-    def place(self, fresh: Sequence[Node], top: Node) -> int:
-        """Add nodes, causes first; the fixed part then ends with the candidate `top`.
+    def place(self, node: Node | None, top: Node) -> int:
+        """Add a node and the leaves that it names; the fixed part then ends with the candidate `top`.
 
-        Returns the first place that has another node than before.
+        Returns the first place that has another message than before.
         """
-        for node in fresh:
-            for parent in node.parents:
-                if not parent.is_settled:
-                    if parent.children is None:
-                        parent.children = []
-                    parent.children.append(node)
+        if node is not None:
+            _register(node)
         climb: list[Node] = []
         while not top.is_on_chain:
             climb.append(top)
             top = top.anchor
-        if top is self.top and not self._loose and len(fresh) == 1 and climb == [fresh[0]]:
-            self._append(fresh[0])
-            return len(self.fixed) - 1
-        if top is self.top and not climb:
-            return min([self._insert(node) for node in fresh])
-        return self._rearrange(fresh, top, climb)
+        if node is not None and top is self.top:
+            if not climb:
+                return self._insert(node)
+            if climb == [node] and not self._named:
+                return self._append(node)
+        return self._rearrange(node, top, climb)
 
-    def settle(self, candidate: Node, start: int) -> list[Node]:
-        """Settle the nodes from the place `start` to a candidate of the fixed part."""
+    def settle(self, candidate: Node, start: int) -> list[Any]:
+        """Settle the messages from the place `start` to a candidate of the fixed part."""
         settled = self.fixed[start : candidate.place + 1]
-        for node in settled:
-            node.is_settled = True
-            node.children = None
+        for item in settled:
+            item.is_settled = True
+            item.children = None
+            if isinstance(item, Leaf):
+                item.namers = []
         return settled
 
-    def _append(self, candidate: Node) -> None:
-        candidate.place = len(self.fixed)
-        self.fixed.append(candidate)
+    def _append(self, candidate: Node) -> int:
+        start = len(self.fixed)
+        before = self._unnamed.slice(0, len(candidate.leaves)) if candidate.leaves else ()
+        self._fix(candidate)
         candidate.is_on_chain = True
         self.top = candidate
+        if candidate.leaves:
+            self._leave_unnamed(candidate.leaves)
+            return start + _same_count(before, self.fixed[start:])
+        return start
+
+    def _fix(self, node: Node) -> None:
+        """Append a node to the fixed part, after the leaves that it names and that have no place."""
+        fixed = self.fixed
+        for leaf in node.leaves:
+            if leaf.place < 0:
+                self._named.disown(leaf)
+                leaf.place = len(fixed)
+                fixed.append(leaf)
+        node.place = len(fixed)
+        fixed.append(node)
 
     def _insert(self, node: Node) -> int:
-        self._loose.insert(node)
-        return len(self.fixed) + self._loose.rank(node)
+        named, leaves = self._named, node.leaves
+        before = self._unnamed.slice(0, len(leaves)) if leaves else ()
+        named.insert(node)
+        rank = named.rank(node)
+        place = len(self.fixed) + rank
+        if leaves:
+            self._leave_unnamed(leaves)
+            if rank + 1 + node.owned == len(named):
+                place += _same_count(before, with_leaves(node))
+        return place
 
-    def _rearrange(self, fresh: Sequence[Node], top: Node, climb: Sequence[Node]) -> int:
+    def _leave_unnamed(self, leaves: Iterable[Leaf]) -> None:
+        """Take leaves that are named by now out of the unnamed part."""
+        left = [leaf for leaf in leaves if leaf.home is not None]
+        for leaf in left:
+            self._unnamed.remove(leaf)
+        for _ in _advance(self._unnamed, left):
+            pass
+
+    def _rearrange(self, node: Node | None, top: Node, climb: Sequence[Node]) -> int:
         """Cut the fixed part after `top`, and append the order up to the candidates of `climb`, highest first."""
-        fixed, loose = self.fixed, self._loose
+        fixed, named = self.fixed, self._named
         start = top.place + 1
         cut = fixed[start:]
         del fixed[start:]
-        for node in cut:
-            node.place = -1
-            node.is_on_chain = False
+        for item in cut:
+            item.place = -1
+            if isinstance(item, Node):
+                item.is_on_chain = False
         self.top = top
+        new: list[Node] = []
         for candidate in reversed(climb):
-            for node in in_topological_order(_unfixed(candidate)):
-                node.place = len(fixed)
-                fixed.append(node)
+            for each in in_topological_order(_unfixed(candidate)):
+                each.place = start  # until it is fixed
+                new.append(each)
             candidate.is_on_chain = True
             self.top = candidate
-        new_end = fixed[start:]
-        taken = [node for node in new_end if node.home is not None]
-        if len(loose) > SORT_FACTOR * (len(cut) + len(fresh) + len(taken)):
-            return self._move(cut, taken, fresh)
-        before = cut + list(loose)
-        for node in taken:
-            node.home = None
-        rest = [node for node in chain(before, fresh) if node.place < 0]
-        self._loose = Loose(in_topological_order(dict.fromkeys(rest)))
-        return start + _same_count(before, chain(new_end, self._loose))
-
-    def _move(self, cut: Sequence[Node], taken: Sequence[Node], fresh: Sequence[Node]) -> int:
-        """Move nodes between the parts, where few nodes of a long loose part are concerned.
-
-        `cut` were the last ones of the fixed part, `taken` are in the fixed part by now.
-        """
-        fixed, loose = self.fixed, self._loose
-        loose_count = len(loose)
-        left = [node for node in cut if node.place < 0]
-        after = _loose_after(left)
-        ranks = {node: loose.rank(node) for node in chain(taken, after)}
-        after.sort(key=ranks.__getitem__)
-        for node in ranks:
-            loose.remove(node)
-        gaps = [rank - at for at, rank in enumerate(sorted(ranks.values()))]
-        for node, rank in self._advance(taken):
-            ranks[node] = rank + bisect_right(gaps, rank)
-        for node in chain(left, after, fresh):
-            if node.place < 0:
-                loose.insert(node)
-        # The first difference is where a node is or was that has another place now.
-        changed = end = len(self) - len(fresh)
-        before = {node: rank + end - loose_count for node, rank in ranks.items()}
-        before.update(zip(cut, range(end - loose_count - len(cut), end), strict=False))
-        for node in chain(before, fresh):
-            place = node.place if node.place >= 0 else len(fixed) + loose.rank(node)
-            if place != before.get(node):
-                changed = min(changed, place, before.get(node, place))
+        taken = [each for each in new if each.home is not None]
+        if len(named) > SORT_FACTOR * (len(cut) + 1 + len(taken)):
+            changed = self._move(node, cut, new, taken)
+        else:
+            changed = self._sort(node, cut, new)
+        if node is not None and node.leaves:
+            self._leave_unnamed(node.leaves)
         return changed
 
-    def _advance(self, removed: Iterable[Node]) -> Iterator[tuple[Node, int]]:
-        """Move nodes of the loose part that waited for those removed; gives each and its rank before.
+    def _sort(self, node: Node | None, cut: Sequence[Item], new: Sequence[Node]) -> int:
+        """Fix the nodes of `new`, and sort the named part as a whole."""
+        start = len(self.fixed)
+        before = [*cut, *self._named]
+        count = len(before)
+        nodes = [item for item in before if isinstance(item, Node)]
+        if node is not None:
+            nodes.append(node)
+            before += self._unnamed.slice(0, len(node.leaves))
+        for each in nodes:
+            each.home = None
+            each.owned = 0
+            for leaf in each.leaves:
+                leaf.owner = None
+        for each in new:
+            self._fix(each)
+        rest = [each for each in nodes if each.place < 0]
+        self._named = Loose(in_topological_order(dict.fromkeys(rest)))
+        same = _same_count(before, chain(islice(self.fixed, start, None), self._named))
+        return start + (same if node is not None else min(same, count))
 
-        Moving a node changes no rank of a later one, and only later ones can move because of it.
-        """
-        loose = self._loose
-        open_: list[tuple[int, Key, Node]] = []
-        known: set[Node] = set()
-        moved: Iterable[Node] = removed
-        while True:
-            for node in moved:
-                for child in node.children or ():
-                    if child.home is not None and child not in known:
-                        known.add(child)
-                        heappush(open_, (loose.rank(child), child.key, child))
-            if not open_:
-                return
-            rank, _, node = heappop(open_)
-            moved = ()
-            if loose.advance(node):
-                yield node, rank
-                moved = (node,)
+    def _move(
+        self, node: Node | None, cut: Sequence[Item], new: Sequence[Node], taken: Sequence[Node]
+    ) -> int:
+        """As `_sort`, where few nodes of a long named part are concerned."""
+        fixed, named = self.fixed, self._named
+        start = len(fixed)
+        changed = len(self) + len(cut)
+        left = _unplaced(cut, Node)
+        after = _named_after(left)
+        ranks = {each: named.rank(each) for each in chain(taken, after)}
+        after.sort(key=ranks.__getitem__)
+        before: dict[Any, int] = {item: start + at for at, item in enumerate(cut)}
+        for each, rank in ranks.items():
+            for at, item in enumerate(with_leaves(each)):
+                before[item] = start + len(cut) + rank + at
+        for each in ranks:
+            named.remove(each)
+        for each in new:
+            self._fix(each)
+        advanced = list(_advance(named, taken))
+        fresh = [] if node is None or node.place >= 0 else [node]
+        for each in chain(left, after, fresh):
+            named.insert(each)
+        for leaf in _unplaced(cut, Leaf):
+            named.own(leaf)
+        # The first difference is where a message is or was that has another place now.
+        places = {item: start + at for at, item in enumerate(fixed[start:])}
+        for each in chain(left, after, fresh):
+            place = len(fixed) + named.rank(each)
+            places.update((item, place + at) for at, item in enumerate(with_leaves(each)))
+        moved = [len(fixed) + named.rank(each) for each in advanced]
+        for item in before.keys() | places.keys():
+            was, place = before.get(item, changed), places.get(item, changed)
+            if was != place:
+                moved.append(min(was, place))
+        return min(moved, default=changed)
+
+
+def _unplaced(items: Iterable[Item], kind: type[_K]) -> list[_K]:
+    return [item for item in items if isinstance(item, kind) and item.place < 0]
+
+
+def _register(node: Node) -> None:
+    for parent in node.parents:
+        if not parent.is_settled:
+            if parent.children is None:
+                parent.children = []
+            parent.children.append(node)
+    for leaf in node.leaves:
+        if not leaf.is_settled:
+            leaf.namers.append(node)
+
+
+def _advance(loose: Loose, removed: Iterable[Sorted]) -> Iterator[Any]:
+    """Move nodes of a loose part that waited for those removed; gives those that moved.
+
+    Moving a node changes no place of an earlier one, and only later ones can move because of it.
+    """
+    open_: list[tuple[int, Key, Any]] = []
+    known: set[Any] = set()
+    moved: Iterable[Any] = removed
+    while True:
+        for node in moved:
+            for child in node.children or ():
+                if child.home is not None and child not in known:
+                    known.add(child)
+                    heappush(open_, (loose.rank(child), child.key, child))
+        if not open_:
+            return
+        _, _, node = heappop(open_)
+        moved = ()
+        if loose.advance(node):
+            yield node
+            moved = (node,)
 
 
 def _unfixed(candidate: Node) -> dict[Node, None]:
@@ -314,8 +486,8 @@ def _unfixed(candidate: Node) -> dict[Node, None]:
     return found
 
 
-def _loose_after(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes of the loose part that come after one of these."""
+def _named_after(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes of the named part that come after one of these."""
     found: dict[Node, None] = {}
     open_ = list(nodes)
     while open_:
@@ -326,8 +498,8 @@ def _loose_after(nodes: Iterable[Node]) -> list[Node]:
     return list(found)
 
 
-def _same_count(before: Sequence[Node], after: Iterable[Node]) -> int:
-    """How many nodes two orders have in common at their start; `after` is the longer one."""
+def _same_count(before: Sequence[Item], after: Iterable[Item]) -> int:
+    """How many messages two orders have in common at their start."""
     for count, (one, other) in enumerate(zip(before, after, strict=False)):
         if one is not other:
             return count

@@ -3,20 +3,33 @@
 Source: the design document of Autobase (Holepunch), "eventual consistent ordering of a distributed set
 of messages from multiple writers". docs/ordering.md explains it with graphs.
 
-The rules, in the terms of `graph`:
+The rules, in the terms of `graph`, whose nodes are the messages of indexers:
 
 1. Anchors. Each node has at most one anchor: the highest candidate before it that is possible for it.
    If two such candidates exist and neither is before the other, the node has no anchor and is not a
    candidate: its view cannot tell which of the two somebody else has confirmed.
 2. Order of a view up to a candidate c: the order up to c's anchor, then all other nodes before c, then
    c. Nodes between two anchors are in topological order; of several that could be next, the one with
-   the smallest key (sender ID, message ID, as UTF-8 bytes) is. The order depends on the view of c alone.
+   the smallest key (sender ID, message ID, as UTF-8 bytes) is. Each node is preceded by the messages of
+   others that it names, in the order of its causal history, without those that are in the order already.
+   So the order depends on the view of c alone, and on nothing that other writers claim.
 3. Confirmation. c is confirmed in a view that contains witnesses of c by a majority of indexers, which
    is the document's double quorum: a majority that knows of a majority, and of no contender.
 4. The order of a view: the order up to the highest candidate that is an anchor of all its highest possible
-   candidates, directly or through anchors, but at least the confirmed prefix; then the rest, in
-   topological order. A tail of more than `TAIL_MAX` messages is in topological order as a whole. What is
-   after the confirmed prefix is tentative: the rule decides how often it changes, not what is confirmed.
+   candidates, directly or through anchors, but at least the confirmed prefix; then the other nodes, as in
+   rule 2; then the messages that no node names, in topological order. A tail of more than `TAIL_MAX` messages
+   does not follow candidates. What is after the confirmed prefix is tentative: the rule decides how
+   often it changes, not what is confirmed.
+5. Waiting. An indexer's message waits for all that it names: until the nodes are in the graph, and the messages
+   of others are known. A message of another writer waits for what it names until a node names it.
+
+6. Changed roles, which begin at a confirmed message: a message of an indexer is a node if it names that message
+   or a node. Its earlier messages are as those of others.
+
+Absent messages. A message that refers to one that never arrives is in the order as soon as a node names it: the
+node names it without its cause, and that is the agreement. If the cause arrives later, it enters where
+a node names it. An indexer that names what nobody can get stops its own messages, and no
+other as long as other indexers name only messages of it whose views they hold.
 
 Why a confirmed prefix never changes. Two contenders cannot both be confirmed: the votes that their
 witnesses know would have an indexer in common, and the later of its two votes would not be clean. If c
@@ -43,11 +56,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sdstore.ordering.graph import Graph, Node, meet
+from sdstore.ordering.graph import Graph, Item, Leaf, Node, meet
 from sdstore.ordering.layout import Layout
 
 WAITING_MAX = 100_000
-"""Messages that wait for causes: some 60 MB. Beyond it a message is refused with an error."""
+"""Messages that wait for causes: some 60 MB. Beyond it an indexer's message is refused with an error. Those of
+others fill at most half of it, and of `WAITING_CAUSES_MAX`: beyond that they do not wait."""
 WAITING_CAUSES_MAX = 400_000
 """Causes that they wait for, counted for each message: some 120 MB, if all differ. Beyond it as above."""
 TAIL_MAX = 4_096
@@ -58,7 +72,7 @@ PRECONDITIONS = (
     "senders are authentic",
     "an indexer refers to its own previous message in each message",
     "an indexer never writes two messages after the same one",
-    "a message ID names one message",
+    "an ID names one message of an indexer",
     "all readers use the same indexers",
 )
 """What the promise of a confirmed prefix rests on. `Ordering.breaches` has those that are seen to fail."""
@@ -81,7 +95,7 @@ class BreachKind(StrEnum):
     FORK = "fork"
     """An indexer's message does not refer to its message before, so two messages can follow the same one."""
     VARIANT = "variant"
-    """Another message has the same ID. The first is in the order."""
+    """Another message has the same ID as an indexer's, or as one that claims to be. The first counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +130,9 @@ class Change:
 class Roles:
     """The roles of the writers. A writer that is not named is a non-indexing writer.
 
-    References of `indexers` count towards quorums. A message of a `relayed` writer is part of the order
-    once a message of another writer refers to it.
+    References of `indexers` count towards quorums, and bring other messages into the order. A message of a
+    `relayed` writer is part of the order once an indexer's message names it; those of others are in the
+    tail before.
     """
 
     indexers: Sequence[str] = ()
@@ -126,11 +141,12 @@ class Roles:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A message that waits for causes."""
+    """A message that is not in the order yet; `is_leaf`: no indexer wrote it."""
 
     sender_id: str
     causes: tuple[str, ...]
-    missing_count: int
+    missing_count: int = 0
+    is_leaf: bool = False
 
 
 class Ordering:
@@ -150,13 +166,14 @@ class Ordering:
         """
         if not roles.indexers:
             self._report(Breach(BreachKind.NO_INDEXERS, detail="no indexers are named"))
+        self._after = ""  # the message at which the roles begin
         self._numbers = {sender: i for i, sender in enumerate(sorted(roles.indexers))}
         self._graph = Graph(len(roles.indexers))
-        self._nodes: dict[str, Node] = {}
+        self._items: dict[str, Node | Leaf] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._waiting_causes_count = 0
-        self._waits: dict[str, list[str]] = {}  # a missing cause, and the messages that wait for it
-        self._everything = Node("", ("", ""), ())
+        self._waits: dict[str, dict[str, None]] = {}  # a cause, and the messages that wait for it
+        self._everything = Node("", ("", ""))
         """As if a node referred to all heads: its view and its tops are those of rule 4."""
         self._everything.tops = self._graph.ground.tops
         self._layout = Layout(self._graph.ground)
@@ -174,28 +191,25 @@ class Ordering:
 
         Raises `OrderingError`: `not_confirmed` if `after` is not in the confirmed prefix, `invalid_indexers`.
         """
-        last = self._nodes.get(after)
+        last = self._items.get(after)
         if last is None or not last.is_settled:
             raise OrderingError("not_confirmed", f"{after!r} is not in the confirmed prefix")
         changed = Ordering(roles)
+        changed._after = after
         changed._begin_with(self._layout.fixed[: last.place + 1])
-        for node in self._nodes.values():
-            if node.message_id not in changed._nodes:
-                causes = [parent.message_id for parent in node.parents]
-                changed.add(node.message_id, node.key[0], causes)
+        for message_id, item in self._items.items():
+            if message_id not in changed._items:
+                changed.add(message_id, item.key[0], item.references)
         for message_id, waiting in self._waiting.items():
             changed.add(message_id, waiting.sender_id, waiting.causes)
         return changed
 
-    def _begin_with(self, nodes: Sequence[Node]) -> None:
-        base = self._nodes
-        for each in nodes:
-            parents = tuple([base[parent.message_id] for parent in each.parents])
-            node = base[each.message_id] = Node(each.message_id, each.key, parents)
-            node.tops = self._graph.ground.tops
-            node.is_settled = True
-        self._layout = Layout(self._graph.ground, base.values())
-        self._confirmed_count = len(base)
+    def _begin_with(self, items: Sequence[Item]) -> None:
+        for each in items:
+            leaf = self._items[each.message_id] = Leaf(each.message_id, each.key, each.references)
+            leaf.is_settled = True
+        self._layout = Layout(self._graph.ground, self._items.values())
+        self._confirmed_count = len(self._items)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -220,12 +234,12 @@ class Ordering:
 
     def page(self, start: int, stop: int) -> list[str]:
         """A part of the order: confirmed prefix, then tail. 0 <= start, stop."""
-        return [node.message_id for node in self._layout.page(start, stop)]
+        return [item.message_id for item in self._layout.page(start, stop)]
 
     @property
     def missing(self) -> list[str]:
         """Causes that have not been added, and for which others wait."""
-        return list(self._waits)
+        return [each for each in self._waits if each not in self._waiting]
 
     @property
     def waiting(self) -> list[str]:
@@ -248,73 +262,148 @@ class Ordering:
         together for `WAITING_CAUSES_MAX` causes. The message can be added again later.
         """
         references = tuple(dict.fromkeys(each for each in causes if each != message_id))
-        if message_id in self._nodes or message_id in self._waiting:
+        if message_id in self._items or message_id in self._waiting:
             self._compare(message_id, sender_id, references)
             return Change()
-        if self._wait(message_id, sender_id, references):
-            return Change()
-        return self._take(message_id, sender_id, references)
+        is_leaf = sender_id not in self._numbers
+        if self._wait(message_id, sender_id, references, is_leaf):
+            return self._take(message_id, None) if is_leaf else Change()
+        return self._take(message_id, _Waiting(sender_id, references))
 
     def _compare(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> None:
         """Compare a message with the one of the same ID."""
         if waiting := self._waiting.get(message_id):
-            known = waiting.sender_id, set(waiting.causes)
+            known = waiting.sender_id, waiting.causes
         else:
-            node = self._nodes[message_id]
-            known = node.key[0], {parent.message_id for parent in node.parents}
-        if known != (sender_id, set(references)):
+            item = self._items[message_id]
+            known = item.key[0], item.references
+        is_of_indexer = sender_id in self._numbers or known[0] in self._numbers
+        if is_of_indexer and known != (sender_id, references):
             detail = f"{message_id!r} was added with another sender or other causes before"
             self._report(Breach(BreachKind.VARIANT, known[0], message_id, detail, message_id))
 
-    def _wait(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> bool:
-        missing = [each for each in references if each not in self._nodes]
+    def _wait(
+        self, message_id: str, sender_id: str, references: tuple[str, ...], is_leaf: bool
+    ) -> bool:
+        items, waiting = self._items, self._waiting
+        missing = [each for each in references if each not in items]
+        if missing and not is_leaf:  # other writers' messages need not be in the order
+            missing = [e for e in missing if e not in waiting or not waiting[e].is_leaf]
         if not missing:
             return False
-        if len(self._waiting) >= WAITING_MAX:
-            detail = f"{WAITING_MAX} messages wait for causes that were not added"
+        causes_count = self._waiting_causes_count + len(missing)
+        share = 2 if is_leaf else 1
+        if len(waiting) >= WAITING_MAX // share or causes_count > WAITING_CAUSES_MAX // share:
+            if is_leaf:
+                return False
+            detail = (
+                f"{len(waiting)} messages wait for {self._waiting_causes_count} causes that were "
+                f"not added; at most {WAITING_MAX} wait, for {WAITING_CAUSES_MAX}"
+            )
             raise OrderingError("too_many_waiting", detail)
-        if self._waiting_causes_count + len(missing) > WAITING_CAUSES_MAX:
-            detail = f"messages wait for {WAITING_CAUSES_MAX} causes that were not added"
-            raise OrderingError("too_many_waiting", detail)
-        self._waiting[message_id] = _Waiting(sender_id, references, len(missing))
+        waiting[message_id] = _Waiting(sender_id, references, len(missing), is_leaf)
         self._waiting_causes_count += len(missing)
         for each in missing:
-            self._waits.setdefault(each, []).append(message_id)
+            self._waits.setdefault(each, {})[message_id] = None
         return True
 
-    def _take(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> Change:
-        """Add a message whose causes are here, and those that waited for it."""
+    def _take(self, message_id: str, message: _Waiting | None) -> Change:
+        """Add a message, and those that waited for it. `None`: it waits itself; others need only know it."""
         confirmed_before, ordered_before = self._confirmed_count, len(self._layout)
         changed = ordered_before
-        open_ = [(message_id, sender_id, references)]
-        while open_:
-            first = open_.pop()
-            node = self._insert(*first)
-            if not node.is_relayed:
-                changed = min(changed, self._place(node))
-            for each in self._waits.pop(first[0], ()):
-                waiting = self._waiting[each]
-                waiting.missing_count -= 1
-                self._waiting_causes_count -= 1
-                if not waiting.missing_count:
-                    open_.append((each, waiting.sender_id, waiting.causes))
-                    del self._waiting[each]
+        ready: list[str] = []
+        if message is None:
+            self._release(message_id, ready, leaves_too=False)
+        while message is not None or ready:
+            if message is None:
+                message_id = ready.pop()
+                message = self._waiting.pop(message_id, None)
+                if message is None:  # a node named it
+                    continue
+            changed = min(changed, self._enter(message_id, message, ready))
+            message = None
         return Change(
             tuple(self.page(confirmed_before, self._confirmed_count)),
             ordered_before - changed,
             len(self._layout) - ordered_before,
         )
 
-    def _insert(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> Node:
-        """Make the node, whose causes are here: rule 1."""
+    def _enter(self, message_id: str, message: _Waiting, ready: list[str]) -> int:
+        """Put a message into the order, and what it names; returns the first place that can have changed."""
+        changed = len(self._layout)
+        number = self._numbers.get(message.sender_id)
+        if number is not None and self._after and not self._is_after(message.causes):
+            number = None
+            if self._wait(message_id, message.sender_id, message.causes, is_leaf=True):
+                self._release(message_id, ready, leaves_too=False)
+                return changed
+        if number is None:
+            leaf = self._insert_leaf(message_id, message)
+            if not leaf.is_relayed:
+                changed = min(self._layout.place_unnamed(leaf), self._shorten())
+        else:
+            for each in message.causes:
+                if each not in self._items:  # the node names it, so it waits no longer
+                    self._insert_leaf(each, self._stop_waiting(each))
+                    self._release(each, ready)
+            changed = self._place(self._insert(message_id, message, number))
+        self._release(message_id, ready)
+        return changed
+
+    def _is_after(self, causes: Sequence[str]) -> bool:
+        """Whether a message of an indexer was written after its roles began: rule 6."""
+        return self._after in causes or any(
+            isinstance(self._items.get(each), Node) for each in causes
+        )
+
+    def _release(self, cause: str, ready: list[str], *, leaves_too: bool = True) -> None:
+        """A cause is in the order, or (not `leaves_too`) another writer's message is known."""
+        waiters = self._waits.get(cause)
+        if waiters is None:
+            return
+        for each in list(waiters):
+            waiting = self._waiting[each]
+            if waiting.is_leaf and not leaves_too:
+                continue
+            del waiters[each]
+            waiting.missing_count -= 1
+            self._waiting_causes_count -= 1
+            if not waiting.missing_count:
+                ready.append(each)
+        if not waiters:
+            del self._waits[cause]
+
+    def _stop_waiting(self, message_id: str) -> _Waiting:
+        """A message that waits no longer, although causes are missing."""
+        waiting = self._waiting.pop(message_id)
+        for each in waiting.causes:
+            waiters = self._waits.get(each, {})
+            if message_id in waiters:
+                del waiters[message_id]
+                self._waiting_causes_count -= 1
+                if not waiters:
+                    del self._waits[each]
+        return waiting
+
+    def _insert_leaf(self, message_id: str, message: _Waiting) -> Leaf:
+        leaf = Leaf(message_id, (message.sender_id, message_id), message.causes)
+        causes = [self._items.get(each) for each in message.causes]
+        leaf.parents = tuple([each for each in causes if isinstance(each, Leaf)])
+        leaf.is_relayed = message.sender_id in self.roles.relayed
+        self._items[message_id] = leaf
+        return leaf
+
+    def _insert(self, message_id: str, message: _Waiting, number: int) -> Node:
+        """Make an indexer's node, whose causes are here: rule 1."""
         graph = self._graph
-        parents = tuple([self._nodes[each] for each in references])
-        node = Node(message_id, (sender_id, message_id), parents)
-        self._nodes[message_id] = node
-        node.is_relayed = sender_id in self.roles.relayed
+        causes = [self._items[each] for each in message.causes]
+        parents = tuple([each for each in causes if isinstance(each, Node)])
+        node = Node(message_id, (message.sender_id, message_id), message.causes, parents)
+        if len(parents) < len(causes):
+            node.leaves = tuple([each for each in causes if isinstance(each, Leaf)])
+        self._items[message_id] = node
         node.seen = graph.union(parents)
-        number = self._numbers.get(sender_id, -1)
-        votes = number >= 0 and self._continues_its_chain(node, number)
+        votes = self._continues_its_chain(node, number)
         if votes:
             graph.append(node, number)
         node.tops = graph.highest_possible(parents, node.seen)
@@ -349,7 +438,7 @@ class Ordering:
     # --- order ---------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> int:
-        """Put a node, and the relayed ones before it that have no place, into the order.
+        """Put a node, and the messages that it names, into the order.
 
         Returns the first place that can have another message than before.
         """
@@ -361,12 +450,16 @@ class Ordering:
             everything.seen = view
             if not self.breaches and (confirmed := self._graph.confirmed_by(node)):
                 self._confirmed = confirmed
-        changed = layout.place(layout.unplaced(node), self._end())
+        changed = layout.place(node, self._end())
         if not self._confirmed.is_settled:
             self._settle()
-        if layout.top is not self._confirmed and self._is_tail_long():
-            changed = min(changed, layout.place((), self._confirmed))
-        return changed
+        return min(changed, self._shorten())
+
+    def _shorten(self) -> int:
+        """A tail that is too long follows no candidates; returns the first place that changed."""
+        if self._layout.top is not self._confirmed and self._is_tail_long():
+            return self._layout.place(None, self._confirmed)
+        return len(self._layout)
 
     def _end(self) -> Node:
         """Rule 4: the candidate up to which the order is known."""
@@ -380,7 +473,7 @@ class Ordering:
 
     def _settle(self) -> None:
         """Rule 3: move the end of the confirmed prefix to the confirmed candidate."""
-        for node in self._layout.settle(self._confirmed, self._confirmed_count):
-            if node.depth:
-                self._graph.forget(node)
+        for item in self._layout.settle(self._confirmed, self._confirmed_count):
+            if isinstance(item, Node) and item.depth:
+                self._graph.forget(item)
         self._confirmed_count = self._confirmed.place + 1

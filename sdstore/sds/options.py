@@ -63,8 +63,12 @@ class ParticipantOptions:
     then the oldest: they are in the log, but our messages no longer refer to them."""
 
     ordered: bool = False
-    """Each content message of ours names our own previous one first, besides the others: what the order of
-    docs/ordering.md asks of indexers. Needs a sender with an ID; set it before the first message."""
+    """We write as an indexer of docs/ordering.md: each content message of ours names our own previous one first,
+    then every message that our view lacks, up to `history_read_max`. Needs a sender with an ID; set it before the
+    first message."""
+    indexers: tuple[str, ...] = ()
+    """The indexers, in ordered mode: what another indexer's message names, ours need not name, and an indexer's
+    message that names what we cannot get is not named. Without them everything that we receive is named."""
 
     # ---- clocks
 
@@ -171,11 +175,6 @@ class ParticipantOptions:
         if not 0 <= self.history_size <= self.history_max <= self.history_read_max:
             raise LocalProtocolError(
                 "bad_option", "0 <= history_size <= history_max <= history_read_max does not hold"
-            )
-        if self.ordered and self.history_size >= self.history_max:
-            raise LocalProtocolError(
-                "bad_option",
-                f"history_max is {self.history_max}: with `ordered` it must be above history_size",
             )
         if self.ordered and self.dialect is Dialect.V1:
             raise LocalProtocolError("bad_option", "`ordered` needs a sender; dialect V1 has none")

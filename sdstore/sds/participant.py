@@ -750,6 +750,7 @@ class Participant:
             self._turn,
             clock=self._clock.lamport,
             history_size=self.options.history_size,
+            is_ordered=self.options.ordered,
         )
         self._saved_heads = {}
         ready, self._ready = self._ready, []
@@ -767,7 +768,11 @@ class Participant:
         self.log.append(entry)
         self._turn.must_save = True
         self._references.logged(
-            entry.message, entry.retrieval_hint, is_head=is_head, is_reached=is_reached
+            entry.message,
+            entry.retrieval_hint,
+            is_head=is_head,
+            is_reached=is_reached,
+            gap=entry.after_gap,
         )
 
     def _new_bloom(self) -> BloomFilter | None:

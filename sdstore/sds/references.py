@@ -7,7 +7,11 @@ the same time as others can be referred to by nobody; whoever misses it would ne
 After a restart the heads are found among the newest messages of the log. A head that may be older than
 those is saved in the state.
 
-In ordered mode (`ParticipantOptions.ordered`) a content message also names our own previous one, first.
+In ordered mode (`ParticipantOptions.ordered`) the order of a channel reads our messages: rule 5 of
+`sdstore.ordering`. A content message names our own previous one, first, and then every message that our view
+lacks, and these are the heads. Our view is what our messages name, and what other indexers' messages
+name that are in it. An indexer's message is named only if the log has everything that its view contains: it
+may name what nobody can get, which stops its own messages and then ours too.
 """
 
 from __future__ import annotations
@@ -28,6 +32,13 @@ order, or again."""
 
 HEADS_UNSAVED_COUNT = 128
 """Logged messages after which a head is saved; until then a restart finds it among the newest messages."""
+
+ORDERED_HEADS_MAX = 20_000
+"""`heads_max` in ordered mode, 6 MB: a message that is forgotten never enters the order through us. Whoever comes
+back names 255 of them with each message of its own."""
+
+PARTIAL_MAX = 1_000
+"""Indexers' messages remembered whose view the log lacks a part of. The oldest is forgotten, and never named."""
 
 HINT_BYTES_MAX = 256
 """Longer hints of others are not remembered. It is the bound of a store; Waku's hints have 32 bytes."""
@@ -81,6 +92,8 @@ class References:
         self._sender_id = sender_id
         self._turn = turn
         self._own_newest: _Place | None = None  # in ordered mode
+        # In ordered mode: indexers' messages, and those of their causes that are missing or partial.
+        self._partial: OrderedDict[str, tuple[Message, _Place, set[str]]] = OrderedDict()
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
         self._saved_heads: set[str] = set()
@@ -89,19 +102,20 @@ class References:
         self.recent: OrderedDict[str, int] = OrderedDict()  # IDs, and fingerprints of the messages
 
     def logged(
-        self, message: Message, hint: bytes, *, is_head: bool = True, is_reached: bool = True
+        self,
+        message: Message,
+        hint: bytes,
+        *,
+        is_head: bool = True,
+        is_reached: bool = True,
+        gap: Iterable[str] = (),
     ) -> None:
         """A message of the log. `is_head`: no logged message refers to it; `is_reached`: our clock
-        followed its timestamp."""
+        followed its timestamp; `gap`: those of its causes that the log lacks."""
         message_id, recent, heads = message.message_id, self.recent, self._heads
         recent[message_id] = fingerprint(message)
         if len(recent) > RECENT_MAX:
             recent.popitem(last=False)
-        for entry in message.causal_history:
-            head = heads.get(entry.message_id)
-            if head is not None and (entry.sender_id or not self._can_name_author(head)):
-                del heads[entry.message_id]
-                self._unsave(entry.message_id)
         place = (
             message.lamport_timestamp or 0,
             message_id.encode(),
@@ -109,11 +123,17 @@ class References:
         )
         if is_reached:
             self._reach(place)
+        if self._options.ordered:
+            self._logged_in_order(message, place, gap)
+            is_head = message_id in heads
+        else:
+            self._name(message)
+            if is_head:
+                heads[message_id] = place
         if is_head:
-            heads[message_id] = place
             if not is_reached or (self._newest and place < self._newest[0]):
                 self._save(place)  # many messages of the log can be newer
-            if len(heads) > self._options.heads_max:
+            if len(heads) > self._heads_max:
                 self._drop_heads()
         self._grow_old(message_id)
 
@@ -127,8 +147,49 @@ class References:
         """The logged message that named this one is gone."""
         self.restore(message, hint)
         self._turn.put(HEAD + message.message_id, pb.Head(retrieval_hint=hint))
-        if len(self._heads) > self._options.heads_max:
+        if len(self._heads) > self._heads_max:
             self._drop_heads()
+
+    @property
+    def _heads_max(self) -> int:
+        heads_max = self._options.heads_max
+        return max(heads_max, ORDERED_HEADS_MAX) if self._options.ordered else heads_max
+
+    def _name(self, message: Message) -> None:
+        """What a message names is no head any more."""
+        for entry in message.causal_history:
+            head = self._heads.get(entry.message_id)
+            if head is not None and (entry.sender_id or not self._can_name_author(head)):
+                del self._heads[entry.message_id]
+                self._unsave(entry.message_id)
+
+    def _logged_in_order(self, message: Message, place: _Place, gap: Iterable[str]) -> None:
+        """A message of the log in ordered mode: a head is what our view lacks and our next message can name."""
+        open_ = [(message, place, set(gap))]
+        while open_:
+            message, place, lacks = open_.pop()
+            is_own = message.sender_id == self._sender_id
+            if message.sender_id in self._options.indexers and not is_own:
+                lacks |= {e.message_id for e in message.causal_history if self._is_partial(e)}
+                if lacks:
+                    self._partial[message.message_id] = message, place, lacks
+                    if len(self._partial) > PARTIAL_MAX:
+                        self._partial.popitem(last=False)
+                    continue
+                self._name(message)
+            if is_own:
+                self._name(message)
+            else:
+                self._heads[message.message_id] = place
+            for message_id in [e for e, p in self._partial.items() if message.message_id in p[2]]:
+                partial = self._partial[message_id]
+                partial[2].remove(message.message_id)
+                if not partial[2]:
+                    del self._partial[message_id]
+                    open_.append(partial)
+
+    def _is_partial(self, entry: HistoryEntry) -> bool:
+        return entry.message_id in self._partial
 
     def _can_name_author(self, head: _Place) -> bool:
         """Whether our next message says more of a head than its ID: without an author, nobody repairs it."""
@@ -216,18 +277,20 @@ class References:
         return self._heads.keys() <= {entry.message_id for entry in history}
 
     def causal_history(self, *, is_sync: bool = False) -> tuple[HistoryEntry, ...]:
-        """The entries for our next message, in log order; our own previous message first in ordered mode.
+        """The entries for our next message, in log order; our own previous message first in ordered mode, then
+        all heads, as many as a history can hold.
 
         Every head has its turn. Content becomes the successor of the heads that it names, so it names the
         oldest ones. A sync message does not, so it names those after the ones of the last sync message.
         """
         heads, newest = self._heads, self._newest
+        own = self._own_newest
+        if self._options.ordered and not is_sync:
+            room = self._options.history_read_max - 1
+            chosen = [] if own is None else [own]
+            chosen += nsmallest(room, heads.values(), key=_order)
+            return tuple(self._entry(place[2]) for place in chosen)
         room = self._options.history_max - len(newest)
-        own = None if is_sync else self._own_newest
-        if own is not None:
-            newest = [place for place in newest if _id(place) != _id(own)]
-            heads = {key: place for key, place in heads.items() if key != _id(own)}
-            room = self._options.history_max - len(newest) - 1
         if not heads or (len(heads) == 1 and newest and next(iter(heads)) == _id(newest[-1])):
             chosen = newest
         else:
@@ -241,8 +304,6 @@ class References:
             else:
                 turn = nsmallest(room, others, key=_order)
             chosen = sorted(turn + newest, key=_order)
-        if own is not None:
-            chosen = [own, *chosen]
         return tuple(self._entry(place[2]) for place in chosen)
 
     def _entry(self, entry: HistoryEntry) -> HistoryEntry:

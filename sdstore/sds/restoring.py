@@ -79,6 +79,7 @@ def load_references(
     *,
     clock: int,
     history_size: int,
+    is_ordered: bool,
 ) -> None:
     """Restore what our messages refer to: the saved heads, and the newest messages of the log.
 
@@ -99,7 +100,10 @@ def load_references(
         if (frame := log.frame(message_id)) is not None:
             is_reached = reference.lamport_timestamp <= clock
             hint = reference.entry.retrieval_hint
-            references.logged(decode(frame)[0], hint, is_reached=is_reached)
+            message = decode(frame)[0]
+            named = (entry.message_id for entry in message.causal_history) if is_ordered else ()
+            gap = [each for each in named if not log.contains(each)]
+            references.logged(message, hint, is_reached=is_reached, gap=gap)
     if (own_id := outgoing.newest) is not None:
         frame = log.frame(own_id)
         own_lamport = decode(frame)[0].lamport_timestamp if frame is not None else None

@@ -33,8 +33,8 @@ class _Reversed(str):
     __ge__ = str.__le__
 
 
-def _reverse(node: Any, message_id: Any, key: Any, parents: Any) -> Any:
-    return node, message_id, tuple(map(_Reversed, key)), parents
+def _reverse(item: Any, message_id: Any, key: Any, references: Any) -> Any:
+    return item, message_id, tuple(map(_Reversed, key)), references
 
 
 def _with_last_key(loose: Any, node: Any) -> Any:
@@ -53,7 +53,7 @@ FAULTS = [
         instead(_confirmed_by_one_witness),
     ),
     _fault("a vote counts twice", "graph:Graph.votes", after(lambda votes, *_: votes + 1)),
-    _fault("a tie is reversed", "graph:Node.__init__", before(_reverse)),
+    _fault("a tie is reversed", "graph:Item.__init__", before(_reverse)),
     _fault("a contender does not matter", "graph:Graph._examine", returns(None)),
     _fault("everything is possible", "graph:Graph.is_possible", returns(True)),
     _fault("nothing is possible", "graph:Graph.is_possible", returns(False)),
@@ -76,12 +76,13 @@ FAULTS = [
     ),
     _fault("a new message goes to the end", "layout:Loose.insert", before(_with_last_key)),
     _fault("a message stays behind a cause that moved", "layout:Loose.advance", returns(False)),
-    _fault("what comes after a cut message stays", "layout:_loose_after", returns([])),
+    _fault("what comes after a cut message stays", "layout:_named_after", returns([])),
     _fault(
         "new indexers begin where the old ones are",
         "order:Ordering.with_roles",
         before(_after_everything_confirmed),
     ),
+    _fault("what is named is not placed", "layout:Layout._leave_unnamed", returns(None)),
     _fault("a fork votes", "order:Ordering._continues_its_chain", returns(True)),
     _fault("a second message with an ID is not noticed", "order:Ordering._compare", returns(None)),
 ]

@@ -80,36 +80,52 @@ def test_a_message_waits_for_its_causes_and_circles_wait_for_ever() -> None:
     ordering.add("y", "y", ("x",))
     ordering.add("self", "z", ("self",))
     assert ordering.tail == ["self"]
-    assert set(ordering.missing) == {"a0", "lost", "x", "y"}
+    assert set(ordering.missing) == {"a0", "lost"}  # x and y are here
     assert ordering.waiting_count == 3
     ordering.add("a0", "a", ())
     change = ordering.add("lost", "c", ())
     assert change.placed == 2
     assert ordering.tail == ["a0", "lost", "b0", "self"]
+    ordering.add("b1", "b", ("b0", "x"))  # a node names x, which waits no longer
+    assert ordering.tail == ["a0", "lost", "b0", "x", "b1", "y", "self"]
 
 
-def test_no_more_messages_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_messages_of_indexers_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "WAITING_MAX", 2)
     ordering = Ordering(Roles(indexers=("a",)))
-    ordering.add("1", "b", ("missing",))
-    ordering.add("2", "b", ("missing",))
+    ordering.add("1", "a", ("missing",))
+    ordering.add("2", "a", ("1", "missing"))
     with pytest.raises(OrderingError, match="too_many_waiting"):
-        ordering.add("3", "b", ("missing",))
-    assert ordering.add("missing", "a", ()).placed == 3
+        ordering.add("3", "a", ("2", "missing"))
+    assert ordering.add("missing", "b", ()).placed == 3
 
 
 def test_no_more_causes_are_waited_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "WAITING_CAUSES_MAX", 5)
     ordering = Ordering(Roles(indexers=("a",)))
-    ordering.add("1", "b", ("x", "y", "z"))
+    ordering.add("1", "a", ("x", "y", "z"))
     with pytest.raises(OrderingError, match="too_many_waiting"):
-        ordering.add("2", "b", ("v", "w", "x"))
-    ordering.add("x", "a", ())
-    ordering.add("2", "b", ("v", "w", "x"))
+        ordering.add("2", "a", ("1", "v", "w"))
+    ordering.add("x", "b", ())
+    ordering.add("2", "a", ("1", "v", "w"))
     assert ordering.waiting == ["1", "2"]
     for each in "vwyz":
-        ordering.add(each, "a", ())
+        ordering.add(each, "b", ())
     assert not ordering.waiting
+
+
+def test_other_writers_who_name_ghosts_leave_room_for_indexers_messages_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(order_module, "WAITING_MAX", 8)
+    ordering = Ordering(Roles(indexers=("a",)))
+    for number in range(40):
+        ordering.add(f"{number}", "m", (f"ghost {number}",))
+    assert ordering.waiting_count == 4
+    for number in range(4):
+        ordering.add(f"a{number}", "a", ("later", *([f"a{number - 1}"] if number else [])))
+    ordering.add("later", "b", ())
+    assert ordering.confirmed == ["later", "a0", "a1", "a2", "a3"]
 
 
 def test_many_causes_that_arrive_one_by_one_are_counted_and_not_searched() -> None:

@@ -112,12 +112,12 @@ def test_writers_that_go_on_confirm_what_the_absent_writer_has_confirmed() -> No
 
 
 def test_one_indexer_decides_alone_and_others_only_write() -> None:
-    ordering = ordered("x0, y0, s0: y0, x1: s0 x0, s1: x1 s0, y1: s1 y0", indexers="s")
+    ordering = ordered("x0, y0, s0: y0, x1: s0 x0, s1: s0 x0 x1, y1: s1 y0", indexers="s")
     assert ordering.confirmed == ["y0", "s0", "x0", "x1", "s1"]
     assert ordering.tail == ["y1"]
 
 
-def test_a_relayed_message_is_ordered_once_another_writer_refers_to_it() -> None:
+def test_a_relayed_message_is_ordered_once_an_indexer_names_it() -> None:
     ordering = Ordering(Roles(indexers=("s",), relayed=frozenset("r")))
     for each in graph("s0, r0: s0, r1: r0"):
         ordering.add(*each)

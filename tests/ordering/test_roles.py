@@ -24,13 +24,23 @@ def whole(ordering: Ordering) -> list[str]:
 
 
 def test_new_indexers_confirm_what_comes_after_the_message() -> None:
-    # c is gone; d takes its place.
-    sent = graph(f"{CHAIN}, d0: b1, a2: d0 a1, d1: a2 d0")
+    # c is gone; d takes its place. Whoever has changed names b0, and what came after it.
+    sent = graph(f"{CHAIN}, d0: b0 c0 a1 b1, a2: d0 a1, d1: a2 d0")
     ordering = ordered(sent, "abc")
-    assert ordering.confirmed == ["a0", "b0", "c0", "a1"]
+    assert ordering.confirmed == ["a0", "b0", "c0"]
     changed = ordering.with_roles(Roles(indexers=("a", "b", "d")), after="b0")
-    assert changed.confirmed == ["a0", "b0", "c0", "a1", "b1", "d0"]
+    assert changed.confirmed == ["a0", "b0", "a1", "b1", "c0", "d0"]
     assert changed.tail == ["a2", "d1"]
+
+
+def test_what_a_new_indexer_wrote_before_its_roles_began_is_no_fork() -> None:
+    # d wrote before without naming its own messages; they are as those of others until it names b0.
+    sent = graph(f"d0, d1: a0, {CHAIN}, d2: d1 b0 b1, a2: a1 d2 b1, b2: a2 b1, d3: b2 d2")
+    ordering = ordered(sent, "abc")
+    changed = ordering.with_roles(Roles(indexers=("a", "b", "d")), after="b0")
+    assert not changed.breaches
+    assert changed.confirmed == ["a0", "b0", "a1", "b1", "d1", "d2", "a2"]
+    assert changed.tail == ["b2", "d3", "c0", "d0"]
 
 
 def test_the_ordering_that_was_changed_stays_as_it_was() -> None:
@@ -38,7 +48,9 @@ def test_the_ordering_that_was_changed_stays_as_it_was() -> None:
     before = ordering.confirmed, ordering.tail
     changed = ordering.with_roles(Roles(indexers=("z",)), after="a0")
     changed.add("z0", "z", ["b1"])
-    assert changed.confirmed == ["a0", "b0", "c0", "a1", "b1", "z0"]
+    assert changed.confirmed == ["a0"]
+    changed.add("z1", "z", ["a0", "z0"])
+    assert changed.confirmed == ["a0", "z0", "z1"]
     assert (ordering.confirmed, ordering.tail) == before
 
 
@@ -50,7 +62,7 @@ def test_indexers_change_at_confirmed_messages_only() -> None:
 
 
 def test_a_forked_indexer_can_be_left_out_at_the_last_confirmed_message() -> None:
-    sent = graph(f"{CHAIN}, c1: b1, a2: c1 a1, b2: a2 b1, a3: b2 a2, b3: a3 b2")
+    sent = graph(f"{CHAIN}, c1: b1, a2: c0 b1 c1 a1, b2: a2 b1, a3: b2 a2, b3: a3 b2")
     ordering = ordered(sent, "abc")
     assert [each.kind for each in ordering.breaches] == [BreachKind.FORK]
     assert ordering.confirmed == ["a0", "b0", "c0"]
@@ -59,15 +71,16 @@ def test_a_forked_indexer_can_be_left_out_at_the_last_confirmed_message() -> Non
     assert changed.confirmed == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2"]
     assert ordering.with_roles(Roles(indexers=("a", "b", "c")), after="c0").breaches == []
     later = changed.with_roles(Roles(indexers=("c",)), after="b1")
-    assert later.confirmed == ["a0", "b0", "c0", "a1", "b1", "c1"]
+    later.add("c2", "c", ("b1", "c1"))
+    assert later.confirmed == ["a0", "b0", "c0", "a1", "b1", "c1", "c2"]
 
 
 def test_messages_that_wait_and_relayed_ones_are_taken_along() -> None:
     ordering = Ordering(Roles(indexers=("s",), relayed=frozenset("r")))
-    for each in graph("s0, r0: s0, w0: lost"):
+    for each in graph("s0, r0: s0, w0: lost, s1: r0 s0"):
         ordering.add(*each)
     changed = ordering.with_roles(Roles(indexers=("s",)), after="s0")
-    assert whole(changed) == ["s0", "r0"]
+    assert whole(changed) == ["s0", "r0", "s1"]
     assert (changed.waiting, changed.missing) == (["w0"], ["lost"])
 
 
@@ -82,7 +95,7 @@ def test_views_that_change_at_the_same_message_agree(seed: int) -> None:
     naive = Naive(first, sent)
     large = ordered(rng.sample(sent, len(sent)), first)
     views = [
-        set().union(*[naive.view[each.message_id] for each in rng.sample(sent, 3)])
+        set().union(*[naive.past[each.message_id] for each in rng.sample(sent, 3)])
         for _ in range(4)
     ]
     for view in views:
@@ -97,12 +110,8 @@ def test_views_that_change_at_the_same_message_agree(seed: int) -> None:
         assert changed.confirmed[: len(base)] == base
         assert larger.confirmed[: len(changed.confirmed)] == changed.confirmed
         # What comes after the message is a channel of its own.
-        rest = [
-            each._replace(causes=tuple(c for c in each.causes if c not in base))
-            for each in part
-            if each.message_id not in base
-        ]
-        alone = Naive(second, rest)
+        rest = [each for each in part if each.message_id not in base]
+        alone = Naive(second, rest, base=base)
         names = {each.message_id for each in rest}
         assert whole(changed) == base + alone.order(names)
         assert changed.confirmed == base + alone.confirmed(names)

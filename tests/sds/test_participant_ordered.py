@@ -1,4 +1,4 @@
-"""In ordered mode each content message names the sender's own previous one, whatever happened between."""
+"""In ordered mode each content message names the sender's own previous one, and all that its view lacks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,62 @@ def test_a_message_names_our_previous_one_first_although_others_have_answered_it
     ada = Device("ada", ORDERED)
     first = ada.say("first")
     ada.hear(*others(5, id_of(first)))
-    assert history_of(ada.say("second")) == [id_of(first), "b3", "b4"]
+    assert history_of(ada.say("second")) == [id_of(first), "b0", "b1", "b2", "b3", "b4"]
+    assert len(history_of(ada.say("third"))) == 1
+
+
+def test_what_another_indexer_names_needs_no_naming_by_us() -> None:
+    ada = Device("ada", replace(ORDERED, indexers=("ada", "bob")))
+    first = id_of(ada.say("first"))
+    ada.hear(*others(5, first))
+    assert history_of(ada.say("second")) == [first, "b4"]
+
+
+def by(message_id: str, sender_id: str, *causes: HistoryEntry) -> bytes:
+    number = len(message_id) + NOON_MS
+    return encode(Message(message_id, CHANNEL, sender_id, number, causes, content=b"x"))
+
+
+def test_a_message_is_named_without_a_cause_that_is_lost_and_the_cause_when_it_arrives() -> None:
+    ada = Device("ada", replace(ORDERED, indexers=("ada", "bob")))
+    first = id_of(ada.say("first"))
+    ada.hear(by("x", "dora", HistoryEntry("ghost", b"", "eve")))
+    ada.wait(400)
+    second = ada.say("second")
+    assert history_of(second) == [first, "x"]
+    ada.hear(by("ghost", "eve"))
+    assert history_of(ada.say("third")) == [id_of(second), "ghost"]
+
+
+def test_an_indexer_that_names_a_ghost_is_not_named_until_the_ghost_arrives() -> None:
+    ada = Device("ada", replace(ORDERED, indexers=("ada", "bob", "cyn")))
+    first = id_of(ada.say("first"))
+    ghost, lie = HistoryEntry("ghost", b"", "eve"), HistoryEntry("b0", b"", "bob")
+    ada.hear(by("b0", "bob", ghost), by("b10", "bob", lie), by("c10", "cyn", lie), by("d", "dora"))
+    ada.wait(400)
+    second = id_of(ada.say("second"))
+    assert history_of(ada.log.frame(second) or b"") == [first, "d"]
+    ada.crash()
+    assert history_of(ada.say("third")) == [second]
+    ada.hear(by("ghost", "eve"))
+    assert history_of(ada.say("fourth"))[1:] == ["b10", "c10"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_indexer_that_was_away_for_thousands_of_messages_names_all_of_them_in_turn(
+    is_restarted: bool,
+) -> None:
+    ada = Device("ada", replace(ORDERED, deliveries_max=10_000))
+    named = {id_of(ada.say("first"))}
+    messages = others(2_000, *named)
+    ada.hear(*messages)
+    if is_restarted:
+        ada.crash()
+    for _ in range(8):
+        history = history_of(ada.say("back"))
+        assert len(history) <= 256
+        named.update(history)
+    assert {f"b{number}" for number in range(2_000)} <= named
 
 
 def test_without_the_mode_a_message_names_the_newest_ones_alone() -> None:
@@ -70,16 +125,7 @@ def test_a_sync_message_is_not_ordered_and_does_not_name_it() -> None:
     ada = Device("ada", replace(ORDERED, sync_ms=1_000))
     ada.hear(*others(5, id_of(ada.say("first"))))
     sync = next(each for each in of(Broadcast, ada.wait(5)) if each.kind is Kind.SYNC)
-    assert history_of(sync.frame) == ["b3", "b4"]
-
-
-def test_many_heads_leave_room_for_our_previous_message() -> None:
-    ada = Device("ada", ORDERED)
-    first = id_of(ada.say("first"))
-    for number in range(20):
-        ada.hear(encode(Message(f"c{number}", CHANNEL, f"{number}", NOON_MS + 5, content=b"c")))
-    history = history_of(ada.say("second"))
-    assert (history[0], len(history)) == (first, ORDERED.history_max)
+    assert history_of(sync.frame) == [f"b{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("count", [5, 400])
@@ -124,12 +170,9 @@ def test_a_message_in_our_name_far_in_the_future_does_not_take_the_place_of_ours
     assert history_of(ada.say("second"))[0] == first
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"dialect": Dialect.V1}, {"history_size": 2, "history_max": 2}], ids=str
-)
-def test_options_that_leave_no_room_for_the_reference_are_refused(wrong: dict[str, object]) -> None:
+def test_a_dialect_that_names_no_senders_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="bad_option"):
-        replace(ORDERED, **wrong)  # type: ignore[arg-type]
+        replace(ORDERED, dialect=Dialect.V1)
 
 
 def test_a_participant_without_a_sender_cannot_be_ordered() -> None:

@@ -110,7 +110,7 @@ def test_the_answer_is_that_of_an_ordering_fed_with_the_same_messages(
         assert set(whole["missing"]) == set(ordering.missing) - added
         assert ids(items)[: len(confirmed)] == confirmed
         confirmed = ordering.confirmed
-    assert len(confirmed) > 10
+    assert len(confirmed) > 5
     assert {each["sender_id"] for each in items} == set("abcde")
 
 
