@@ -32,6 +32,7 @@ from pipeline.opening import (
     opened,
     require_folder,
     require_node,
+    require_writable,
     snapshot_faults_told,
 )
 
@@ -132,6 +133,7 @@ def restore(
 ) -> int:
     """Load a snapshot into a store. To resume a stopped restore, run it again."""
     url = database_settings(database, data_dir, None).database_url
+    require_writable(url)
     if not unverified:
         with opened(master, folder) as spark:
             from pipeline.verify import verify_snapshot

@@ -73,7 +73,7 @@ def open_database(url: str) -> Database:
 
     Raises DatabaseError if there is no store.
     """
-    database = _connected(url)
+    database = connected(url)
     try:
         database.database_id()
         database.require_schema()
@@ -86,7 +86,8 @@ def open_database(url: str) -> Database:
     return database
 
 
-def _connected(url: str) -> Database:
+def connected(url: str) -> Database:
+    """A connection to the database at `url`, which need not be a store."""
     path = sqlite_path(url)
     if path is not None:
         return SqliteDatabase(path)

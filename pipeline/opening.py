@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.database import database_settings, require_database
+from app.cli.database import SQLITE_PREFIX, database_settings, require_database
 from app.cli.options import node_client
 from app.cli.output import CliError, Exit
+from app.store import sqlite
 from app.store.faults import StoreError as StoreFault
 from pipeline import manifest as manifests
 from pipeline.errors import (
@@ -104,6 +105,17 @@ def require_folder(folder: Path) -> None:
     """Raises CliError if the folder does not exist."""
     if not folder.is_dir():
         raise CliError(Exit.NO, "not_found", f"there is no folder {folder}")
+
+
+def require_writable(url: str) -> None:
+    """Raises CliError unless a restore could begin to write to the store at `url`."""
+    with snapshot_faults_told():
+        if url.startswith(SQLITE_PREFIX):
+            sqlite.require_writable(Path(url.removeprefix(SQLITE_PREFIX)))
+        else:
+            from pipeline.database import connected
+
+            connected(url).close()
 
 
 def require_node(url: str) -> None:

@@ -460,12 +460,12 @@ def _usable(path: Path) -> Iterator[None]:
         raise UnusableFileError(f"{path} cannot be used: {fault}") from error
 
 
-def _writer_lock(path: Path) -> sqlite3.Connection:
+def _writer_lock(path: Path, wait_s: float = WRITER_LOCK_WAIT_S) -> sqlite3.Connection:
     """Lock a second SQLite file for the life of this process: works wherever SQLite does."""
     with _usable(path):
         lock = sqlite3.connect(
             f"{path}-writer",
-            timeout=WRITER_LOCK_WAIT_S,
+            timeout=wait_s,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -497,6 +497,18 @@ def replace_file(path: Path, draft: Path, kept: Path | None = None) -> None:
         kept.hardlink_to(path)
     draft.replace(path)
     sync_path(path.parent)
+
+
+def require_writable(path: Path) -> None:
+    """Return if this process could write the file now, or make it; raises as `Database.begin_writing`."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableFileError(f"{path} cannot be used: {error.strerror}") from error
+    _writer_lock(path, wait_s=0).close()
+    if path.exists():
+        with _usable(path), closing(_attached(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from app.cli.output import Exit
+from app.demo.nodes import running_node
 from pipeline import manifest as manifests
 from tests.support.cli import cli
+from tests.support.disks import small_disk
 from tests.support.snapshots import conversation, fill_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verbs")]
@@ -39,3 +43,40 @@ def test_a_difference_of_many_ranges_is_counted_and_its_beginning_listed(
     assert len(result.json["ranges"]) == 3 < result.json["ranges_count"]
     assert result.json["left_only"]["count"] == 2_990
     assert len(result.json["left_only"]["rows"]) == 2
+
+
+def no_spark(*_: object, **__: object) -> None:
+    raise AssertionError("Spark was to be started")
+
+
+def test_a_restore_into_a_store_that_a_node_writes_is_refused_before_spark_starts(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.opened", no_spark)
+    with running_node(tmp_path):
+        started_s = time.monotonic()
+        result = cli("snapshot", "restore", snapshot, "--data-dir", tmp_path)
+        assert time.monotonic() - started_s < 2
+    assert result.code == Exit.LOCAL_FAULT
+    assert "another process writes to" in result.err
+
+
+@pytest.mark.parametrize("what", ["a folder in a file", "a disk that is read only"])
+def test_a_restore_that_cannot_write_is_refused_before_spark_starts(
+    what: str, snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.opened", no_spark)
+    with small_disk(tmp_path / "disk") as disk:
+        if what == "a disk that is read only":
+            with running_node(disk):
+                pass
+            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+            target = disk
+        else:
+            (disk / "file").touch()
+            target = disk / "file" / "store"
+        database = f"sqlite:///{target / 'sdstore.db'}"
+        result = cli("snapshot", "restore", snapshot, "--database", database)
+    assert result.code == Exit.LOCAL_FAULT
+    assert result.err.startswith("sdstore: store_unavailable: ")
+    assert str(target) in result.err

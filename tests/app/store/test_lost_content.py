@@ -228,3 +228,25 @@ async def test_a_reference_in_the_writers_memory_mends_its_rows(stores: Stores) 
     async with reopened(url) as store:
         assert await lost(store, entries) == []
     assert marked(url) == []
+
+
+async def test_a_mend_goes_on_behind_a_reference_that_was_mended_before(stores: Stores) -> None:
+    """Of two references that one publication mends, the first was already mended with another frame."""
+    entries = conversation(120, known=500)
+    url = await written(stores, [entries])
+    first, second = references_of(url)[:2]
+    ruin(url, first, harm=flip)
+    async with reopened(url) as store:
+        store.begin_writing()
+        store.writer.recheck(range(1, 121))
+        entries[first - 1] = refiltered(entries[first - 1])
+        assert store.writer.write([entries[first - 1]])[0].is_mended
+        in_database(url, lambda c: cut(c, "frames", first))
+        ruin(url, second)
+        store.writer.recheck(range(1, 121))
+        assert {first, second} <= set(marked(url))
+        results = store.writer.write([entries[first - 1], entries[second - 1]])
+        assert [result.is_mended for result in results] == [True, True]
+        assert {first, second}.isdisjoint(marked(url))
+        assert not {first - 1, second - 1} & set(await lost(store, entries))
+    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
