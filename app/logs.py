@@ -36,6 +36,16 @@ _sync: ContextVar[str] = ContextVar("sync", default="")
 _TOKEN = re.compile(r"\b(sds_[0-9A-Za-z]+)_[0-9A-Za-z]+")
 
 
+def printable(text: str) -> str:
+    """The text with control characters escaped as in JSON, so that it cannot move a cursor or fake a line.
+
+    They are those of C0 and C1, separators of lines, and characters that turn the direction of text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 def begin_request() -> None:
     """What this task logs from here on belongs to a new request."""
     _request.set(next(_numbers))
@@ -52,7 +62,7 @@ def audit(*, who: str, address: str, action: str, target: str, status: int, code
     `status` 0: the caller hung up before it had an answer.
     """
     # An operator can paste a whole token where its ID belongs.
-    shown = _TOKEN.sub(r"\1_***", target[:TARGET_CHARS_MAX]).encode("unicode_escape").decode()
+    shown = _TOKEN.sub(r"\1_***", target[:TARGET_CHARS_MAX])
     outcome = f"{status} {code}".strip()
     fields = {"who": who, "address": address, "action": action, "target": shown, "outcome": outcome}
     # The caller is a token's ID or an address; the target is a path, or what a handler says of it.
@@ -93,13 +103,22 @@ def set_level(level: str) -> None:
 
 
 class TextLines(logging.Formatter):
-    """`TIME LEVEL [WORKER] LOGGER: MESSAGE`, followed by the traceback of a fault."""
+    """`TIME LEVEL [WORKER] LOGGER: MESSAGE`, followed by the traceback of a fault.
+
+    What others chose, as a peer's error, cannot begin a line or reach the terminal: control characters
+    are escaped. Lines of a traceback begin with spaces.
+    """
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - a name of logging
+        """See `logging.Formatter`."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {printable(line)}" for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - a name of logging
         """See `logging.Formatter`."""
         worker = _worker_of(record)
         where = f"{worker} {record.name}" if worker else record.name
-        return f"{_time_of(record)} {record.levelname} {where}: {record.message}"
+        return printable(f"{_time_of(record)} {record.levelname} {where}: {record.message}")
 
 
 class JsonLines(logging.Formatter):
@@ -121,7 +140,7 @@ class JsonLines(logging.Formatter):
             **audited,
             **({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}),
         }
-        return json.dumps(document, ensure_ascii=False)
+        return printable(json.dumps(document, ensure_ascii=False))
 
 
 def _time_of(record: logging.LogRecord) -> str:

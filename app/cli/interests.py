@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.options import DEFAULT_NODE, AsJson, NodeUrl, node_client
-from app.cli.output import CliError, Exit, counted, print_json, print_note, printable, stdout
+from app.cli.output import CliError, Exit, counted, print_json, print_note, stdout
+from app.logs import printable
 
 verbs = typer.Typer()
 interests = typer.Typer(help="Show and change which channels a running node syncs with its peers.")

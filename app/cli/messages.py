@@ -50,7 +50,6 @@ from app.cli.output import (
     print_note,
     print_refusal,
     print_table,
-    printable,
     progress_bar,
     stdout,
     table,
@@ -58,6 +57,7 @@ from app.cli.output import (
 from app.hexadecimal import not_a_hex_hint
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
+from app.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.batching import Batcher, batches
 from sdstore.client.errors import StoreError

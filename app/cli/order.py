@@ -16,11 +16,11 @@ from app.cli.output import (
     print_json,
     print_note,
     print_table,
-    printable,
     stderr,
     table,
 )
 from app.errors import Code
+from app.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import EmptyPages

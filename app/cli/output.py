@@ -24,6 +24,7 @@ from rich.text import Text
 
 from app.cli import interrupts
 from app.errors import Code, Problem
+from app.logs import printable
 from sdstore.client.errors import StoreError
 from sdstore.sync.report import SegmentState, SyncOutcome
 
@@ -197,11 +198,6 @@ def age_text(age_s: float) -> str:
         if age_s >= unit_s:
             return f"{age_s // unit_s:.0f} {unit}"
     return f"{max(age_s, 0):.0f} s"
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped, so that it cannot move the cursor or fake a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_refusal(document: Mapping[str, Any], console: Console) -> None:

@@ -33,12 +33,12 @@ from app.cli.output import (
     print_json,
     print_note,
     print_table,
-    printable,
     stdout,
     sync_progress,
     table,
 )
 from app.errors import Code
+from app.logs import printable
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.client.records import Peer, Sync

@@ -17,7 +17,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 from pathlib import Path
 
 import httpcore
@@ -34,7 +41,38 @@ PORT_MAX = 65_535
 READ_BYTES = 8_192
 """Of a peer's answer, parsed before others are served: chunks of one byte take 60 ms."""
 
+# The tables of `ipaddress` differ between versions of Python, so these are our own, from the registries
+# of special-purpose addresses (RFC 6890).
 _NAT64 = IPv6Network("64:ff9b::/96")
+_PRIVATE = tuple(
+    map(
+        ip_network,
+        (
+            *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8"),
+            *("fc00::/7", "::1/128"),
+        ),
+    )
+)
+"""A site's own addresses, those of a carrier's NAT, and this machine: for operators who allow them."""
+
+_NEVER = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8",
+            "169.254.0.0/16",  # link-local: metadata services of clouds
+            "192.0.0.0/24",  # protocol assignments
+            *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),  # documentation
+            "192.88.99.0/24",  # relays of 6to4
+            "198.18.0.0/15",  # benchmarks
+            "224.0.0.0/3",  # multicast, reserved, broadcast
+            *("2001::/23", "2001:db8::/32", "3fff::/20"),  # protocols (Teredo too), documentation
+        ),
+    )
+)
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+"""Others have no global meaning: link-local, site-local, multicast, IPv4-compatible, local NAT64."""
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 IpAddress = IPv4Address | IPv6Address
@@ -111,20 +149,18 @@ async def _addresses_of(url: httpx.URL) -> list[IpAddress]:
 def is_allowed(address: IpAddress, *, private_allowed: bool) -> bool:
     """Whether a node may connect to this address.
 
-    Never to link-local (cloud metadata services), multicast, reserved or unspecified addresses; to
-    private addresses and this machine only if the operator allows it.
+    Never to an address of `_NEVER`; to private addresses and this machine only if the operator allows it.
     """
     address = _innermost(address)
-    if address.is_loopback:  # before the reserved ones, which contain ::1
+    if _is_in(address, _PRIVATE):
         return private_allowed
-    if (
-        address.is_link_local
-        or address.is_multicast
-        or address.is_reserved
-        or address.is_unspecified
-    ):
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return False
-    return address.is_global or private_allowed
+    return not _is_in(address, _NEVER)
+
+
+def _is_in(address: IpAddress, networks: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+    return any(address in each for each in networks if each.version == address.version)
 
 
 def _innermost(address: IpAddress) -> IpAddress:
@@ -133,8 +169,7 @@ def _innermost(address: IpAddress) -> IpAddress:
         return address
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFF_FFFF)
-    teredo = address.teredo[1] if address.teredo else None
-    return address.ipv4_mapped or address.sixtofour or teredo or address
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 def refuse_literal(url: httpx.URL, *, private_allowed: bool) -> None:

@@ -14,11 +14,11 @@ from app.cli.output import (
     figures_of,
     human_bytes,
     print_table,
-    printable,
     range_bar,
     sync_progress,
     table,
 )
+from app.logs import printable
 from sdstore.sync.report import SegmentState, filled
 
 states = st.sampled_from(SegmentState)
@@ -65,7 +65,7 @@ def test_bytes_are_written_with_a_unit(count: float, text: str) -> None:
 
 
 def test_what_is_printed_cannot_steer_a_terminal() -> None:
-    assert printable("a\x1b[31m\r\n\u202eb") == "a\\x1b[31m\\r\\n\\u202eb"
+    assert printable("a\x1b[31m\r\n\u202eb") == "a\\u001b[31m\\r\\n\\u202eb"
     assert printable("канал ★") == "канал ★"
 
 

@@ -104,7 +104,7 @@ def test_control_characters_of_a_message_do_not_reach_the_terminal(node: str) ->
     publish(node, message(1, "tail/c", content=b"\x1b[2J\x07 boo\r\nfake line"))
     (line,) = cli("tail", "tail/c", "--no-follow", "--node", node).out.splitlines()
     assert "\x1b" not in line
-    assert "\\x1b[2J" in line
+    assert "\\u001b[2J" in line
 
 
 def test_gaps_lists_what_histories_name_and_nobody_sent(node: str) -> None:

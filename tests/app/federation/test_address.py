@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from ipaddress import ip_address
 
 import pytest
 
 from app.errors import Code, Problem
-from app.federation.transport import is_allowed, parse_peer_url, resolve
+from app.federation.connections import Connections
+from app.federation.transport import (
+    is_allowed,
+    open_http_client,
+    open_http_transport,
+    parse_peer_url,
+    resolve,
+)
+from app.limits import DEFAULT_LIMITS
 
 NOT_URLS = [
     "",
@@ -80,6 +89,11 @@ INWARD_URLS = [
     "http://[fc00::1]",
     "http://[fd12:3456::1]",
     "http://[ff02::1]",
+    "http://[fec0::1]",
+    "http://192.0.0.8",
+    "http://[::ffff:192.0.0.8]",
+    "http://[::127.0.0.1]",
+    "http://[64:ff9b:1::7f00:1]",
     "https://[::1]:8443/base",
 ]
 
@@ -102,7 +116,15 @@ def test_no_form_of_an_inward_address_resolves_where_private_ones_are_not_allowe
 
 
 @pytest.mark.parametrize(
-    "address", ["169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "::", "240.0.0.1"]
+    "address",
+    [
+        *("169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "0.1.2.3", "::", "240.0.0.1"),
+        *("fec0::1", "feff::1", "192.0.0.8", "192.0.0.170", "192.0.2.1", "198.18.0.1"),
+        *("255.255.255.255", "192.88.99.1", "203.0.113.9", "ff02::1", "100::1", "4000::1"),
+        *("::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "2001:db8::1", "5f00::1"),
+        *("2001:0:101:101::1", "2001:0:7f00:1:0:fbff:80ff:fffe", "2001:2::1", "3fff::1"),
+        *("::ffff:169.254.169.254", "::ffff:192.0.0.8", "64:ff9b::a9fe:a9fe", "2002:c000:8::"),
+    ],
 )
 def test_addresses_that_no_peer_has_stay_forbidden_where_private_ones_are_allowed(
     address: str,
@@ -110,14 +132,28 @@ def test_addresses_that_no_peer_has_stay_forbidden_where_private_ones_are_allowe
     assert not is_allowed(ip_address(address), private_allowed=True)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "127.9.9.9", "::1", "10.0.0.1", "172.31.0.1", "192.168.1.1", "100.64.0.1"),
+        *("fd00::1", "fc00::1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::"),
+    ],
+)
 def test_private_addresses_depend_on_the_operator(address: str) -> None:
     assert is_allowed(ip_address(address), private_allowed=True)
     assert not is_allowed(ip_address(address), private_allowed=False)
 
 
 def test_public_addresses_are_allowed() -> None:
-    for address in ("1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101"):
+    edges = (
+        "9.255.255.255",
+        "11.0.0.0",
+        "172.32.0.0",
+        "100.128.0.0",
+        "192.0.1.0",
+        "223.255.255.255",
+    )
+    for address in (*edges, "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101", "2001:200::1"):
         assert is_allowed(ip_address(address), private_allowed=False)
 
 
@@ -131,3 +167,45 @@ def test_the_name_is_kept_for_host_header_and_tls_while_the_address_is_pinned() 
     assert pinned.base_url.host in {"127.0.0.1", "::1"}
     assert (pinned.host_header, pinned.tls_name) == ("localhost:8123", "localhost")
     assert pinned.base_url.path == "/a"
+
+
+@pytest.mark.parametrize("client", ["sessions", "links"])
+def test_a_name_that_changes_between_the_check_and_the_connection_leads_to_the_checked_address(
+    client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    met: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnews")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        loop = asyncio.get_running_loop()
+
+        async def answer(host: str, *_: object, **__: object) -> list[object]:
+            asked.append(host)
+            address = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", answer)
+        url = parse_peer_url(f"http://peer.example:{port}")
+        if client == "links":
+            async with open_http_client(url, private_allowed=True) as http:
+                assert (await http.get("v1/relay")).content == b"news"
+        else:
+            connections = Connections()
+            async with open_http_transport(
+                url, DEFAULT_LIMITS, private_allowed=True, connections=connections
+            ) as transport:
+                assert await transport.interest() == b"news"
+            connections.close()
+        server.close()
+
+    asyncio.run(scenario())
+    assert asked == ["peer.example"]
+    assert b"host: peer.example:" in met[0].lower()

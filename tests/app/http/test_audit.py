@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import socket
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -14,7 +19,7 @@ import pytest
 from app.callers import DistrustingAuthorizer, Scope
 from app.http.application import ROUTES
 from app.http.routing import Route
-from app.logs import shown_url
+from app.logs import TextLines, shown_url
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect
@@ -217,3 +222,62 @@ def test_no_log_has_a_secret_or_content_and_lines_name_their_request_and_session
     healthy = [line for line in lines if "is healthy" in line["message"]]
     assert healthy
     assert all(len(line["sync"]) == 16 for line in healthy)
+
+
+FORGED = "2026-01-01T00:00:00.000+00:00 INFO sdstore.audit: DELETE /v1/tokens by token sds_forged"
+UGLY = f"no\r\n{FORGED}\n\x1b[2J\x07\x9b31m\u202e\u2066\u2028\x7f"
+
+
+def serve_refusals(connection: socket.socket) -> None:
+    """Answer every request on a connection with a problem whose detail is `UGLY`."""
+    problem = {"type": "about:blank", "status": 403, "code": "forbidden", "detail": UGLY}
+    body = json.dumps(problem).encode()
+    head = (
+        b"HTTP/1.1 403 Forbidden\r\ncontent-type: application/problem+json\r\n"
+        b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    )
+    with connection, suppress(OSError):
+        connection.recv(65_536)
+        connection.sendall(head + body)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_a_peer_says_neither_begins_a_line_of_the_log_nor_reaches_the_terminal(
+    tmp_path: Path, form: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        flags = ("--log-level", "debug", "--log-format", form)
+        peer = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with subprocess.Popen(
+            command("serve", "--port", 0, "--data-dir", tmp_path, "--peer", peer, *flags),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as running:
+            assert running.stderr is not None
+            try:
+                listener.settimeout(20)
+                lines: list[str] = []
+                while not any("is down" in line for line in lines):
+                    serve_refusals(listener.accept()[0])
+                    while select.select([running.stderr], [], [], 0.2)[0]:
+                        lines.append(os.read(running.stderr.fileno(), 1 << 20).decode())
+            finally:
+                running.terminate()
+    text = "".join(lines)
+    assert FORGED in text
+    assert not any(line.startswith(FORGED) for line in text.splitlines())
+    assert all(each.isprintable() for each in text.split("\n")), text
+
+
+def test_a_traceback_does_not_begin_a_line_either(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextLines())
+    try:
+        int(UGLY)
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, UGLY, None, sys.exc_info())
+    handler.emit(record)
+    first, *rest = capsys.readouterr().err.split("\n")[:-1]
+    assert first.isprintable()
+    assert rest
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
