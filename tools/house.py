@@ -1,29 +1,45 @@
 """Statistics of the code: modules, lines, functions, and the modules that one operation crosses.
 
 `python -m tools.house`: run it in any checkout. Generated code and tests are left out. A module is
-crossed by an operation if a function of it runs between the request's arrival and its answer, in
-any thread of the node; a sync counts both nodes, initiator and responder.
+crossed by an operation if the request makes a function of it run, in any thread of the node; what runs in
+the background meanwhile does not count. A sync counts both nodes, initiator and responder.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from types import FrameType
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
+import httpx
+
+from app.federation.connections import Connection
+from app.http.connection import Connection as ServerConnection
+from app.ingest.committer import GroupCommitter
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
-from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
+from tests.support.server import PROTOBUF, WANTS_PROTOBUF, running_node
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("recon", "sdstore", "app", "pipeline")
+HEADER = "sdstore-house"
+"""Names the operation of a request, from one node to the other."""
+
+_operation: ContextVar[str] = ContextVar("operation", default="")
 
 
 def main() -> None:
@@ -43,10 +59,11 @@ def main() -> None:
         f"functions              {len(functions):,}; median {median(functions):.0f} lines, "
         f"95 % below {p95:.0f}, longest {max(functions)}"
     )
-    for name, crossed in _crossed().items():
-        print(f"{name:22} {len(crossed)} modules, {sum(lines[path] for path in crossed):,} lines")
+    for name, paths in crossed().items():
+        label = f"crossed by a {name}"
+        print(f"{label:22} {len(paths)} modules, {sum(lines[path] for path in paths):,} lines")
         if "-v" in sys.argv:
-            print(*(f"    {path.relative_to(ROOT)}" for path in sorted(crossed)), sep="\n")
+            print(*(f"    {path.relative_to(ROOT)}" for path in sorted(paths)), sep="\n")
 
 
 def _functions(path: Path) -> Iterator[int]:
@@ -55,24 +72,23 @@ def _functions(path: Path) -> Iterator[int]:
             yield (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-class _Recorder:
-    """The source files whose functions ran, while it is on."""
+class Recorder:
+    """The source files whose functions run for a named operation, in any thread of the nodes.
+
+    A context variable names the operation that runs. It follows a request as any context variable does: into
+    tasks, timers and `asyncio.to_thread`. Over HTTP and to the writer's thread it is taken here.
+    """
 
     def __init__(self) -> None:
-        self.is_on = False
-        self.files: set[str] = set()
+        self._files: defaultdict[str, set[str]] = defaultdict(set)
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        if self.is_on and event == "call":
-            self.files.add(frame.f_code.co_filename)
+        if event == "call" and (name := _operation.get()):
+            self._files[name].add(frame.f_code.co_filename)
 
-    def during(self, work: Callable[[], object]) -> set[Path]:
-        """The modules of ours that run during `work`."""
-        self.files, self.is_on = set(), True
-        work()
-        time.sleep(0.3)  # include work after the answer
-        self.is_on = False
-        paths = {Path(each) for each in self.files}
+    def of(self, name: str) -> set[Path]:
+        """The modules of ours that ran."""
+        paths = {Path(each) for each in self._files[name]}
         return {
             path
             for path in paths
@@ -83,16 +99,87 @@ class _Recorder:
 
 
 @contextmanager
-def _recording() -> Iterator[_Recorder]:
-    recorder = _Recorder()
+def _recording() -> Iterator[Recorder]:
+    recorder = Recorder()
     threading.setprofile(recorder)
     try:
-        yield recorder
+        with _followed_over_http(), _followed_to_the_writer():
+            yield recorder
     finally:
         threading.setprofile(None)
 
 
-def _crossed() -> dict[str, set[Path]]:
+@contextmanager
+def _followed_over_http() -> Iterator[None]:
+    """A header names the operation of a request."""
+    of_connection: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+    read, call, send = ServerConnection.buffer_updated, Connection.call, httpx.AsyncClient.send
+
+    def received(connection: Any, nbytes: int) -> None:
+        if found := re.search(HEADER.encode() + rb": (.*)\r\n", connection.buffer[:nbytes]):
+            of_connection[connection] = found[1].decode()
+        _call(of_connection.get(connection, ""), read, connection, nbytes)
+
+    async def called(connection: Any, request: bytes, bytes_max: int) -> Any:
+        if name := _operation.get():
+            request = request.replace(b"\r\n", f"\r\n{HEADER}: {name}\r\n".encode(), 1)
+        return await call(connection, request, bytes_max)
+
+    async def sent(client: Any, request: httpx.Request, **options: Any) -> Any:
+        if name := _operation.get():
+            request.headers[HEADER] = name
+        return await send(client, request, **options)
+
+    with (
+        patch.object(ServerConnection, "buffer_updated", received),
+        patch.object(Connection, "call", called),
+        patch.object(httpx.AsyncClient, "send", sent),
+    ):
+        yield
+
+
+@contextmanager
+def _followed_to_the_writer() -> Iterator[None]:
+    """A job of the writer's thread belongs to the operation that waits for it."""
+    of_job: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+    writer: Any = GroupCommitter
+    admit, write, finish = writer._admit, writer._write_or_retry, writer._finish  # noqa: SLF001
+
+    def admitted(committer: Any, job: Any) -> None:
+        name = of_job[job.future] = _operation.get()
+        if job.call is not None:
+            job.call = partial(_call, name, job.call)
+        admit(committer, job)
+
+    def name_of(group: Any) -> str:
+        # A transaction of several requests runs for each of them.
+        return next(filter(None, (of_job[job.future] for job in group)), "")
+
+    def written(committer: Any, group: Any) -> Any:
+        return _call(name_of(group), write, committer, group)
+
+    def finished(committer: Any, group: Any, answers: Any) -> None:
+        _call(name_of(group), finish, committer, group, answers)
+
+    with (
+        patch.object(GroupCommitter, "_admit", admitted),
+        patch.object(GroupCommitter, "_write_or_retry", written),
+        patch.object(GroupCommitter, "_finish", finished),
+    ):
+        yield
+
+
+def _call(name: str, do: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function for an operation, or for none."""
+    token = _operation.set(name)
+    try:
+        return do(*arguments)
+    finally:
+        _operation.reset(token)
+
+
+def crossed() -> dict[str, set[Path]]:
+    """The modules that run for each of some operations, between two nodes."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _recording() as recorder,
@@ -102,19 +189,25 @@ def _crossed() -> dict[str, set[Path]]:
         for number in range(200):
             for node in (ours, theirs)[: 1 if number % 10 == 0 else 2]:
                 node.publish(_message(number))
-        # Warm up: one-time work is not part of an operation.
-        get = lambda: ours.http.get("/v1/messages/m1", headers=WANTS_PROTOBUF)  # noqa: E731
-        page = lambda: ours.http.get("/v1/channels/c/messages", headers=WANTS_PROTOBUF)  # noqa: E731
-        get(), page()
+
+        def send(name: str, method: str, path: str, **options: Any) -> httpx.Response:
+            # On a connection of its own, so that its first bytes belong to the operation too.
+            headers = {**ours.http.headers, **options.pop("headers", {}), HEADER: name}
+            with httpx.Client(base_url=ours.url, trust_env=False, timeout=30) as client:
+                return client.request(method, path, headers=headers, **options)
+
         frame = encode(_message(1_000), Dialect.V2)
-        return {
-            "crossed by a POST": recorder.during(
-                lambda: ours.http.post("/v1/messages", content=frame, headers=PROTOBUF)
-            ),
-            "crossed by a GET": recorder.during(get),
-            "crossed by a page": recorder.during(page),
-            "crossed by a sync": recorder.during(lambda: _sync(ours, theirs)),
-        }
+        # Warm up: one-time work is not part of an operation.
+        for name in ("", "GET"):
+            send(name, "GET", "/v1/messages/m1", headers=WANTS_PROTOBUF)
+        for name in ("", "page"):
+            send(name, "GET", "/v1/channels/c/messages", headers=WANTS_PROTOBUF)
+        send("POST", "POST", "/v1/messages", content=frame, headers=PROTOBUF)
+        started = send("sync", "POST", "/v1/syncs", json={"peer_url": theirs.url}).json()
+        while ours.http.get(f"/v1/syncs/{started['id']}").json()["state"] != "finished":
+            time.sleep(0.05)
+    # The nodes have ended, and with them what ran after an answer.
+    return {name: recorder.of(name) for name in ("POST", "GET", "page", "sync")}
 
 
 def _message(number: int) -> Message:
@@ -126,12 +219,6 @@ def _message(number: int) -> Message:
         causal_history=(HistoryEntry(f"m{number - 1}", b"hint"),) if number else (),
         content=b"content",
     )
-
-
-def _sync(ours: RunningNode, theirs: RunningNode) -> None:
-    started = ours.http.post("/v1/syncs", json={"peer_url": theirs.url}).json()
-    while ours.http.get(f"/v1/syncs/{started['id']}").json()["state"] != "finished":
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":
