@@ -164,7 +164,7 @@ class Peer:
         logged once, and so is its end.
         """
         self.totals.add(report)
-        self.code, self.reason = report.code, clean_text(report.detail)
+        before, self.code, self.reason = self.reason, report.code, clean_text(_said_of(report))
         self._learn_divergence(report)
         if report.outcome is SyncOutcome.LOCAL_FAULT:
             if report.code != self._fault:
@@ -176,7 +176,7 @@ class Peer:
             self.reason = f"the fault is this node's, not the peer's: {self.reason}"
             return False
         was_fault, self._fault = self._fault, ""
-        if report.in_sync and report.detail not in ("", NOTHING_SHARED):
+        if report.in_sync and self.reason not in ("", NOTHING_SHARED, before):
             _log.warning("peer %s is in sync, but %s", url_text(self.url), self.reason)
         state = _state_of(report)
         if state is self.state:
@@ -224,6 +224,15 @@ class Peer:
             except RemoteProtocolError:
                 self._interest = None
         return not raw or self._interest is None or any(map(self._interest.matches, channels))
+
+
+def _said_of(report: SyncReport) -> str:
+    """The detail of a report, with the messages that this node's policy gave no verdict on."""
+    failed_count = sum(each["code"] == Code.POLICY_FAILED for each in report.set_aside)
+    if not failed_count:
+        return report.detail
+    failed = f"this node's policy gave no verdict on {failed_count} of its messages"
+    return f"{report.detail}; {failed}" if report.detail else failed
 
 
 def _state_of(report: SyncReport) -> PeerState:

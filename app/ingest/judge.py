@@ -148,11 +148,13 @@ class Judge(Collector):
         self._log(why)
         return [each if isinstance(each, Problem) else self._failure() for each in checked]
 
-    def _failure(self) -> Problem:
+    def _failure(self, *, is_of_message: bool = False) -> Problem:
+        """`is_of_message`: the policy judges others."""
         self.verdicts["failed"] += 1
         return Problem(
             Code.POLICY_FAILED,
             "the policy of this node did not judge the message",
+            extra={"policy_code": "no_verdict"} if is_of_message else None,
             headers={"Retry-After": str(RETRY_AFTER_S)},
         )
 
@@ -176,7 +178,7 @@ class Judge(Collector):
         for each in unknown:
             verdict = self._verdict(each, way)
             if verdict is None:
-                judged.append(self._failure())
+                judged.append(self._failure(is_of_message=True))
             elif verdict.action is Action.ACCEPT:
                 self.verdicts["accepted"] += 1
                 judged.append(each)

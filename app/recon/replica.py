@@ -398,6 +398,10 @@ def _refusal(problem: Problem) -> Stored:
     """The outcome of an item that the door refused. Raises the problem if this node is at fault."""
     if problem.code is Code.OVERLOADED:
         return Stored(wire.NOT_EXAMINED)
+    if (
+        problem.code is Code.POLICY_FAILED and problem.extra
+    ):  # of this message; others have a verdict
+        return Stored(wire.PUSH_REFUSED, problem.code)
     if problem.status >= 500:
         raise problem
     return Stored(wire.PUSH_REFUSED, problem.code)

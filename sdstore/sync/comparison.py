@@ -22,7 +22,7 @@ from recon.session import SessionHeader
 from recon.view import View
 from sdstore.sync.exchange import InterestChangedError, NonceExpiredError, error_of
 from sdstore.sync.moves import MOVE_ELEMENTS_MAX, Moves
-from sdstore.sync.news import MOVED_MAX
+from sdstore.sync.news import MOVED_MAX, PASSED_OVER_MAX
 from sdstore.wire.recon_pb2 import ReconResponse
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class Pass:
                 self.moves.moved.leave_unnamed(event.orders, event.ids)
             case Stated():
                 session.stated = event
-                if abs(event.count - self._view_count) > MOVED_MAX:
+                more_count = event.count - self._view_count
+                if not -MOVED_MAX <= more_count <= PASSED_OVER_MAX:
                     self.moves.moved.give_up()
             case Fault():
                 raise event.error

@@ -21,15 +21,15 @@ from typing import Any
 import blake3
 import numpy as np
 
+from recon.elements import U8, U64
 from recon.hashing import Total
 from recon.limits import ID_BYTES
 from recon.store import Columns
 from recon.view import View
 from sdstore.sync.replica import Replica, columns
-from sdstore.sync.report import SyncCode, SyncError
 
 INTERESTS_MAX = 4  # whose set-aside elements are remembered; for others a session finds them again
-SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; a session that finds more is partial
+SET_ASIDE_MAX = 65_536  # elements a peer and interest: 25 MB; of more, only the number is kept
 REPORTED_MAX = 100  # elements named in a report; the count is always exact
 RETRIES_MAX = 256  # elements that a session retries: about one batch
 RETRY_S_MIN = 900.0  # before the first retry: a mended store is noticed within the hour
@@ -104,12 +104,14 @@ class AsideElement:
 class Aside:
     """The elements set aside for one mutual interest (its canonical bytes).
 
-    `tried_again`: elements removed for a retry that are not settled yet.
+    `tried_again`: elements removed for a retry that are not settled yet. `beyond_count`: further
+    elements, which are not remembered: the next session that compares everything finds them again.
     """
 
     interest: bytes
     elements: tuple[AsideElement, ...] = ()
     tried_again: tuple[AsideElement, ...] = ()
+    beyond_count: int = 0
 
     def without_refused_there(self) -> Aside:
         """Without refusals of the peer: its policy has changed, so it may accept those elements now."""
@@ -126,7 +128,7 @@ class Aside:
             if e.lacked_by is LackedBy.HERE and e.code not in _UNSERVED
         }
         kept = tuple(e for e in self.elements if not gone & {e.element_id, e.entry_id})
-        return replace(self, elements=kept)
+        return replace(self, elements=kept, beyond_count=0)
 
     def unserved_due(self) -> Aside:
         """Make elements due now that the peer could not serve, and claims that waited for an entry."""
@@ -178,6 +180,9 @@ class Baseline:
         return not 0 < self.whole_due_at_s - time.time() <= WHOLE_S_MAX + 1
 
 
+ELEMENT_BYTES = _ORDER_BYTES + ID_BYTES
+
+
 def pack_elements(elements: Mapping[bytes, int]) -> bytes:
     """Elements, orders by ID: 8 bytes of order, little-endian, and 32 of ID each."""
     return b"".join(
@@ -187,11 +192,15 @@ def pack_elements(elements: Mapping[bytes, int]) -> bytes:
 
 def unpack_elements(raw: bytes) -> dict[bytes, int]:
     """The orders by ID of packed elements."""
-    step = _ORDER_BYTES + ID_BYTES
-    return {
-        raw[at + _ORDER_BYTES : at + step]: int.from_bytes(raw[at : at + _ORDER_BYTES], "little")
-        for at in range(0, len(raw), step)
-    }
+    orders, ids = unpack_columns(raw)
+    return dict(zip(map(bytes, ids), orders.tolist(), strict=True))
+
+
+def unpack_columns(raw: bytes | bytearray) -> tuple[U64, U8]:
+    """orders u64[n] and ids u8[n, 32] of packed elements."""
+    rows = np.frombuffer(bytes(raw), np.uint8).reshape(-1, ELEMENT_BYTES)
+    orders = np.ascontiguousarray(rows[:, :_ORDER_BYTES]).view("<u8")[:, 0].astype(np.uint64)
+    return orders, np.ascontiguousarray(rows[:, _ORDER_BYTES:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +307,7 @@ class PeerMemory:
                         bytes.fromhex(each["interest"]),
                         tuple(map(_aside_element, each["elements"])),
                         tuple(map(_aside_element, each["tried_again"])),
+                        each.get("beyond_count", 0),
                     )
                     for each in document["asides"]
                 ),
@@ -343,11 +353,12 @@ class SetAside:
         self._elements = {each.element_id: each for each in aside.elements}
         self._tried_again = {each.element_id: each for each in aside.tried_again}
         self._columns: dict[LackedBy, Columns] = {}
+        self.beyond_count = aside.beyond_count
 
     def value(self) -> Aside:
         """The elements as a value."""
         elements, tried = self._elements.values(), self._tried_again.values()
-        return Aside(self._interest, tuple(elements), tuple(tried))
+        return Aside(self._interest, tuple(elements), tuple(tried), self.beyond_count)
 
     @property
     def name(self) -> bytes:
@@ -370,17 +381,21 @@ class SetAside:
         ranked = sorted(self._elements.values(), key=lambda each: bool(each.entry_id))
         return tuple(each.document() for each in ranked[:REPORTED_MAX])
 
-    def add(self, element: AsideElement) -> None:
-        """Set an element aside; each failed retry makes the wait four times as long. Raises SyncError if full."""
+    def add(self, element: AsideElement) -> bool:
+        """Set an element aside; each failed retry makes the wait four times as long.
+
+        False if there is no room: then it is only counted.
+        """
         if len(self._elements) >= SET_ASIDE_MAX and element.element_id not in self._elements:
-            detail = f"more than {SET_ASIDE_MAX} elements need to be set aside"
-            raise SyncError(SyncCode.OVERLOADED, detail)
+            self.beyond_count += 1
+            return False
         before = self._tried_again.pop(element.element_id, None)
         retries = before.retries + 1 if before else element.retries
         retry_at_s = _retry_at_s(retries)
         element = replace(element, retries=retries, retry_at_s=retry_at_s)
         self._elements[element.element_id] = element
         self._columns.clear()
+        return True
 
     def forget(self, ids: Iterable[bytes]) -> None:
         """Remove elements that both sides hold or neither names any more, and the claims on them."""
@@ -421,11 +436,18 @@ class SetAside:
             self.forget(set(lost) - await replica.lost_among(lost))
 
     def is_due(self) -> bool:
-        """Whether an element is due for a retry."""
-        return any(_is_due(each.retry_at_s) for each in self._elements.values())
+        """Whether an element is due for a retry.
+
+        If there are more than are remembered, a retry would fetch all the others again: they wait for
+        the next session that compares everything.
+        """
+        return not self.beyond_count and any(
+            _is_due(each.retry_at_s) for each in self._elements.values()
+        )
 
     def try_again(self) -> None:
-        """Remove a bounded number of due elements, so that the session finds and moves them."""
+        """Before everything is compared: remove a bounded number of due elements, so that they are moved."""
+        self.beyond_count = 0
         due = [each for each in self._elements.values() if _is_due(each.retry_at_s)]
         before = self._elements
         self.forget([each.element_id for each in due[:RETRIES_MAX]])

@@ -224,6 +224,7 @@ class Moves:
         self._fetches = FetchQueue(view)
         self._orphans: list[bytes] = []
         self._orphans_bytes = 0
+        self._left_orphans = False
         self._early_claims: list[Element] = []
         self._is_last_offer = False
         self.storing: set[asyncio.Task[object] | None] = set()  # tasks that have an answer
@@ -338,7 +339,10 @@ class Moves:
         await self._behind.end()
 
     async def finish(self) -> None:
-        """Offer claims again whose entries the peer may have by now, and store waiting orphans."""
+        """Offer claims again whose entries the peer may have by now, and store waiting orphans.
+
+        Raises SyncError if there were too many to keep; everything else is stored then.
+        """
         self._is_last_offer = True
         self._outbox.put_back(self._early_claims)
         while self.waiting_count:
@@ -348,11 +352,14 @@ class Moves:
             for claim in claims:
                 entry = self._aside.get(claim.prepared.entry_id)
                 self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
+        if self._left_orphans:
+            raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
 
     def _set_aside(self, elements: Iterable[AsideElement]) -> None:
         for element in elements:
             if element.element_id not in self._aside:
-                self._aside.add(element)
+                if not self._aside.add(element):
+                    self.moved.pass_over(element)
                 self._counts["claims_refused" if element.entry_id else "entries_refused"] += 1
 
     # --- sent ----------------------------------------------------------------------------------
@@ -500,7 +507,7 @@ class Moves:
             if self._has_too_many_orphans:
                 await self._try_orphans()
             if self._has_too_many_orphans:
-                raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
+                self._orphans, self._orphans_bytes, self._left_orphans = [], 0, True
         if self._fetching_count == 1 and not len(self._fetches):
             await self._behind.flush()  # nothing more is on its way
 

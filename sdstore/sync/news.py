@@ -20,12 +20,24 @@ from recon.hashing import Total
 from recon.marks import Arrived
 from recon.store import Columns
 from recon.view import View
-from sdstore.sync.memory import Baseline, LackedBy, SetAside, unpack_elements
+from sdstore.sync.memory import (
+    ELEMENT_BYTES,
+    SET_ASIDE_MAX,
+    AsideElement,
+    Baseline,
+    LackedBy,
+    SetAside,
+    pack_elements,
+    unpack_columns,
+    unpack_elements,
+)
 from sdstore.sync.replica import Element, Replica, columns
 
 MOVED_MAX = (
     65_536  # elements each way that a baseline counts in or out: 5 MB; more need a new session
 )
+NEEDED_MAX = MOVED_MAX + SET_ASIDE_MAX  # named at once, until those that are set aside are known
+PASSED_OVER_MAX = 1 << 20  # elements that are neither stored nor remembered: 40 MB in one session
 
 
 class Moved:
@@ -33,7 +45,8 @@ class Moved:
 
     `offered`: the peer lacks them. `needed`: this side lacks them. `unnamed`: set-aside elements that
     the view has and the peer no longer names. `held`: needed elements that this side has committed.
-    `is_overfull`: there were too many to remember.
+    `passed_over`: needed elements, packed, that could not be stored and not be remembered as set aside;
+    `not_taken`: the same of the offered ones. `is_overfull`: there were too many to remember.
     """
 
     def __init__(self) -> None:
@@ -41,6 +54,8 @@ class Moved:
         self.needed: dict[bytes, int] = {}
         self.unnamed: dict[bytes, int] = {}
         self.held: set[bytes] = set()
+        self.not_taken: set[bytes] = set()
+        self.passed_over = bytearray()
         self.is_overfull = False
 
     def offer(self, orders: U64, ids: U8) -> None:
@@ -55,8 +70,23 @@ class Moved:
         if self.is_overfull:
             return
         self.needed |= {each.element_id: each.order for each in elements}
-        if len(self.needed) > MOVED_MAX:
+        if len(self.needed) > NEEDED_MAX:
             self.give_up()
+
+    def pass_over(self, element: AsideElement) -> None:
+        """Record an element that was found, and for which there was no room among those set aside."""
+        element_id = element.element_id
+        if element_id in self.offered:
+            self.not_taken.add(element_id)
+        elif (order := self.needed.pop(element_id, None)) is not None:
+            self.passed_over += pack_elements({element_id: order})
+        if self.passed_over_count > PASSED_OVER_MAX:
+            self.give_up()
+
+    @property
+    def passed_over_count(self) -> int:
+        """The number of needed elements that were passed over."""
+        return len(self.passed_over) // ELEMENT_BYTES
 
     def hold(self, element_id: bytes) -> None:
         """Record a needed element that this side has committed."""
@@ -73,17 +103,24 @@ class Moved:
         for each in (self.offered, self.needed, self.unnamed):
             each.clear()
         self.held.clear()
+        self.not_taken.clear()
+        self.passed_over.clear()
 
     def accounts_for(self, view: View, theirs: Total) -> bool:
         """Whether these differences explain the whole difference between `view` and the peer's total."""
         if self.is_overfull:
             return False
         removed = self.offered | self.unnamed
-        return view.total(columns_of(self.needed), columns_of(removed)) == theirs
+        needed, over = columns_of(self.needed), unpack_columns(self.passed_over)
+        orders = np.concatenate((needed.orders, over[0]))
+        ids = np.concatenate((needed.ids, over[1]))
+        added = Columns(orders, ids, np.zeros(len(ids), np.uint32))
+        return view.total(added, columns_of(removed)) == theirs
 
     def counted_in(self, aside: SetAside) -> dict[bytes, int]:
         """The elements that the next baseline counts in: those that the peer got."""
-        return {each: at for each, at in self.offered.items() if each not in aside}
+        left = self.offered.keys() - self.not_taken
+        return {each: self.offered[each] for each in left if each not in aside}
 
     def counted_out(self, aside: SetAside) -> dict[bytes, int]:
         """The elements that it counts out: those that the peer has before its mark."""

@@ -62,6 +62,7 @@ from sdstore.sync.exchange import (
 )
 from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
 from sdstore.sync.memory import (
+    SET_ASIDE_MAX,
     WHOLE_S_MAX,
     Baseline,
     LackedBy,
@@ -147,7 +148,7 @@ async def sync_with_peer(
         missing_here=session.missing_here,
         missing_there=session.missing_there,
         proved=session.proof is not None,
-        set_aside_count=len(session.aside),
+        set_aside_count=len(session.aside) + session.aside.beyond_count,
         set_aside=session.aside.reported(),
         mended=session.mended_count,
         lost_here=session.lost_count,
@@ -456,6 +457,11 @@ class Session:
                 self.missing_here *= self.fetches  # a dry run finds these elements again
                 self._made = None
                 continue  # elements that the peer refused before are offered again
+            if self._made is None and self.aside.beyond_count:
+                detail = (
+                    f"{len(self.aside) + self.aside.beyond_count} elements need to be set aside"
+                )
+                raise SyncError(SyncCode.OVERLOADED, f"{detail}; {SET_ASIDE_MAX} are remembered")
             if self._made is not None or (self.stated is not None and self.stated.agrees):
                 self.proof = compared
             elif self._is_comparable:
@@ -584,7 +590,7 @@ class Session:
             await self.replica.catch_up()
             if not self.replica.holds(*columns(unsure_at)).all():
                 return None
-        elements_count = view_count + len(moved.needed)
+        elements_count = view_count + len(moved.needed) + moved.passed_over_count
         if before is not None:
             elements_count += before.elements_count - len(unpack_elements(before.counted_in))
         whole_s = min(self.limits.whole_s, WHOLE_S_MAX)

@@ -567,17 +567,20 @@ def test_the_revision_is_part_of_the_policy_of_sessions() -> None:
     assert policy_of(DEFAULT_LIMITS, everything) in policies
 
 
-def test_a_failing_policy_is_this_nodes_fault_in_a_sync_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_policy_that_hangs_is_this_nodes_fault_in_a_sync_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
     async def check() -> None:
-        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=PATIENT) as (
+        limits = replace(DEFAULT_LIMITS, policy_call_s_max=0.2)
+        async with open_nodes(tmp_path, {"policy": f"{HERE}:Words"}, {}, limits=limits) as (
             one,
             two,
         ):
-            await publish(two, [of(b"raise", 1), of(b"good", 2)])
+            await publish(two, [of(b"hang", 1), of(b"good", 2)])
             memory = Remembered()
             report = await sync(one, two, memory)
             assert (report.outcome, report.code) == (SyncOutcome.LOCAL_FAULT, "policy_failed")
-            one.door.judge._policy = Milder()  # type: ignore[union-attr]
+            Words.hang.set()
             report = await sync(one, two, memory)
             assert report.outcome is SyncOutcome.IN_SYNC, report
             assert await holdings(one) == await holdings(two)

@@ -9,6 +9,9 @@ import recon.limits
 from app.http.connection import READ_BYTES
 from app.limits import DEFAULT_LIMITS, MIB, limits_table
 from app.settings import Settings
+from sdstore.sync.memory import RETRIES_MAX, SET_ASIDE_MAX
+from sdstore.sync.moves import ORPHANS_MAX
+from sdstore.sync.news import PASSED_OVER_MAX
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,6 +33,28 @@ _RECON_HEAD = """
 Per session and per message. [recon-protocol.md](recon-protocol.md), section 10, describes the effect of
 each.
 """
+_ASIDE_HEAD = """
+## What is set aside
+
+Messages of a peer that this node refuses, and others that one side cannot get, per peer and interest
+([recon-protocol.md](recon-protocol.md), section 8.4).
+"""
+_ASIDE_ROWS = [
+    (
+        "SET_ASIDE_MAX",
+        SET_ASIDE_MAX,
+        "elements",
+        "remembered and not fetched again: 25 MB; of others only the number is kept",
+    ),
+    (
+        "PASSED_OVER_MAX",
+        PASSED_OVER_MAX,
+        "elements",
+        "others, in one session: 40 MB; beyond it the session ends as partial",
+    ),
+    ("RETRIES_MAX", RETRIES_MAX, "elements", "tried again in one session: about one batch"),
+    ("ORPHANS_MAX", ORPHANS_MAX, "claims", "of one session, that wait for their entries: 16 MB"),
+]
 _SETTINGS_HEAD = """# Settings
 
 Defaults < a TOML file (`--config FILE`) < environment (`SDSTORE_` and the name in capitals) < flags.
@@ -50,7 +75,9 @@ def limits_page() -> str:
         ],
     )
     shared = _table("of", "by", "MiB at most", rows=_shared_rows())
-    return f"{_LIMITS_HEAD}\n{node}{_SHARED_HEAD}\n{shared}{_RECON_HEAD}\n{engine}"
+    aside = _table("bound", "value", "unit", "reason", rows=_ASIDE_ROWS)
+    tables = f"{_SHARED_HEAD}\n{shared}{_RECON_HEAD}\n{engine}{_ASIDE_HEAD}\n{aside}"
+    return f"{_LIMITS_HEAD}\n{node}{tables}"
 
 
 def _shared_rows() -> list[tuple[object, ...]]:
