@@ -36,6 +36,9 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+_HINTS = {
+    Scope.ADMIN: "; on the node's machine, `sdstore --token-file DATA_DIR/operator.token` has it"
+}
 EVERY_SCOPE = frozenset(Scope)
 SCOPES_OF_PAGES = EVERY_SCOPE - {Scope.ADMIN}
 """The scopes of a web page of another origin: never the operator's."""
@@ -98,7 +101,7 @@ class Caller:
         if scope not in self.scopes and scope is not Scope.OPEN:
             if self.rate is Rate.STRANGER:
                 raise unauthenticated("this needs an access token (Authorization: Bearer TOKEN)")
-            raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}")
+            raise Problem(Code.FORBIDDEN, f"this needs the scope {scope}{_HINTS.get(scope, '')}")
         if scope is Scope.ADMIN and self.channels is not None:
             raise Problem(Code.FORBIDDEN, "this needs credentials for every channel")
         if channel_id is None:
@@ -241,7 +244,10 @@ class Authorizer(Protocol):
 
 
 class LoopbackAuthorizer:
-    """Without credentials: everything for callers on this machine, open routes for others.
+    """Without credentials: all but an operator's actions for callers on this machine, open routes for others.
+
+    An address makes nobody an operator: a proxy on this machine can make every caller look local. The scope
+    `sync` remains, so that stores on one machine sync without tokens: it reads what `read` does.
 
     A request for another host name is refused even if it comes from this machine: a web page could
     reach a local service through DNS that it controls, and a stranger through a proxy. A request for the
@@ -267,8 +273,7 @@ class LoopbackAuthorizer:
 
 
 class OpenAuthorizer:
-    """Everything for callers on this machine; for others everything but the operator's actions
-    (`--insecure`)."""
+    """Everything but the operator's actions for everybody (`--insecure`)."""
 
     def identify(self, client_host: str, headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG002
         """See `Authorizer`."""
@@ -355,7 +360,7 @@ def _covered(prefixes: tuple[str, ...]) -> Interest | None:
 
 
 _EVERY_CHANNEL = Interest.make(everything=True)
-_LOCAL = Caller("local")
+_LOCAL = Caller("local", EVERY_SCOPE - {Scope.ADMIN})
 
 
 @lru_cache(maxsize=4096)

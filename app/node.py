@@ -8,7 +8,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from app.audit import Audit
 from app.bus import SiblingBus
+from app.disk import kept_once
 from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.records import Records
@@ -33,6 +34,7 @@ from app.live import LiveHub
 from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
 from app.node_metrics import register_node_metrics, register_relay_metrics, register_task_metrics
+from app.operator import operator_token
 from app.orders import Orders
 from app.policy import LoadedPolicy, load_policy
 from app.quarantine import FILE as QUARANTINE_FILE
@@ -282,7 +284,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         instance_id=instance_id,
         sharing=sharing,
         rates=Rates(limits),
-        tokens=Tokens(TokenFile(tokens_path(settings))),
+        tokens=Tokens(TokenFile(tokens_path(settings)), operator_token(settings.data_dir)),
         strangers=Strangers(settings),
         quarantine=quarantine,
         judge=judge,
@@ -318,16 +320,7 @@ def instance_id_of(secret: bytes) -> str:
 
 def node_secret(data_dir: Path) -> bytes:
     """The secret for session nonces, made once and shared by the workers of a node."""
-    path = data_dir / "node.secret"
-    if not path.exists():
-        fresh = data_dir / f"node.secret.{os.getpid()}"
-        fresh.touch(mode=0o600)
-        fresh.write_bytes(secrets.token_bytes(SECRET_BYTES))
-        # A hard link appears complete, and fails if another worker was first.
-        with suppress(FileExistsError):
-            path.hardlink_to(fresh)
-        fresh.unlink()
-    return path.read_bytes()
+    return kept_once(data_dir / "node.secret", secrets.token_bytes(SECRET_BYTES))
 
 
 def nonce_secret(secret: bytes, data_dir: Path) -> bytes:

@@ -20,15 +20,16 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.callers import Authorizer, Caller, Rate, Scope, unauthenticated
-from app.disk import sync_path
+from app.callers import EVERY_SCOPE, Authorizer, Caller, Rate, Scope, unauthenticated
+from app.disk import replace_file
 from app.errors import Code, Problem
+from app.operator import OPERATOR_ID
 from app.settings import Settings
 from app.supervisor import Supervisor
 from recon.session import Interest
@@ -185,14 +186,15 @@ class TokenFile:
             tokens = self.read()
             result = change(tokens)
             document = {"version": _VERSION, "tokens": [_row(each) for each in tokens]}
-            _replace(self.path, json.dumps(document, indent=1).encode())
+            replace_file(self.path, json.dumps(document, indent=1).encode())
         return result
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            # The folder itself: a file for the lock would belong to whoever changed the tokens first.
+            lock = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _unavailable(self.path, error) from None
         try:
@@ -202,24 +204,6 @@ class TokenFile:
             raise _unavailable(self.path, error) from None
         finally:
             os.close(lock)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a whole file for its owner only; after a loss of power it is the old one or the new one."""
-    new = path.with_name(f"{path.name}.new")
-    with suppress(FileNotFoundError):
-        new.unlink()
-    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)  # a part of a file, as on a full disk
-        raise
-    sync_path(path.parent)
 
 
 def _check(
@@ -315,10 +299,14 @@ def _unavailable(path: Path, error: Exception) -> Problem:
 
 
 class Tokens:
-    """The tokens as this process knows them. Use `watched` while callers are served."""
+    """The tokens as this process knows them. Use `watched` while callers are served.
 
-    def __init__(self, file: TokenFile) -> None:
+    `operator`: the token of `app.operator`, which holds whatever the file contains.
+    """
+
+    def __init__(self, file: TokenFile, operator: str = "") -> None:
         self.file = file
+        self._operator_hash = _hash(operator.rpartition("_")[2]) if operator else b""
         self._identity: tuple[int, ...] | None = None
         self._callers: dict[str, tuple[Token, Caller]] = {}
         self._problem: Problem | None = None
@@ -359,9 +347,13 @@ class Tokens:
         parts = text.strip().split(b"_")
         if scheme.lower() != b"bearer" or len(parts) != 3:
             raise unauthenticated("the Authorization header is not Bearer and an access token")
+        token_id = parts[1].decode("latin-1")
+        if token_id == OPERATOR_ID and compare_digest(
+            self._operator_hash, hashlib.sha256(parts[2]).digest()
+        ):
+            return _OPERATOR
         if self._problem is not None:
             raise self._problem.detached()
-        token_id = parts[1].decode("latin-1")
         if token_id not in self._callers:
             self.look()  # it may have been made since the last look
         known = self._callers.get(token_id)
@@ -440,6 +432,20 @@ class Tokens:
             return False
         ends_ms = known[0].expires_at_ms
         return ends_ms is None or not _is_past(ends_ms)
+
+
+_OPERATOR = (
+    Token(
+        token_id=OPERATOR_ID,
+        name="",
+        secret_hash=b"",
+        scopes=EVERY_SCOPE,
+        channels=None,
+        created_at_ms=0,
+        expires_at_ms=None,
+    ),
+    Caller(OPERATOR_ID),  # no rate limit, and no token that could be revoked while the node runs
+)
 
 
 def _caller_of(token: Token) -> Caller:

@@ -26,7 +26,7 @@ from app.store.frames import FramePacker
 from app.store.schema import frames, messages
 from app.store.sqlite import SQLITE, WAL_PAGES, WRITER_CACHE_KIB, prepare_file
 from bench.frame_workloads import filter_frames, small_frames
-from bench.http_servers import Served, serving
+from bench.http_servers import Served, as_operator, serving
 from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.store import entry_of, message_row
@@ -64,7 +64,10 @@ def measured(workload: str, size: int, make: Callable[[int], Iterator[bytes]]) -
             )
             for each in ("full", "empty")
         )
-        http = closing.enter_context(httpx.Client(base_url=empty.url, timeout=60, trust_env=False))
+        headers = as_operator(folder / "empty")
+        http = closing.enter_context(
+            httpx.Client(base_url=empty.url, timeout=60, trust_env=False, headers=headers)
+        )
         caught_up = catch_up(http, full, empty, size)
         idle = idle_rounds(folder, full)
     rate, bare_rate = size / caught_up.pop("seconds"), size / bare_s
@@ -138,7 +141,9 @@ def idle_rounds(folder: Path, full: Served) -> dict[str, Any]:
     copy.close()
     with (
         serving("node", f"sqlite:///{other}.db", str(other), str(IDLE_INTERVAL_S)) as node,
-        httpx.Client(base_url=node.url, timeout=60, trust_env=False) as http,
+        httpx.Client(
+            base_url=node.url, timeout=60, trust_env=False, headers=as_operator(other)
+        ) as http,
     ):
         alone_s = cpu_of_pause(full, node)
         peer_id = http.post("/v1/peers", json={"url": full.url}).raise_for_status().json()["id"]

@@ -66,6 +66,12 @@ def serving(kind: str, *arguments: str) -> Iterator[Served]:
             process.wait(timeout=60)
 
 
+def as_operator(data_dir: Path) -> dict[str, str]:
+    """The headers of the operator of a node that runs; none for versions whose operators need no token."""
+    file = data_dir / "operator.token"
+    return {"authorization": f"Bearer {file.read_text().strip()}"} if file.exists() else {}
+
+
 def _node(database_url: str, folder: str, sync_interval_s: str = "30", *, is_naive: bool) -> None:
     settings = Settings(
         database_url=database_url,

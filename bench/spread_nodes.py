@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from bench.http_servers import as_operator
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.store_process import StoreProcess
@@ -55,7 +56,14 @@ def federation(
             node.start()
             stack.callback(node.end, signal.SIGTERM)
         clients = [
-            stack.enter_context(httpx.Client(base_url=node.url, trust_env=False, timeout=30))
+            stack.enter_context(
+                httpx.Client(
+                    base_url=node.url,
+                    trust_env=False,
+                    timeout=30,
+                    headers=as_operator(node.data_dir),
+                )
+            )
             for node in nodes
         ]
         # A node that started before its peers retries them late: ask for what is missing.

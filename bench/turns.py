@@ -27,6 +27,7 @@ from statistics import median, quantiles
 
 import httpx
 
+from bench.http_servers import as_operator
 from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.sds.codec import encode
@@ -44,11 +45,12 @@ _START_MS = 1_763_000_000_000
 
 @dataclass
 class Node:
-    """A serving process and a client of it."""
+    """A serving process, a client of it, and a client with its operator's token."""
 
     url: str
     process_id: int
     http: httpx.Client
+    operator: httpx.Client
 
     def cpu_ns(self) -> int:
         """Of all threads so far."""
@@ -65,10 +67,10 @@ class Node:
 
     def sync_with(self, peer: Node) -> None:
         """Make both equal and wait for it."""
-        started = self.http.post("/v1/syncs", json={"peer_url": peer.url}).raise_for_status()
+        started = self.operator.post("/v1/syncs", json={"peer_url": peer.url}).raise_for_status()
         target = f"/v1/syncs/{started.json()['id']}"
         deadline = time.monotonic() + SYNC_SECONDS_MAX
-        while (document := self.http.get(target).json())["state"] != "finished":
+        while (document := self.operator.get(target).json())["state"] != "finished":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a sync took more than {SYNC_SECONDS_MAX} s")
             # Polling costs the node CPU time too, so poll rarely and equally often on both sides.
@@ -268,7 +270,15 @@ def _node(tree: Path) -> Iterator[Node]:
             http = stack.enter_context(
                 httpx.Client(base_url=address, trust_env=False, timeout=SYNC_SECONDS_MAX)
             )
-            yield Node(address, process.pid, http)
+            operator = stack.enter_context(
+                httpx.Client(
+                    base_url=address,
+                    trust_env=False,
+                    timeout=SYNC_SECONDS_MAX,
+                    headers=as_operator(Path(folder)),
+                )
+            )
+            yield Node(address, process.pid, http, operator)
 
 
 if __name__ == "__main__":

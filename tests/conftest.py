@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     if config.option.basetemp is None:
         config.option.basetemp = folder / "pytest"
+    # Where nodes leave word for the commands of their user.
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
     # For jobs on a few rows, the JVM spends most of its time on compiling what then runs once.
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java} -Djava.io.tmpdir={folder}")

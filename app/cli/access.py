@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.output import CliError, Exit
+from app.operator import token_for
 
 TokenPath = Annotated[
     Path | None,
@@ -38,9 +39,12 @@ class Access:
     token_file: Path | None = None
     ca_file: Path | None = None
 
-    def token(self) -> str | None:
-        """The access token. Raises CliError."""
-        return None if self.token_file is None else read_token(self.token_file)
+    def token(self, url: str) -> str | None:
+        """The access token for a node: that of `--token-file`, or of a node of this user on this machine.
+
+        Raises CliError.
+        """
+        return token_for(url) if self.token_file is None else read_token(self.token_file)
 
     def tls(self) -> ssl.SSLContext | None:
         """The context for https; None for the system's CAs. Raises CliError."""

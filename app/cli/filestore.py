@@ -45,7 +45,7 @@ async def backfill_file(
     with continued(existing) as target:
         log.target = target
         async with AsyncStoreClient(
-            node, token=access.token(), tls=access.tls(), options=PATIENCE
+            node, token=access.token(node), tls=access.tls(), options=PATIENCE
         ) as client:
             return await client.backfill(channel_id, log, changed)
 

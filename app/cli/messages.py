@@ -471,7 +471,7 @@ class _Follower:
         """The events behind the cursor, or from now on if there is none yet."""
         query = {"channel_id": self._channel_id} | ({"after": self.cursor} if self.cursor else {})
         timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
-        headers, verify = base_headers(access.token()), access.tls() or True
+        headers, verify = base_headers(access.token(self._url)), access.tls() or True
         try:
             with httpx.stream(
                 "GET", self._url, params=query, headers=headers, timeout=timeout, verify=verify

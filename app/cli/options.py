@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,11 @@ DEFAULT_NODE = "http://127.0.0.1:8000"
 def node_url(text: str) -> str:
     """The URL, if it is one that a node can have. Raises CliError."""
     try:
-        return checked_url(text)
+        url = checked_url(text)
     except ValueError as error:
         raise CliError(Exit.USAGE, "invalid_parameter", f"--node {error}") from error
+    # By name, the call could reach another program that listens on [::1] (`app.operator`).
+    return re.sub(r"^http://localhost(?=[:/]|$)", "http://127.0.0.1", url)
 
 
 NodeUrl = Annotated[
@@ -66,7 +69,7 @@ PATIENCE = Options(retry=Retry(attempts_max=2))
 @contextmanager
 def node_client(url: str) -> Iterator[StoreClient]:
     """A client of the node at `url`, whose URL becomes part of errors that are not the node's own."""
-    with StoreClient(url, token=access.token(), tls=access.tls(), options=PATIENCE) as client:
+    with StoreClient(url, token=access.token(url), tls=access.tls(), options=PATIENCE) as client:
         try:
             yield client
         except StoreError as error:

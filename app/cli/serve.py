@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -25,9 +28,16 @@ from app.cli.options import (
 )
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.limits import limits_table
+from app.operator import InUseError, announced, locked
 from app.settings import Settings, load_settings
 
 verbs = typer.Typer()
+
+TRUST = (
+    "programs on this machine read, publish and sync without a token, and so does whoever a proxy here lets "
+    "in; trust_loopback = false demands tokens"
+)
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _ANSWER_S_MAX = 5.0
@@ -246,8 +256,6 @@ def _run(settings: Settings, as_json: bool) -> int:
     with loading():
         from app.cli.server import bind, run_node, run_workers, url_of  # noqa: PLC0415
 
-    listener = bind(settings)
-    url = url_of(listener, settings)
     database = settings.shown_database_url
 
     def ready(node_id: str) -> None:
@@ -258,11 +266,31 @@ def _run(settings: Settings, as_json: bool) -> int:
             console.print(f"[bold]sdstore[/] serves {url} (database {database})")
             console.print("Ctrl-C stops it", style="dim")
         sys.stdout.flush()
+        if settings.trusts_loopback:
+            _log.info(TRUST)
 
-    with listener:
+    with (
+        _alone(settings.data_dir) as lock,
+        bind(settings) as listener,
+        announced(lock, settings.data_dir, listener, url := url_of(listener, settings)),
+    ):
         if settings.workers > 1:
             return run_workers(settings, listener, ready)
         return run_node(settings, listener, lambda node: ready(node.node_id))
+
+
+@contextmanager
+def _alone(data_dir: Path) -> Iterator[int]:
+    """The lock of the data directory. Raises CliError."""
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(locked(data_dir))
+        except InUseError as error:
+            raise CliError(Exit.LOCAL_FAULT, "data_dir_in_use", str(error)) from None
+        except OSError as error:
+            detail = f"{data_dir}: {error.strerror or error}"
+            raise CliError(Exit.LOCAL_FAULT, "cannot_write", detail) from None
+        yield lock
 
 
 def _stop_at_eof() -> None:

@@ -25,6 +25,7 @@ from app.cli.output import (
 from app.cli.sync import watch
 from app.demo.messages import conversation, overlapping_halves, real_frames
 from app.demo.nodes import running_node
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
@@ -60,7 +61,7 @@ def run_demo(messages_count: int, *, as_json: bool) -> Exit:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdstore-demo-")))
         console.rule("two nodes")
         urls = [stack.enter_context(running_node(folder / name)) for name in ("one", "two")]
-        clients = [stack.enter_context(StoreClient(url)) for url in urls]
+        clients = [stack.enter_context(StoreClient(url, token=token_for(url))) for url in urls]
         console.print(f"node one {urls[0]}   node two {urls[1]}")
         summary = _Story(console, urls, clients).play(messages_count)
     if as_json:

@@ -11,6 +11,7 @@ import pytest
 from blake3 import blake3
 
 from app.node import INDEX_FILE
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
 from sdstore.sds.codec import encode
@@ -221,7 +222,10 @@ def test_a_live_reader_gets_a_gap_when_the_database_goes_back_and_newer_cursors_
     stores: Stores, tmp_path: Path
 ) -> None:
     url = stores.new_url()
-    with running_node(tmp_path, database_url=url) as node, StoreClient(node.url) as client:
+    with (
+        running_node(tmp_path, database_url=url) as node,
+        StoreClient(node.url, token=token_for(node.url)) as client,
+    ):
         publish(node, range(5))
         early = feed(node, limit="3").json()["next"]
         with live(node) as events, client.live() as stream:

@@ -17,11 +17,13 @@ from recon.session import Interest
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.10", "::1"])
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LocalHost:80"])
-def test_this_machine_may_do_everything(client: str, host: str) -> None:
-    caller = LoopbackAuthorizer().identify(client, {b"host": host.encode()})
-    for scope in Scope:
-        caller.require(scope, "any channel")
-    assert caller.is_trusted
+def test_this_machine_may_do_everything_but_what_is_the_operators(client: str, host: str) -> None:
+    for authorizer in (LoopbackAuthorizer(), OpenAuthorizer()):
+        caller = authorizer.identify(client, {b"host": host.encode()})
+        for scope in set(Scope) - {Scope.ADMIN}:
+            caller.require(scope, "any channel")
+        with pytest.raises(Problem, match="admin"):
+            caller.require(Scope.ADMIN, None)
 
 
 @pytest.mark.parametrize("client", ["192.168.1.5", "10.0.0.1", "2001:db8::1", "", "::ffff:8.8.8.8"])

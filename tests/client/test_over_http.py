@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.operator import token_for
 from sdstore.client import (
     AsyncStoreClient,
     Options,
@@ -263,8 +264,8 @@ def test_two_nodes_are_made_equal_by_a_sync_that_a_client_asks_for(
 ) -> None:
     with (
         running_node(tmp_path) as other,
-        StoreClient(node.url) as here,
-        StoreClient(other.url) as there,
+        StoreClient(node.url, token=token_for(node.url)) as here,
+        StoreClient(other.url, token=token_for(other.url)) as there,
     ):
         list(here.publish_batch(encode(message(f"h{n}", channel_id, n)) for n in range(50)))
         list(there.publish_batch(encode(message(f"t{n}", channel_id, n)) for n in range(50)))

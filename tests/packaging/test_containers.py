@@ -26,6 +26,7 @@ from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import command, free_port
+from tests.support.server import AS_OPERATOR
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -164,7 +165,10 @@ def test_two_stores_with_the_settings_of_the_compose_file_federate(tmp_path: Pat
             found = [
                 len(httpx.get(f"{url}/v1/feed", trust_env=False).json()["messages"]) for url in urls
             ]
-            peers = [httpx.get(f"{url}/v1/peers", trust_env=False).json() for url in urls]
+            peers = [
+                httpx.get(f"{url}/v1/peers", trust_env=False, auth=AS_OPERATOR).json()
+                for url in urls
+            ]
             if found == [2, 2] and all(each["peers"][0]["state"] == "healthy" for each in peers):
                 break
             assert time.monotonic() < deadline, (found, peers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +17,13 @@ from typing import Any
 import httpx
 import uvloop
 
-from app.callers import Authorizer
+from app.callers import Authorizer, Scope
 from app.cli import server as cli_server
-from app.http.application import create_app
+from app.http.application import ROUTES, create_app
 from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
+from app.operator import LOCK_FILE, announced, token_for
 from app.settings import Settings
 from app.siblings import Board, Siblings, WorkerState
 from sdstore.sds.codec import encode
@@ -41,6 +44,45 @@ class RunningNode:
     def publish(self, message: Message, dialect: Dialect = Dialect.V2) -> httpx.Response:
         """Publish a message as a frame."""
         return self.http.post("/v1/messages", content=encode(message, dialect), headers=PROTOBUF)
+
+
+class _AsOperator(httpx.Auth):
+    """Sends the operator's token of a node with calls of an operator's routes that have no other token.
+
+    It finds the token as the command line does. All other calls are those of a program on this machine, and
+    so are calls of a web page.
+    """
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
+        """See `httpx.Auth`."""
+        call = f"{request.method} {request.url.path}"
+        if not {"authorization", "origin"} & set(request.headers) and _OPERATORS.match(call):
+            token = token_for(str(request.url))
+            if token is not None:
+                request.headers["authorization"] = f"Bearer {token}"
+        yield request
+
+
+AS_OPERATOR = _AsOperator()
+
+_OPERATORS = re.compile(
+    "|".join(
+        f"({re.sub('{[^}]*}', '[^/]+', f'{each.method} {each.template}')}$)"
+        for each in ROUTES
+        if each.scope is Scope.ADMIN
+    )
+)
+
+
+@contextmanager
+def announced_to_the_command_line(
+    data_dir: Path, listener: socket.socket, url: str
+) -> Iterator[None]:
+    """As `sdstore serve` does for its node: the commands of this user find its operator's token."""
+    with (data_dir / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with announced(lock.fileno(), data_dir, listener, url):
+            yield
 
 
 @contextmanager
@@ -70,7 +112,12 @@ def running_node(
             while not server.is_open.wait(timeout=0.01):
                 if running.done():
                     running.result()
-            with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            with (
+                announced_to_the_command_line(data_dir, listener, url),
+                httpx.Client(base_url=url, trust_env=False, timeout=30) as http,
+            ):
+                if node_settings.trusts_loopback and authorizer is None:
+                    http.auth = AS_OPERATOR
                 yield RunningNode(url, http)
         finally:
             server.stop()
@@ -112,7 +159,12 @@ def running_workers(
                     if futures[-1].done():
                         futures[-1].result()
             no_keeping = httpx.Limits(max_keepalive_connections=0)
-            with httpx.Client(base_url=url, trust_env=False, timeout=30, limits=no_keeping) as http:
+            with (
+                announced_to_the_command_line(data_dir, listener, url),
+                httpx.Client(base_url=url, trust_env=False, timeout=30, limits=no_keeping) as http,
+            ):
+                if node_settings.trusts_loopback:
+                    http.auth = AS_OPERATOR
                 yield RunningWorkers(url, http, board, tuple(workers))
         finally:
             for worker in reversed(workers):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.support.cli import command
+from tests.support.server import AS_OPERATOR
 
 DEAD = "http://127.0.0.1:1"
 SECONDS_MAX = 60
@@ -35,7 +36,9 @@ def logged(data_dir: Path, *flags: object) -> list[str]:
             url = json.loads(first)["url"]
             deadline = time.monotonic() + SECONDS_MAX
             while True:
-                (peer,) = httpx.get(f"{url}/v1/peers", trust_env=False).json()["peers"]
+                (peer,) = httpx.get(f"{url}/v1/peers", trust_env=False, auth=AS_OPERATOR).json()[
+                    "peers"
+                ]
                 if peer["failures"] > 2:
                     break
                 assert time.monotonic() < deadline
@@ -84,7 +87,9 @@ def test_a_hundred_thousand_refusals_leave_next_to_nothing_in_the_log(tmp_path: 
         try:
             assert running.stdout is not None
             url = json.loads(running.stdout.readline())["url"]
-            with httpx.Client(base_url=url, trust_env=False, timeout=SECONDS_MAX) as client:
+            with httpx.Client(
+                base_url=url, trust_env=False, timeout=SECONDS_MAX, auth=AS_OPERATOR
+            ) as client:
                 ndjson = {"content-type": "application/x-ndjson"}
                 for _ in range(20):
                     batch = client.post(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.files import delimited
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.sds.codec import encode
 from tests.support.cli import cli, command
@@ -116,7 +117,7 @@ def test_a_sync_of_other_channels_than_the_one_under_way_is_busy_and_3(
 
 def wait_for_sync(node: str, peer: str) -> None:
     """Until the node talks to the peer."""
-    with StoreClient(node) as client:
+    with StoreClient(node, token=token_for(node)) as client:
         wait_until(lambda: any(each.peer_url == peer for each in client.syncs()))
 
 
@@ -132,7 +133,7 @@ def test_a_publication_that_is_interrupted_says_what_was_stored_and_how_to_go_on
         assert publishing.stdin is not None
         publishing.stdin.write(frames)
         publishing.stdin.flush()
-        with StoreClient(node) as client:
+        with StoreClient(node, token=token_for(node)) as client:
             wait_until(lambda: any(each.channel_id == "cut" for each in client.channels()))
         publishing.send_signal(signal.SIGINT)
         out, err = publishing.communicate(timeout=30)

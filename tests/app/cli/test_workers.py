@@ -28,7 +28,7 @@ from bench.postgres_server import PostgresServer, own_postgres
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import command, process
-from tests.support.server import PROTOBUF, running_node
+from tests.support.server import AS_OPERATOR, PROTOBUF, running_node
 from tests.support.stores import PostgresStores
 
 SECONDS_MAX = 60
@@ -120,7 +120,12 @@ def publish(url: str, number: int) -> int:
     frame = encode(Message(f"m{number}", "c", lamport_timestamp=number, content=b"hi"))
     # A connection of its own: any worker may take it.
     return httpx.post(
-        f"{url}/v1/messages", content=frame, headers=PROTOBUF, trust_env=False, timeout=30
+        f"{url}/v1/messages",
+        content=frame,
+        headers=PROTOBUF,
+        trust_env=False,
+        auth=AS_OPERATOR,
+        timeout=30,
     ).status_code
 
 
@@ -129,7 +134,9 @@ def readiness(url: str) -> set[int]:
 
     def ask() -> int:
         try:
-            return httpx.get(f"{url}/readyz", trust_env=False, timeout=5).status_code
+            return httpx.get(
+                f"{url}/readyz", trust_env=False, auth=AS_OPERATOR, timeout=5
+            ).status_code
         except httpx.TransportError:
             return 0
 
@@ -137,7 +144,9 @@ def readiness(url: str) -> set[int]:
 
 
 def found(url: str) -> list[int]:
-    page = httpx.get(f"{url}/v1/feed?limit=1000", trust_env=False, timeout=30).json()
+    page = httpx.get(
+        f"{url}/v1/feed?limit=1000", trust_env=False, auth=AS_OPERATOR, timeout=30
+    ).json()
     return [int(item["message"]["lamport_timestamp"]) for item in page["messages"]]
 
 
@@ -169,12 +178,14 @@ def test_a_relayed_message_reaches_the_live_readers_of_both_workers_once(
         # Whichever worker takes a connection: with so many, each has readers but for one run in thousands.
         readers = []
         for _ in range(ASKED_AGAIN):
-            client = closing.enter_context(httpx.Client(trust_env=False, timeout=SECONDS_MAX))
+            client = closing.enter_context(
+                httpx.Client(trust_env=False, auth=AS_OPERATOR, timeout=SECONDS_MAX)
+            )
             stream = closing.enter_context(client.stream("GET", f"{url}/v1/live"))
             lines = stream.iter_lines()
             assert next(lines).startswith(":")
             readers.append(lines)
-        text = httpx.get(f"{url}/metrics", trust_env=False, timeout=30).text
+        text = httpx.get(f"{url}/metrics", trust_env=False, auth=AS_OPERATOR, timeout=30).text
         counts = [
             int(each) for each in re.findall(r'sdstore_live_readers{worker="\d"} (\d+)\.0', text)
         ]
@@ -183,7 +194,11 @@ def test_a_relayed_message_reaches_the_live_readers_of_both_workers_once(
         for number in range(10):
             frame = encode(Message(f"e{number}", "c", content=b"now"))
             published = httpx.post(
-                f"{url}/v1/messages", content=frame, headers=PROTOBUF, trust_env=False
+                f"{url}/v1/messages",
+                content=frame,
+                headers=PROTOBUF,
+                trust_env=False,
+                auth=AS_OPERATOR,
             )
             assert published.status_code == 202
         for lines in readers:
@@ -224,11 +239,14 @@ def test_ready_means_that_the_database_answered_a_moment_ago_whichever_worker_is
         server.stop()
         time.sleep(4)  # nobody reads or writes meanwhile
         assert readiness(url) == {503}
-        reason = httpx.get(f"{url}/readyz", trust_env=False).json()
+        reason = httpx.get(f"{url}/readyz", trust_env=False, auth=AS_OPERATOR).json()
         assert reason["code"] == "not_ready"
         assert "database" in reason["detail"]
         # The counters are still reported, and at once.
-        assert httpx.get(f"{url}/metrics", trust_env=False, timeout=4).status_code == 200
+        assert (
+            httpx.get(f"{url}/metrics", trust_env=False, auth=AS_OPERATOR, timeout=4).status_code
+            == 200
+        )
         server.start()
         wait_until(lambda: readiness(url) == {200})
         log = tmp_path / "log"
@@ -258,8 +276,8 @@ def test_a_database_that_takes_connections_and_never_answers_is_not_ready(
             for each in stopped:
                 os.kill(each, signal.SIGSTOP)
             time.sleep(4)
-            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 503
-            assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+            assert httpx.get(f"{url}/readyz", trust_env=False, auth=AS_OPERATOR).status_code == 503
+            assert httpx.get(f"{url}/livez", trust_env=False, auth=AS_OPERATOR).status_code == 200
         finally:
             for each in stopped:
                 os.kill(each, signal.SIGCONT)
@@ -279,8 +297,8 @@ def test_workers_that_die_while_the_database_is_away_say_so_and_come_back_with_i
         assert is_running(pid), (tmp_path / "log").read_text()
         # With no worker that has a database: somebody answers, and what is the matter.
         wait_until(lambda: readiness(url) == {503})
-        assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
-        refused = httpx.get(f"{url}/v1/feed", trust_env=False)
+        assert httpx.get(f"{url}/livez", trust_env=False, auth=AS_OPERATOR).status_code == 200
+        refused = httpx.get(f"{url}/v1/feed", trust_env=False, auth=AS_OPERATOR)
         assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
         assert int(refused.headers["retry-after"]) > 0
         server.start()
@@ -369,7 +387,7 @@ def test_a_worker_that_dies_at_each_start_is_tried_again_after_growing_pauses(
 
 def restored(url: str) -> bool:
     """Whether all workers serve."""
-    ready = httpx.get(f"{url}/readyz", trust_env=False)
+    ready = httpx.get(f"{url}/readyz", trust_env=False, auth=AS_OPERATOR)
     return set(ready.json().get("workers", {}).values()) == {"serving"}
 
 
@@ -458,7 +476,10 @@ def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_
 
 def asked(url: str, path: str) -> list[httpx.Response]:
     """Answers to the same question on connections of their own: of every worker."""
-    return [httpx.get(f"{url}{path}", trust_env=False, timeout=30) for _ in range(ASKED_AGAIN)]
+    return [
+        httpx.get(f"{url}{path}", trust_env=False, auth=AS_OPERATOR, timeout=30)
+        for _ in range(ASKED_AGAIN)
+    ]
 
 
 def known_peers(url: str) -> set[str]:
@@ -479,13 +500,20 @@ def test_peers_and_syncs_are_the_same_whichever_worker_is_asked(
         serving(postgres_stores.new_url(), tmp_path / "workers", 2) as (pid, url),
     ):
         peer.publish(Message("m", "c", lamport_timestamp=1, content=b"hi"))
-        added = httpx.post(f"{url}/v1/peers", json={"url": peer.url}, trust_env=False)
+        added = httpx.post(
+            f"{url}/v1/peers", json={"url": peer.url}, trust_env=False, auth=AS_OPERATOR
+        )
         assert added.status_code == 201
         assert known_peers(url) == {peer.url}
         assert {answer.status_code for answer in asked(url, added.headers["location"])} == {200}
-        httpx.post(f"{url}/v1/peers", json={"url": f"{peer.url}/x"}, trust_env=False)
+        httpx.post(
+            f"{url}/v1/peers", json={"url": f"{peer.url}/x"}, trust_env=False, auth=AS_OPERATOR
+        )
         started = httpx.post(
-            f"{url}/v1/syncs", json={"peer_url": "http://127.0.0.1:1"}, trust_env=False
+            f"{url}/v1/syncs",
+            json={"peer_url": "http://127.0.0.1:1"},
+            trust_env=False,
+            auth=AS_OPERATOR,
         )
         assert started.status_code == 202
         where = started.headers["location"]
@@ -499,7 +527,7 @@ def test_peers_and_syncs_are_the_same_whichever_worker_is_asked(
             os.kill(victim, signal.SIGKILL)
         wait_until(lambda: len(workers_of(pid)) == 2 and readiness(url) == {200})
         wait_until(lambda: known_peers(url) == {f"{peer.url} {peer.url}/x"})
-        gone = httpx.delete(f"{url}{added.headers['location']}", trust_env=False)
+        gone = httpx.delete(f"{url}{added.headers['location']}", trust_env=False, auth=AS_OPERATOR)
         assert gone.status_code == 204
         assert known_peers(url) == {f"{peer.url}/x"}
 
@@ -536,4 +564,6 @@ def test_each_scrape_has_the_metrics_of_every_worker(
 
         wait_until(lambda: restarts() == {1.0})
         ready = {"status": "ready", "workers": {"0": "serving", "1": "serving"}}
-        wait_until(lambda: httpx.get(f"{url}/readyz", trust_env=False).json() == ready)
+        wait_until(
+            lambda: httpx.get(f"{url}/readyz", trust_env=False, auth=AS_OPERATOR).json() == ready
+        )

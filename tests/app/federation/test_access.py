@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from app.callers import Scope
+from app.operator import token_for
 from app.tokens import HOLDS_AFTER_S, TokenFile
 from sdstore.client import StoreClient
 from sdstore.sds.model import Message
@@ -88,7 +89,7 @@ def synced(node: StoreProcess, peer: StoreProcess) -> Result:
 
 
 def ids(node: StoreProcess) -> set[str]:
-    with StoreClient(node.url) as client:
+    with StoreClient(node.url, token=token_for(node.url)) as client:
         channels = [each.channel_id for each in client.channels()]
         return {each.message.message_id for name in channels for each in client.messages(name)}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.node import Node
+from app.operator import token_for
 from app.settings import Settings
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
@@ -88,13 +89,13 @@ def test_a_session_over_http_is_complete_while_both_sides_grow(tmp_path: Path, c
     with (
         running_node(tmp_path / "one") as one,
         running_node(tmp_path / "two") as two,
-        StoreClient(one.url) as first,
-        StoreClient(two.url) as second,
+        StoreClient(one.url, token=token_for(one.url)) as first,
+        StoreClient(two.url, token=token_for(two.url)) as second,
         ThreadPoolExecutor(2) as executor,
     ):
 
         def keep_publishing(url: str, channel_id: str) -> None:
-            with StoreClient(url) as client:
+            with StoreClient(url, token=token_for(url)) as client:
                 for start in range(0, count, 250):
                     new = [encode(message(n, channel_id)) for n in range(start, start + 250)]
                     outcomes = list(client.publish_batch(map(PublishItem, new)))

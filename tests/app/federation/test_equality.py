@@ -16,6 +16,7 @@ import pytest
 
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
+from app.operator import token_for
 from recon.codec import pack_counts, unpack_counts
 from recon.limits import SHORT_ID_BYTES
 from recon.session import Interest
@@ -179,7 +180,7 @@ def test_idle_nodes_compare_empty_news_over_http(tmp_path: Path) -> None:
     with (
         running_node(tmp_path / "one") as one,
         running_node(tmp_path / "two") as two,
-        StoreClient(one.url) as client,
+        StoreClient(one.url, token=token_for(one.url)) as client,
     ):
         for each in MESSAGES[:20]:
             two.publish(each)

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -56,7 +57,10 @@ def kill_and_heal(folder: Path, rounds: int, new_each: int = NEW_EACH) -> None:
             else:
                 pytest.fail(f"seed {SEED}: {TRIES_MAX} sessions had ended before the kill")
             killed.start()
-            with StoreClient(one.url) as first, StoreClient(two.url) as second:
+            with (
+                StoreClient(one.url, token=token_for(one.url)) as first,
+                StoreClient(two.url, token=token_for(two.url)) as second,
+            ):
                 unequal_count += channels(first) != channels(second)
                 report = finished(first, first.start_sync(two.url).id)
                 assert report["outcome"] == "in_sync", (SEED, number, report)
@@ -71,7 +75,7 @@ def kill_and_heal(folder: Path, rounds: int, new_each: int = NEW_EACH) -> None:
 def publish_new(store: StoreProcess, numbers: Iterator[int], new_each: int) -> int:
     """Publish new messages; returns how many were acknowledged."""
     items = [PublishItem(encode(message(n, f"c{n % 5}"))) for n in islice(numbers, new_each)]
-    with StoreClient(store.url) as client:
+    with StoreClient(store.url, token=token_for(store.url)) as client:
         outcomes = list(client.publish_batch(items))
     assert all(each.error is None for each in outcomes)
     return len(outcomes)
@@ -81,7 +85,7 @@ def killed_in_mid_session(
     one: StoreProcess, two: StoreProcess, killed: StoreProcess, random: Random
 ) -> bool:
     """Kill a side during a session of the first with the second; False if the session had ended."""
-    with closing(StoreClient(one.url)) as client:
+    with closing(StoreClient(one.url, token=token_for(one.url))) as client:
         sync_id = client.start_sync(two.url).id
         deadline_s = time.monotonic() + 20
         while True:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.node import Node
+from app.operator import token_for
 from recon.session import Interest
 from sdstore.client import StoreClient
 from sdstore.sync.report import SyncOutcome, SyncReport
@@ -309,7 +310,7 @@ def test_two_nodes_exchange_news_over_http(tmp_path: Path) -> None:
     with (
         running_node(tmp_path / "one") as one,
         running_node(tmp_path / "two") as two,
-        StoreClient(one.url) as client,
+        StoreClient(one.url, token=token_for(one.url)) as client,
     ):
         for n in range(30):
             two.publish(message(n))

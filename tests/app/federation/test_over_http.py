@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.client.transport import HttpTransport, HttpxCalls
@@ -46,8 +47,8 @@ def pair(
     with (
         running_node(folder / "one") as one,
         running_node(folder / "two") as two,
-        StoreClient(one.url) as first,
-        StoreClient(two.url) as second,
+        StoreClient(one.url, token=token_for(one.url)) as first,
+        StoreClient(two.url, token=token_for(two.url)) as second,
     ):
         yield first, second, two.url
 
@@ -157,7 +158,7 @@ def test_peers_are_added_synced_and_removed_by_the_operator(tmp_path: Path) -> N
         b.publish(message(2))
         started = a.http.post(f"{peer}/sync")
         assert started.status_code == 202
-        with StoreClient(a.url) as client:
+        with StoreClient(a.url, token=token_for(a.url)) as client:
             assert finished(client, started.json()["id"])["outcome"] == "in_sync"
         assert a.http.get("/v1/messages/m2").is_success
         # A nudge may have started one more session, which then brought the message.
@@ -195,7 +196,7 @@ def test_only_the_channels_asked_for_are_synced(tmp_path: Path) -> None:
     with running_node(tmp_path / "a") as a, running_node(tmp_path / "b") as b:
         for channel in ("wanted", "other"):
             b.publish(message(1, channel))
-        with StoreClient(a.url) as client:
+        with StoreClient(a.url, token=token_for(a.url)) as client:
             report = finished(client, client.start_sync(b.url, ["wanted"]).id)
             assert report["entries_received"] == 1
             assert [each.channel_id for each in client.channels()] == ["wanted"]

@@ -18,7 +18,7 @@ import pytest
 from app.federation.peer import Peer, PeerState
 from app.federation.records import Records
 from tests.support.federation import message, open_nodes, run
-from tests.support.server import RunningNode, running_node
+from tests.support.server import AS_OPERATOR, RunningNode, running_node
 
 DEAD = "http://127.0.0.1:9"
 MESSAGES_COUNT = 300
@@ -233,7 +233,10 @@ def test_a_session_that_a_killed_process_had_under_way_is_finished_at_the_next_s
         assert (found["state"], found["outcome"]) == ("finished", "partial")
         events = node.http.get("/v1/syncs/x/events").text
         assert "event: end" in events
-        assert httpx.get(f"{node.url}/v1/syncs/y", trust_env=False).status_code == 404
+        assert (
+            httpx.get(f"{node.url}/v1/syncs/y", trust_env=False, auth=AS_OPERATOR).status_code
+            == 404
+        )
 
 
 def test_a_memory_is_written_again_only_where_a_restart_needs_it(

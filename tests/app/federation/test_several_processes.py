@@ -23,7 +23,7 @@ from sdstore.sds.codec import encode
 from sdstore.wire import store_pb2 as wire
 from tests.support.federation import message, open_nodes, publish, run
 from tests.support.publications import content_frame
-from tests.support.server import RunningNode, running_node
+from tests.support.server import AS_OPERATOR, RunningNode, running_node
 from tests.support.store_process import StoreProcess
 from tests.support.stores import PostgresStores
 
@@ -246,7 +246,13 @@ def test_another_process_takes_over_within_the_lease_when_the_holder_is_killed(
 ) -> None:
     url, both = processes
     with running_node(tmp_path / "peer") as peer:
-        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False, timeout=30)
+        httpx.post(
+            f"{both[0].url}/v1/peers",
+            json={"url": peer.url},
+            trust_env=False,
+            auth=AS_OPERATOR,
+            timeout=30,
+        )
         holder, other = holding(url, both)
         before = holder_of(url)
         holder.end(signal.SIGKILL)
@@ -257,6 +263,7 @@ def test_another_process_takes_over_within_the_lease_when_the_holder_is_killed(
             content=frame,
             headers={"content-type": "application/x-protobuf"},
             trust_env=False,
+            auth=AS_OPERATOR,
             timeout=30,
         )
         assert published.status_code == 201
@@ -286,6 +293,7 @@ def test_processes_share_the_peers_also_after_kill_9_and_none_waits_longer_than_
                 f"{found[n % count].url}/v1/peers",
                 json={"url": f"{DEAD}{n}"},
                 trust_env=False,
+                auth=AS_OPERATOR,
                 timeout=30,
             ).raise_for_status()
         longest_s = 0.0
@@ -328,7 +336,13 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
 ) -> None:
     url, both = processes
     with running_node(tmp_path / "peer") as peer:
-        httpx.post(f"{both[0].url}/v1/peers", json={"url": peer.url}, trust_env=False, timeout=30)
+        httpx.post(
+            f"{both[0].url}/v1/peers",
+            json={"url": peer.url},
+            trust_env=False,
+            auth=AS_OPERATOR,
+            timeout=30,
+        )
         holder, _ = holding(url, both)
         before = holder_of(url)
         assert holder.process is not None
@@ -350,6 +364,7 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
             started = httpx.post(
                 f"{holder.url}/v1/peers/{peers_at(holder)[0]['id']}/sync",
                 trust_env=False,
+                auth=AS_OPERATOR,
                 timeout=30,
             )
             assert started.status_code == 202
@@ -363,7 +378,7 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
 
 
 def peers_at(process: StoreProcess) -> list[dict[str, Any]]:
-    reply = httpx.get(f"{process.url}/v1/peers", trust_env=False, timeout=30)
+    reply = httpx.get(f"{process.url}/v1/peers", trust_env=False, auth=AS_OPERATOR, timeout=30)
     found: list[dict[str, Any]] = reply.json()["peers"]
     return found
 
@@ -382,7 +397,7 @@ def test_nothing_is_missing_where_four_processes_ingest_200_000_entries_and_two_
             closing.callback(each.end, signal.SIGKILL)
 
         async def write(process: StoreProcess, numbers: range) -> None:
-            async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+            async with httpx.AsyncClient(trust_env=False, auth=AS_OPERATOR, timeout=120) as client:
                 for start in numbers[::batch]:
                     items = store_batch(range(start, start + batch), seed)
                     reply = await client.post(
@@ -395,7 +410,7 @@ def test_nothing_is_missing_where_four_processes_ingest_200_000_entries_and_two_
         async def follow(process: StoreProcess) -> set[str]:
             seen: set[str] = set()
             after = None
-            async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+            async with httpx.AsyncClient(trust_env=False, auth=AS_OPERATOR, timeout=120) as client:
                 while len(seen) < count:
                     asked = {"limit": 1_000} | ({"after": after} if after else {})
                     page = (await client.get(f"{process.url}/v1/feed", params=asked)).json()

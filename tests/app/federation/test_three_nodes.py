@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from app.operator import token_for
 from app.store.sqlite import WAL_PAGES
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
@@ -72,7 +73,10 @@ def run_for(folder: Path, seconds: float) -> None:
     random, numbers = Random(SEED), count()
     samples: list[list[Sample]] = []
     with three_stores(folder) as stores, ExitStack() as closing:
-        clients = [closing.enter_context(StoreClient(each.url)) for each in stores]
+        clients = [
+            closing.enter_context(StoreClient(each.url, token=token_for(each.url)))
+            for each in stores
+        ]
         started_s = next_batch_s = time.monotonic()
         while (now_s := time.monotonic()) < started_s + seconds:
             batch = [

@@ -65,7 +65,7 @@ def test_each_action_is_one_line_whether_it_was_allowed_or_not(
             (fields,) = fields_of(caplog, 1)
             assert fields["action"] == f"{route.method} {route.template}"
             assert fields["target"].startswith(path_of(route))
-            assert (fields["who"], fields["address"]) == ("local", "127.0.0.1")
+            assert (fields["who"], fields["address"]) == ("operator", "127.0.0.1")
             assert fields["outcome"].split()[0] == str(answer.status_code)
     closed = DistrustingAuthorizer(is_open=False)
     with running_node(tmp_path / "closed", authorizer=closed) as node:

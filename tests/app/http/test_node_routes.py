@@ -12,6 +12,7 @@ import pytest
 from app.http.application import ROUTES
 from app.http.routing import Route
 from app.limits import DEFAULT_LIMITS
+from app.operator import operator_token
 from sdstore.sds.model import Message
 from tests.support.server import RunningNode, running_node
 
@@ -128,10 +129,11 @@ def test_no_page_of_another_origin_does_what_is_the_operators(
     tmp_path: Path, origins: list[str]
 ) -> None:
     with running_node(tmp_path, cors_origins=origins) as opened:
+        token = {"authorization": f"Bearer {operator_token(tmp_path)}"}
         for origin, status in ((ORIGIN, 403), ("null", 403), (opened.url, 202)):
             # No preflight asks before such a request.
             answer = opened.http.post(
-                "/v1/syncs", json={"peer_url": opened.url}, headers={"origin": origin}
+                "/v1/syncs", json={"peer_url": opened.url}, headers=token | {"origin": origin}
             )
             assert answer.status_code == status, answer.text
         assert opened.http.get("/v1/feed", headers={"origin": ORIGIN}).status_code == 200

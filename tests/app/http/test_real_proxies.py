@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import subprocess
 import time
@@ -15,6 +16,8 @@ import pytest
 import trustme
 
 from app.callers import Scope
+from app.http.application import ROUTES
+from app.operator import operator_token, token_for
 from app.tokens import TokenFile
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
@@ -42,6 +45,39 @@ def nginx(folder: Path, ports: tuple[int, int]) -> list[str]:
     (folder / "nginx.conf").write_text(main)
     options = ["-p", str(folder), "-e", "stderr", "-g", "daemon off; master_process off;"]
     return [program("nginx"), "-c", str(folder / "nginx.conf"), *options]
+
+
+def usual_nginx(folder: Path, ports: tuple[int, int]) -> list[str]:
+    """The command that runs nginx as a newcomer sets it up: nothing but `proxy_pass`."""
+    command = nginx(folder, ports)
+    file = folder / "nginx.conf"
+    head, _, _ = file.read_text().partition("\n")
+    server = (
+        f"server {{ listen 127.0.0.1:{ports[1]}; "
+        f"location / {{ proxy_pass http://127.0.0.1:{ports[0]}; }} }}"
+    )
+    file.write_text(f"{head}\n{server}\n}}")
+    return command
+
+
+@pytest.mark.slow
+def test_whoever_comes_through_a_proxy_that_nobody_declared_is_no_operator(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        running_node(tmp_path / "node") as node,
+        httpx.Client(base_url=url, trust_env=False, timeout=20) as outside,
+        running(usual_nginx(tmp_path, (int(node.url.rpartition(":")[2]), port)), tmp_path, outside),
+    ):
+        # nginx sends `Host: 127.0.0.1:PORT`, from loopback, and nothing that shows it.
+        assert outside.get("/v1/channels", headers={"host": "store.example"}).status_code == 200
+        for route in ROUTES:
+            if route.scope is Scope.ADMIN:
+                path = re.sub(r"\{\w+\}", "x", route.template)
+                answer = outside.request(route.method, path, headers={"host": "store.example"})
+                assert (route.template, answer.status_code) == (route.template, 403)
+        assert token_for(url) is None, "the command line sends the token to the node alone"
+        assert token_for(node.url) == operator_token(tmp_path / "node")
 
 
 def caddy(folder: Path, ports: tuple[int, int]) -> list[str]:

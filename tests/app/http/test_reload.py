@@ -22,6 +22,7 @@ import trustme
 from cryptography import x509
 
 from app.federation.peers import LOOK_S
+from app.operator import token_for
 from app.reload import CHANGEABLE
 from app.settings import Settings
 from app.siblings import Board, WorkerState
@@ -29,7 +30,7 @@ from app.tokens import TokenFile, tokens_path
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli, command
-from tests.support.server import running_node
+from tests.support.server import AS_OPERATOR, running_node
 from tests.support.stores import PostgresStores
 
 SECONDS_MAX = 60
@@ -93,7 +94,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
 
         def get(path: str) -> dict[str, object]:
             document: dict[str, object] = httpx.get(
-                f"{url}{path}", trust_env=False, timeout=30
+                f"{url}{path}", trust_env=False, auth=AS_OPERATOR, timeout=30
             ).json()
             return document
 
@@ -107,7 +108,7 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
             'drain_s = 0\nchannels = ["b"]\nlog_level = "debug"\ncors_origins = ["*"]\n'
             'peers = ["http://127.0.0.1:2", "http://127.0.0.1:3"]\n'
         )
-        answer = httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
+        answer = httpx.post(f"{url}/v1/reload", trust_env=False, auth=AS_OPERATOR, timeout=30)
         assert answer.json() == {
             "changed": ["peers", "channels", "log_level"],
             "needs_restart": ["cors_origins"],
@@ -116,10 +117,13 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
         wait_until(lambda: set(peer_urls()) == {"http://127.0.0.1:2", "http://127.0.0.1:3"})
         preflight = {"origin": "http://x", "access-control-request-method": "GET"}
         assert (
-            httpx.options(f"{url}/v1/info", headers=preflight, trust_env=False).status_code != 200
+            httpx.options(
+                f"{url}/v1/info", headers=preflight, trust_env=False, auth=AS_OPERATOR
+            ).status_code
+            != 200
         )
         file.write_text('drain_s = 0\nchannels = ["c"]\npeers = []\nno_such = 1\n')
-        refused = httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30)
+        refused = httpx.post(f"{url}/v1/reload", trust_env=False, auth=AS_OPERATOR, timeout=30)
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
         assert "no_such" in refused.json()["detail"]
         node.send_signal(signal.SIGHUP)
@@ -132,7 +136,12 @@ def test_a_reload_takes_over_what_can_change_and_names_the_rest(tmp_path: Path) 
         wait_until(lambda: peer_urls() == [])
         for text in ('log_level = "error"', 'log_level = "error"\nsync_interval_s = 7'):
             file.write_text(f'drain_s = 0\nchannels = ["c"]\n{text}\n')
-            assert httpx.post(f"{url}/v1/reload", trust_env=False, timeout=30).status_code == 200
+            assert (
+                httpx.post(
+                    f"{url}/v1/reload", trust_env=False, auth=AS_OPERATOR, timeout=30
+                ).status_code
+                == 200
+            )
     assert "read again: sync_interval_s" not in (tmp_path / "log").read_text()
     assert "settings read again: peers, channels, log_level" in (tmp_path / "log").read_text()
 
@@ -184,7 +193,12 @@ def test_all_workers_take_over_settings_and_a_replaced_certificate(
         def ask(method: str, path: str) -> Any:
             """Over a new connection, which can reach another worker."""
             return httpx.request(
-                method, f"{url}{path}", verify=certificates.client, trust_env=False, timeout=30
+                method,
+                f"{url}{path}",
+                verify=certificates.client,
+                trust_env=False,
+                auth=AS_OPERATOR,
+                timeout=30,
             ).json()
 
         def seen() -> tuple[set[str], set[str]]:
@@ -284,13 +298,17 @@ def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_wo
         def reload(text: str) -> float:
             file.write_text(f"{common}{text}\n")
             began_s = time.monotonic()
-            answer = httpx.post(f"{url}/v1/reload", headers=asks, trust_env=False, timeout=30)
+            answer = httpx.post(
+                f"{url}/v1/reload", headers=asks, trust_env=False, auth=AS_OPERATOR, timeout=30
+            )
             assert answer.json()["changed"] == ["anonymous_read"]
             return time.monotonic() - began_s
 
         def stream() -> Iterator[bytes]:
             # Over a connection of its own, which any worker can get.
-            client = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+            client = stack.enter_context(
+                httpx.Client(trust_env=False, auth=AS_OPERATOR, timeout=30)
+            )
             reply = stack.enter_context(client.stream("GET", f"{url}/v1/live"))
             assert reply.status_code == 200
             chunks = reply.iter_raw()
@@ -313,7 +331,7 @@ def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_wo
                 with pytest.raises(httpx.RemoteProtocolError):
                     assert all(b"late" not in chunk for chunk in each)
             assert number == 2 or all(b"late 1" in next(each) for each in streams)
-        refused = httpx.get(f"{url}/v1/live", trust_env=False, timeout=30)
+        refused = httpx.get(f"{url}/v1/live", trust_env=False, auth=AS_OPERATOR, timeout=30)
         assert refused.status_code == 401
 
 
@@ -351,18 +369,25 @@ class EditedRules:
         return [(code, int(pid)) for code, pid in rows]
 
     def reload(self) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/reload", trust_env=False, timeout=30)
+        return httpx.post(f"{self.url}/v1/reload", trust_env=False, auth=AS_OPERATOR, timeout=30)
 
     def verdict(self) -> str:
         frame = encode(Message("1", "c", lamport_timestamp=1, content=b"x"))
         headers = {"content-type": "application/x-protobuf"}
         answer = httpx.post(
-            f"{self.url}/v1/messages", content=frame, headers=headers, trust_env=False, timeout=30
+            f"{self.url}/v1/messages",
+            content=frame,
+            headers=headers,
+            trust_env=False,
+            auth=AS_OPERATOR,
+            timeout=30,
         )
         return str(answer.json()["policy_code"])
 
     def revision(self) -> str:
-        answer = httpx.get(f"{self.url}/v1/recon/interests", trust_env=False, timeout=30)
+        answer = httpx.get(
+            f"{self.url}/v1/recon/interests", trust_env=False, auth=AS_OPERATOR, timeout=30
+        )
         return answer.headers["sds-policy"]
 
 
@@ -436,7 +461,7 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
 
         def ask(method: str, path: str) -> tuple[int, bytes]:
             """Over the connection that was made before all reloads."""
-            old.request(method, path)
+            old.request(method, path, headers={"authorization": f"Bearer {token_for(url)}"})
             answer = old.getresponse()
             return answer.status, answer.read()
 
@@ -483,7 +508,9 @@ def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
 
         def ask(method: str, path: str, **sent: Any) -> httpx.Response:
             """Over a new connection, which can reach either worker."""
-            return httpx.request(method, f"{url}{path}", trust_env=False, timeout=30, **sent)
+            return httpx.request(
+                method, f"{url}{path}", trust_env=False, auth=AS_OPERATOR, timeout=30, **sent
+            )
 
         def publish(number: int) -> tuple[int, str]:
             frame = encode(Message(f"{number}", "c", lamport_timestamp=1, content=b"x"))
@@ -531,12 +558,14 @@ def test_over_one_postgresql_settings_are_of_the_host_and_what_the_database_has_
         (one, first, file), (_, second, _) = nodes
 
         def channels(url: str) -> list[str]:
-            answer = httpx.get(f"{url}/v1/recon/interests", trust_env=False, timeout=30)
+            answer = httpx.get(
+                f"{url}/v1/recon/interests", trust_env=False, auth=AS_OPERATOR, timeout=30
+            )
             found: list[str] = answer.json()["channels"]
             return found
 
         def peers(url: str) -> set[str]:
-            answer = httpx.get(f"{url}/v1/peers", trust_env=False, timeout=30)
+            answer = httpx.get(f"{url}/v1/peers", trust_env=False, auth=AS_OPERATOR, timeout=30)
             return {each["url"] for each in answer.json()["peers"]}
 
         file.write_text('drain_s = 0\nchannels = ["b"]\n')

@@ -25,6 +25,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Kind, Message
 from sdstore.wire import recon_pb2, store_pb2
 from tests.support.server import (
+    AS_OPERATOR,
     PROTOBUF,
     RunningNode,
     RunningWorkers,
@@ -177,7 +178,7 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 def answer(
     node: RunningNode, method: str, target: str, headers: dict[str, str], body: bytes
 ) -> Any:
-    with httpx.Client(base_url=node.url, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=node.url, trust_env=False, timeout=30, auth=AS_OPERATOR) as client:
         got = client.request(method, target, headers={"host": "127.0.0.1"} | headers, content=body)
     # The time at which a node first saw a message, and cursors, which name their database.
     text = re.sub(
