@@ -71,6 +71,12 @@ def audit(*, who: str, address: str, action: str, target: str, status: int, code
     )
 
 
+def audit_change(action: str, target: str) -> None:
+    """Write a line of the audit log about a change that the node finds made, by whomever, on its disk."""
+    fields = {"who": "a file", "address": "", "action": action, "target": target, "outcome": "seen"}
+    AUDIT.info("%s: %s", action, target, extra={"audit": fields})
+
+
 def shown_url(url: str) -> str:
     """A URL as an operator wrote it, for the audit log, without what can be a secret.
 

@@ -139,6 +139,7 @@ class Node:
             closing.callback(node.close_judge)
             node.siblings = siblings
             tasks = node.supervisor
+            node.tokens.says_changes = is_first
             await closing.enter_async_context(node.tokens.watched(tasks))
             await closing.enter_async_context(node.interests.watched(tasks))
             closing.push_async_callback(node.readiness.close)

@@ -222,5 +222,8 @@ def _place() -> str:
 
 def _links() -> Path:
     """The folder in which a user's running nodes leave word: links named ADDRESS_PORT to data directories."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "sdstore" / "nodes"
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError:  # a user without a home: nothing can be left there
+        state = Path(os.devnull)
+    return state / "sdstore" / "nodes"

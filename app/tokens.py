@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from typing import Any, TypeVar
 from app.callers import EVERY_SCOPE, Authorizer, Caller, Rate, Scope, unauthenticated
 from app.disk import replace_file
 from app.errors import Code, Problem
+from app.logs import audit_change
 from app.operator import OPERATOR_ID
 from app.settings import Settings
 from app.supervisor import Supervisor
@@ -99,6 +101,12 @@ class Token:
 # --- the file --------------------------------------------------------------------------------------
 
 
+_TOKEN_ID = re.compile(rb"sds_([0-9a-f]{1,32})_")
+
+REJECTED_SAID_S = 10.0
+"""From one line about rejected tokens to the next: anybody can cause them."""
+
+
 class TokenFile:
     """The tokens of a node on disk. Each change replaces the file whole, under a lock.
 
@@ -107,6 +115,8 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The tokens that were made or revoked by means of this object.
+        self.changed: set[str] = set()
 
     def identity(self) -> tuple[int, ...] | None:
         """Differs after each change; None while there is no file."""
@@ -167,6 +177,7 @@ class TokenFile:
                 raise Problem(Code.TOO_MANY_ITEMS, detail)
             tokens.append(token)
 
+        self.changed.add(token_id)
         self._change(add)
         return token, f"{_PREFIX}_{token_id}_{secret}"
 
@@ -179,6 +190,7 @@ class TokenFile:
                     return tokens.pop(place)
             raise Problem(Code.NOT_FOUND, f"no token {token_id[:64]}")
 
+        self.changed.add(token_id)
         return self._change(remove)
 
     def _change(self, change: Callable[[list[Token]], _Result]) -> _Result:
@@ -306,10 +318,15 @@ class Tokens:
 
     def __init__(self, file: TokenFile, operator: str = "") -> None:
         self.file = file
+        self.says_changes = True  # one process of a service
         self._operator_hash = _hash(operator.rpartition("_")[2]) if operator else b""
         self._identity: tuple[int, ...] | None = None
         self._callers: dict[str, tuple[Token, Caller]] = {}
         self._problem: Problem | None = None
+        # The tokens that could be read last; None before the first time.
+        self._seen: dict[str, Token] | None = None
+        self._rejected_count = 0
+        self._rejected_said_s = float("-inf")
         self._looked_s = float("-inf")
         # By the value of the header itself: hashing it with SHA-256 would cost a request 1.7 us. How long a
         # look-up takes reveals nothing about a secret. Python compares the bytes of a guess only if all 64
@@ -416,7 +433,39 @@ class Tokens:
             _log.info("the tokens can be read again")
         before, self._problem, self._verified = self._callers, None, {}
         self._callers = {each.token_id: (each, _caller_of(each)) for each in tokens}
+        self._say_changes({each.token_id: each for each in tokens})
         self._end([each for each in before if self._callers.get(each) != before[each]])
+
+    def _say_changes(self, now: dict[str, Token]) -> None:
+        """One line of the audit log for each token that was made, changed or revoked by another process."""
+        before, self._seen = self._seen, now
+        own, self.file.changed = self.file.changed, set()
+        if before is None or not self.says_changes:
+            return
+        for token_id in sorted((before.keys() | now.keys()) - own):
+            if before.get(token_id) != now.get(token_id):
+                done = "made" if token_id not in before else "changed"
+                action = f"token {done if token_id in now else 'revoked'}"
+                audit_change(action, f"{token_id} in {self.file.path}")
+
+    def note_rejected(self, headers: Mapping[bytes, bytes], address: str, reason: str) -> None:
+        """A caller was refused. If it sent a token, log that; at most one line each `REJECTED_SAID_S`."""
+        authorization = headers.get(b"authorization")
+        if authorization is None:
+            return
+        self._rejected_count += 1
+        if time.monotonic() - self._rejected_said_s < REJECTED_SAID_S:
+            return
+        found = _TOKEN_ID.search(authorization)
+        shown = f"the token {found[1].decode()}" if found else "no token of this node's form"
+        _log.warning(
+            "%d requests since the last such line were refused for their token; this one has %s, from %s: %s",
+            self._rejected_count,
+            shown,
+            address,
+            reason,
+        )
+        self._rejected_count, self._rejected_said_s = 0, time.monotonic()
 
     def _end(self, token_ids: Sequence[str]) -> None:
         if not token_ids:

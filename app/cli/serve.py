@@ -289,7 +289,7 @@ def _alone(data_dir: Path) -> Iterator[int]:
             raise CliError(Exit.LOCAL_FAULT, "data_dir_in_use", str(error)) from None
         except OSError as error:
             detail = f"{data_dir}: {error.strerror or error}"
-            raise CliError(Exit.LOCAL_FAULT, "cannot_write", detail) from None
+            raise CliError(Exit.LOCAL_FAULT, "io_error", detail) from None
         yield lock
 
 

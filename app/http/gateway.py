@@ -103,7 +103,7 @@ class Gateway:
             match = self._table.match(scope["method"], raw_path(scope), scope["query_string"])
             route = match.route
             stats = self._stats[route]
-            call = self._admit(match, scope)
+            call = self._admit(match, scope, answer)
             call.address = call.address or answer.caller or address_key(client_of(scope))
             call.exchange = exchange
             answer.bucket = call.bucket
@@ -139,15 +139,15 @@ class Gateway:
         finally:
             _release(body_place)
             if stats.is_audited:
-                self._audit(stats, scope, call, answer.status, code)
+                self._audit(stats, scope, call, answer, code)
             stats.observe(answer.status, perf_counter() - started)
 
     def _audit(
-        self, stats: RouteStats, scope: AsgiScope, call: Call | None, status: int, code: str
+        self, stats: RouteStats, scope: AsgiScope, call: Call | None, answer: Answer, code: str
     ) -> None:
         if call is not None and call.is_handed_on:
             return
-        who = "unknown" if call is None else call.caller.name
+        who, status = answer.who, answer.status
         target = raw_path(scope).decode("latin-1")
         if call is not None and call.target:
             target = f"{target} {call.target}"
@@ -158,13 +158,17 @@ class Gateway:
     def _address_of(self, scope: AsgiScope, call: Call | None) -> str:  # noqa: ARG002
         return client_of(scope)
 
-    def _admit(self, match: Match, scope: AsgiScope) -> Call:
-        """The call, if its caller has the route's scope and the channel that path or query name."""
+    def _admit(self, match: Match, scope: AsgiScope, answer: Answer) -> Call:
+        """The call, if its caller has the route's scope and the channel that path or query name.
+
+        `answer` learns who calls, also if that caller is refused.
+        """
         raw_headers = scope["headers"]
         headers = dict(raw_headers)
         if len(headers) != len(raw_headers):
             headers = _joined(raw_headers)
         caller = self._identify(scope, headers)
+        answer.who = caller.name
         bucket = self._bucket_of(caller)
         if b"origin" in headers:
             caller = confined(caller, headers, self._public_host)
@@ -187,6 +191,7 @@ class Gateway:
         except Problem as problem:
             if problem.code is Code.UNAUTHENTICATED:
                 self._node.rates.admit(stranger(client_of(scope)))
+                self._tokens.note_rejected(headers, client_of(scope), problem.detail)
             raise
 
     async def _answer(self, match: Match, call: Call, receive: Receive, answer: Answer) -> None:
@@ -254,8 +259,8 @@ class SiblingGateway(Gateway):
         super().__init__(*parts)
         self._strangers = None
 
-    def _admit(self, match: Match, scope: AsgiScope) -> Call:
-        call = super()._admit(match, scope)
+    def _admit(self, match: Match, scope: AsgiScope, answer: Answer) -> Call:
+        call = super()._admit(match, scope, answer)
         call.address = call.headers.get(ADDRESS_HEADER, b"").decode()
         call.sent_bytes = int(call.headers.get(SENT_HEADER, 0))
         return call
@@ -269,7 +274,7 @@ class SiblingGateway(Gateway):
 
 
 class Answer:
-    """The sending side of one request. `status` is 0 until a reply has begun.
+    """The sending side of one request. `status` is 0 until a reply has begun; `who` is the caller's name.
 
     `bucket` pays for a whole reply; parts are paid where they are made.
     """
@@ -282,6 +287,7 @@ class Answer:
         "bucket",
         "has_room",
         "status",
+        "who",
     )
 
     def __init__(self, send: Send, exchange: Exchange | None, node: Node) -> None:
@@ -291,6 +297,7 @@ class Answer:
         self._replies = node.sharing.replies
         self.has_room = False
         self.status = 0
+        self.who = "unknown"
         self.bucket: Bucket | None = None
 
     @property

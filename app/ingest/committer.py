@@ -294,20 +294,27 @@ class GroupCommitter:
             _log.exception("a call of the writer failed")
             return _internal_error()
 
-    def _write_rows(self, job: _Job) -> list[Written]:
-        self._attempt((), job.met, job.refused)
-        return [written for entry in job.entries for written in self._attempt((entry,), (), ())]
+    def _write_rows(self, job: _Job) -> Answer:
+        """A result for each entry; a fault of the rows beside the entries is one of the whole job."""
+        beside = self._attempt((), job.met, job.refused)
+        if isinstance(beside, Problem):
+            return beside
+        written: list[Written] = []
+        for entry in job.entries:
+            one = self._attempt((entry,), (), ())
+            written += [one] if isinstance(one, Problem) else one
+        return written
 
     def _attempt(
         self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
-    ) -> Sequence[Written]:
+    ) -> Sequence[WriteResult] | Problem:
         try:
             return self._store.writer.write(entries, met, refused)
         except Problem as problem:
-            return [problem.detached()] * len(entries)
+            return problem.detached()
         except Exception:  # noqa: BLE001 - the row's fault, of whatever kind
             _log.exception("a row could not be written")
-            return [Problem(Code.INTERNAL_ERROR, "the row could not be written")] * len(entries)
+            return Problem(Code.INTERNAL_ERROR, "the row could not be written")
 
     # ---- back on the event loop
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import stat
 import threading
@@ -55,6 +56,43 @@ def test_a_token_gives_its_grants_and_the_file_has_no_secret(file: TokenFile) ->
     secret = text.split("_")[2]
     assert secret not in file.path.read_text()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_another_user_changes_keeps_its_owner_and_mode(tmp_path: Path) -> None:
+    # Only root can give files away. The node's user is `nobody` then, and root makes and revokes tokens.
+    owner = 65534 if os.geteuid() == 0 else os.getuid()
+    os.chown(tmp_path, owner, -1)
+    file = TokenFile(tmp_path / "tokens.json")
+    first, _ = file.create(scopes=["read"])
+    assert (file.path.stat().st_uid, stat.S_IMODE(file.path.stat().st_mode)) == (owner, 0o600)
+    file.path.chmod(0o640)
+    file.create(scopes=["read"])
+    file.revoke(first.token_id)
+    assert (file.path.stat().st_uid, stat.S_IMODE(file.path.stat().st_mode)) == (owner, 0o640)
+    assert [each.name for each in tmp_path.iterdir()] == ["tokens.json"], "no file of another user"
+
+
+def test_a_file_whose_owner_cannot_be_kept_is_not_replaced(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.create(scopes=["read"])
+    before = file.path.read_bytes()
+    made = os.fstat
+
+    def of_another(descriptor: int) -> os.stat_result:
+        fields = list(made(descriptor))
+        fields[4] += 1  # st_uid
+        return os.stat_result(fields)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("app.disk.os.fstat", of_another)
+    monkeypatch.setattr("app.disk.os.fchown", refuse)
+    with pytest.raises(Problem, match="not permitted") as caught:
+        file.create(scopes=["read"])
+    assert caught.value.code is Code.TOKENS_UNAVAILABLE
+    assert file.path.read_bytes() == before
 
 
 def test_folders_that_are_made_for_secrets_are_for_their_user_alone(tmp_path: Path) -> None:

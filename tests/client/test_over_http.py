@@ -42,7 +42,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
 
 @pytest.fixture(scope="module", params=[StoreClient, AsyncStoreClient])
 def client(request: pytest.FixtureRequest, node: RunningNode) -> Iterator[EitherClient]:
-    with EitherClient(request.param(node.url)) as either:
+    with EitherClient(request.param(node.url, token=token_for(node.url))) as either:
         yield either
 
 

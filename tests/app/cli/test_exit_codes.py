@@ -19,6 +19,7 @@ from app.cli import options
 from app.cli.access import Access
 from app.cli.files import delimited
 from app.cli.program import app
+from app.cli.serve import TRUST
 from sdstore.client.batching import BATCH_ITEMS_MAX
 from sdstore.client.exchange import Options
 from sdstore.client.retry import Retry
@@ -365,6 +366,10 @@ def test_a_port_that_is_taken_is_6(tmp_path: Path) -> None:
 def test_a_second_node_on_the_same_database_is_6(node: str, node_folder: Path) -> None:
     assert cli("channels", "--node", node).code == 0
     result = process("serve", "--port", "0", "--data-dir", node_folder)
+    assert (result.code, error_code(result)) == (6, "data_dir_in_use")
+    other = node_folder.with_name("another folder")
+    database = f"sqlite:///{node_folder}/sdstore.db"
+    result = process("serve", "--port", "0", "--data-dir", other, "--database", database)
     assert (result.code, error_code(result)) == (6, "store_unavailable")
 
 
@@ -382,7 +387,8 @@ def test_interrupting_a_node_is_130_and_terminating_it_0(tmp_path: Path) -> None
                 _, err = serving.communicate(timeout=30)
             finally:
                 serving.kill()
-        assert (serving.returncode, err) == (code, b"")
+        lines = err.decode().splitlines()
+        assert (serving.returncode, len(lines), TRUST in lines[0]) == (code, 1, True)
         # The store that is left is intact.
         assert cli("check", "--data-dir", tmp_path).code == 0
 

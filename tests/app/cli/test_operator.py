@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,6 +193,24 @@ def test_the_data_directory_of_the_environment_serves_without_a_home(
     assert process(*verb, XDG_STATE_HOME=elsewhere, SDSTORE_DATA_DIR=str(store.data_dir)).code == 0
     file = store.data_dir / OPERATOR_FILE
     assert process("--token-file", file, *verb, XDG_STATE_HOME=elsewhere).code == 0
+
+
+def test_a_node_whose_user_has_no_home_starts(tmp_path: Path) -> None:
+    # No name, no home, and a folder that cannot be made: as some containers run a node.
+    code = "from pathlib import Path; from app.operator import _links; print(_links())"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, pwd; pwd.getpwuid = {{}}.__getitem__; {code}"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(os.devnull)
+    store = StoreProcess(tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", os.devnull)
+        store.start()
+    store.end(signal.SIGTERM)
 
 
 def test_a_second_service_on_a_data_directory_is_refused_and_told_of_the_first(

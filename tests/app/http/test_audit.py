@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,6 +42,13 @@ def fields_of(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, st
             return [line.__dict__["audit"] for line in lines]
         assert time.monotonic() < ends_s, lines
         time.sleep(0.005)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
 def path_of(route: Route) -> str:
@@ -79,6 +88,63 @@ def test_each_action_is_one_line_whether_it_was_allowed_or_not(
         assert node.http.delete("/v1/peers/0").status_code == 401
         (fields,) = fields_of(caplog, 1)  # a reading request leaves none
         assert fields["target"] == "/v1/peers/0"
+
+
+@pytest.mark.parametrize("running", [running_node, running_workers])
+def test_a_caller_that_may_not_act_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, running: Callable[..., Any]
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    token, text = TokenFile(tmp_path / "tokens.json").create(scopes=["read"], channels=["c"])
+    with running(tmp_path) as node:
+        for number, headers in enumerate(
+            ({"authorization": f"Bearer {text}"}, {"origin": "x://y"})
+        ):
+            assert node.http.post("/v1/reload", headers=headers).status_code == 403
+            fields = fields_of(caplog, number + 1)[-1]
+            assert fields["who"] == (f"token {token.token_id}", "local")[number]
+            assert fields["outcome"] == "403 forbidden"
+
+
+def test_tokens_that_are_made_or_revoked_on_the_disk_are_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    file = TokenFile(tmp_path / "tokens.json")
+    file.create(scopes=["read"])
+    with running_node(tmp_path) as node:
+        token, _ = file.create(scopes=["read"])
+        (made,) = fields_of(caplog, 1)
+        good = file.path.read_bytes()
+        file.path.write_bytes(b"odd for a moment")
+        wait_until(lambda: node.http.get("/readyz").status_code == 503)
+        file.path.write_bytes(good)
+        wait_until(lambda: node.http.get("/readyz").status_code == 200)
+        file.revoke(token.token_id)
+        _, revoked = fields_of(caplog, 2)
+        over_http = node.http.post("/v1/tokens", json={"scopes": ["read"]}).json()
+        headers = {"authorization": f"Bearer {over_http['token']}"}
+        assert node.http.get("/v1/channels", headers=headers).status_code == 200
+        file.revoke(over_http["id"])
+        _, _, posted, last = fields_of(caplog, 4)
+    assert [made["action"], revoked["action"]] == ["token made", "token revoked"]
+    assert made["target"] == revoked["target"] == f"{token.token_id} in {file.path}"
+    assert [posted["action"], last["action"]] == ["POST /v1/tokens", "token revoked"]
+
+
+def test_a_token_that_is_refused_is_logged_by_its_id_and_a_flood_of_them_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    token, text = file.create(scopes=["sync"])
+    file.revoke(token.token_id)
+    with running_node(tmp_path) as node:
+        for wrong in (text, *["sds_\nforged_x"] * 200):
+            headers = {"authorization": f"Bearer {wrong}".encode("unicode_escape")}
+            assert node.http.get("/v1/info", headers=headers).status_code == 401
+    lines = [each.getMessage() for each in caplog.records if "their token" in each.getMessage()]
+    assert len(lines) == 1
+    assert f"the token {token.token_id}, from 127.0.0.1: the access token is not valid" in lines[0]
 
 
 def test_a_request_that_one_worker_hands_to_another_is_one_line_and_the_same_as_of_one_process(

@@ -13,6 +13,7 @@ import pytest
 
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
+from app.operator import token_for
 from tests.support.server import RunningNode, running_node
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
@@ -79,6 +80,7 @@ def test_the_documented_line_gives_the_code(node: RunningNode, code: str) -> Non
     line = LINES[code].replace("sleep 40", f"sleep {BODY_TIMEOUT_S + 1}")
     environment = {
         "NODE": node.url,
+        "OPERATOR": f"authorization: Bearer {token_for(node.url)}",
         "JSON": "content-type: application/json",
         "PB": "content-type: application/x-protobuf",
         "PATH": "/usr/local/bin:/usr/bin:/bin",

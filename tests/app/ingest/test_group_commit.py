@@ -248,3 +248,19 @@ async def gain_of_a_crowd(stores: Stores) -> float:
         rate_of_all = 1600 / (time.perf_counter() - started)
         assert 1600 / (counters.groups - 100) >= 8
         return rate_of_all / rate_of_one
+
+
+async def test_what_could_not_be_remembered_beside_messages_is_an_error_of_its_caller(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_ingest(stores.new_url()) as ingest:
+
+        def write(entries: Sequence, met: Sequence, refused: Sequence) -> list[WriteResult]:  # type: ignore[type-arg]
+            if refused:
+                raise ValueError("odd")
+            return []
+
+        monkeypatch.setattr(ingest.store.writer, "write", write)
+        with pytest.raises(Problem, match="could not be written"):
+            await ingest.committer.submit([], refused=[bytes(32)])
+        assert await ingest.committer.submit([]) == []
