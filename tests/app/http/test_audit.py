@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
