@@ -81,10 +81,14 @@ class NewEntry(NamedTuple):
 
 
 class MetId(NamedTuple):
-    """The ID of a sync message, which has no content. From now on a gap with this ID is marked."""
+    """The ID of a sync message, which has no content. From now on a gap with this ID is marked.
+
+    `named`: the IDs in its history, for which it may be the only witness.
+    """
 
     channel_id: str
     message_id: str
+    named: tuple[str, ...] = ()
 
 
 class NewClaim(NamedTuple):

@@ -244,6 +244,9 @@ class Limits:
     met_ids_max: int = _bound(
         1_000_000, "IDs", "sync messages cost nothing to send; the store forgets the oldest first"
     )
+    named_by_sync_max: int = _bound(
+        1_000, "IDs", "of a channel that only sync messages name; the oldest are forgotten first"
+    )
     refused_digests_max: int = _bound(
         100_000, "digests", "that local policy refuses; a forgotten one costs another fetch"
     )

@@ -181,6 +181,7 @@ async def list_gaps(
                 retrieval_hints=gap.hints,
                 met_as_sync=gap.met_as_sync,
                 state=absences.get(gap.message_id, "missing"),
+                named_by=_named_by(gap),
             )
             for gap in page.gaps
         ]
@@ -225,7 +226,12 @@ def _gap_json(gap: Gap, state: str) -> dict[str, Any]:
         "hints": [hint.hex() for hint in gap.hints],
         "met_as_sync": gap.met_as_sync,
         "state": state,
+        "named_by": _named_by(gap),
     }
+
+
+def _named_by(gap: Gap) -> str:
+    return "sync" if gap.is_named_by_sync else "history"
 
 
 def _channel_json(channel: ChannelInfo) -> dict[str, Any]:

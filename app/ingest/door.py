@@ -202,9 +202,12 @@ class Door:
 
 
 def _met(relayed: Relayed) -> list[MetId]:
-    """The ID of a sync message, which version 1 participants name in later histories."""
+    """The ID of a sync message, which version 1 participants name in later histories, and what it names."""
     message = relayed.message
-    return [MetId(message.channel_id, message.message_id)] if message.kind is Kind.SYNC else []
+    if message.kind is not Kind.SYNC:
+        return []
+    named = tuple(entry.message_id for entry in message.causal_history)
+    return [MetId(message.channel_id, message.message_id, named)]
 
 
 def _stored(entry: NewEntry, written: Written) -> Outcome | Problem:

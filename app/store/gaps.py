@@ -1,5 +1,8 @@
 """Gaps: messages that causal histories name and the store lacks. How they are written, and read.
 
+A sync message may be the only witness of a lost last message, so what it names and the store lacks is listed
+as well. It costs nothing to send, so these names are bounded by channel.
+
 Histories also give hints for the messages they name; the writer stores those as history claims. Histories
 repeat themselves (js-waku's repeat 199 of 200 entries from one message to the next), so the writer
 remembers what it settled lately, and each repetition costs one dictionary look-up.
@@ -11,9 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Integer, bindparam, delete, select
+from sqlalchemy import BigInteger, Integer, bindparam, delete, func, select
 
 from app.entries import MetId
 from app.limits import Limits
@@ -53,12 +56,14 @@ class Gap:
     """A message that histories name and the store lacks, with the hints they give (capped).
 
     `met_as_sync`: the store has seen a sync message with this ID. Version 1 participants name theirs in
-    later histories; but anybody can send one with any ID, so the gap stays.
+    later histories; but anybody can send one with any ID, so the gap stays. `is_named_by_sync`: only sync
+    messages name it, not the history of a stored message.
     """
 
     message_id: str
     hints: tuple[bytes, ...]
     met_as_sync: bool = False
+    is_named_by_sync: bool = False
 
     @property
     def shown_bytes(self) -> int:
@@ -94,7 +99,7 @@ class Gaps:
         rows = await self._database.rows(
             _missing(self._sql), channel_no=number, after=begin, limit=limit + 1
         )
-        missing = [message_id for (message_id,) in rows[:limit]]
+        missing = [message_id for message_id, _ in rows[:limit]]
         asked = [(self._keys.of_text(each), number, each) for each in missing]
         hints: list[list[bytes]] = [[] for _ in missing]
         told = history_hints(self._sql, self._limits.hint_claims_per_entry_max)
@@ -102,8 +107,8 @@ class Gaps:
             hints[which].append(hint)
         met = await self.met(channel_id, missing)
         gaps = [
-            Gap(each, tuple(found), met_as_sync=each in met)
-            for each, found in zip(missing, hints, strict=True)
+            Gap(each, tuple(found), met_as_sync=each in met, is_named_by_sync=named_no > 0)
+            for (each, named_no), found in zip(rows[:limit], hints, strict=True)
         ]
         sizes = accumulate(gap.shown_bytes for gap in gaps)
         fitting = sum(1 for size in sizes if size <= self._limits.reply_bytes_max)
@@ -140,6 +145,7 @@ class ReferenceWriter:
         self._keys = keys
         self._limits = limits
         self._settled: dict[Reference, None] = {}
+        self._held: dict[Name, None] = {}  # stored messages that sync messages name again and again
 
     def write(
         self, transaction: Transaction, group: Group, met: Sequence[MetId]
@@ -160,6 +166,7 @@ class ReferenceWriter:
             not in settled
         }
         self.settle(transaction, group, unsettled, arrived)
+        self._write_named(transaction, group, met)
         return unsettled
 
     def settle(
@@ -183,15 +190,50 @@ class ReferenceWriter:
     def forget(self) -> None:
         """Write every reference again: the database lost what was committed."""
         self._settled.clear()
+        self._held.clear()
 
     def _write_missing(self, transaction: Transaction, names: Sequence[Name]) -> None:
+        here = self._held_among(transaction, names)
+        missing = [name for name in names if name not in here]
+        # Where a sync message alone named it before, it gives way.
+        by_name = self._sql.delete_each(missing_references, "channel_no", "message_id")
+        transaction.many(by_name, missing)
+        rows = [(*name, 0) for name in missing]
+        transaction.many(self._sql.insert(missing_references, or_ignore=True), rows)
+
+    def _held_among(self, transaction: Transaction, names: Sequence[Name]) -> set[Name]:
         keyed = [
             (self._keys.of_text(message_id), message_id, channel_no)
             for channel_no, message_id in names
         ]
-        here = {row[0] for row in transaction.each(names_held(self._sql), keyed)}
-        missing = [name for number, name in enumerate(names) if number not in here]
-        transaction.many(self._sql.insert(missing_references, or_ignore=True), missing)
+        return {names[row[0]] for row in transaction.each(names_held(self._sql), keyed)}
+
+    def _write_named(self, transaction: Transaction, group: Group, met: Sequence[MetId]) -> None:
+        """What sync messages name and the store lacks, in channels that it has messages of."""
+        numbers = group.channel_numbers
+        names = [
+            *dict.fromkeys(
+                name
+                for each in met
+                if each.channel_id in numbers
+                for message_id in each.named
+                if (name := (numbers[each.channel_id], message_id)) not in self._held
+            )
+        ]
+        if not names:
+            return
+        here = self._held_among(transaction, names)
+        if len(self._held) + len(here) > SETTLED_MAX:
+            self._held.clear()
+        self._held.update(dict.fromkeys(here))
+        missing = [name for name in names if name not in here]
+        most = self._limits.named_by_sync_max
+        for channel_no in dict.fromkeys(channel_no for channel_no, _ in missing):
+            [[last]] = transaction.rows(_last_named(self._sql), channel_no=channel_no)
+            new = [name for name in missing if name[0] == channel_no]
+            rows = [(*name, int(last) + n) for n, name in enumerate(new, 1)]
+            transaction.many(self._sql.insert(missing_references, or_ignore=True), rows)
+            transaction.execute(_forget_named(self._sql), channel_no=channel_no, most=most)
 
     def _write_history_claims(
         self, transaction: Transaction, group: Group, unsettled: Iterable[Reference]
@@ -223,7 +265,7 @@ class ReferenceWriter:
             return
         asked = [
             (self._keys.of_met(each.channel_id, each.message_id), each.channel_id, each.message_id)
-            for each in dict.fromkeys(met)
+            for each in {(each.channel_id, each.message_id): each for each in met}.values()
         ]
         known = {row[0] for row in transaction.each(_met(self._sql), asked)}
         new = [row for number, row in enumerate(asked) if number not in known]
@@ -239,7 +281,7 @@ class ReferenceWriter:
 
 @cache
 def _missing(sql: SqlDialect) -> Query:
-    missing = select(missing_references.c.message_id).where(
+    missing = select(missing_references.c.message_id, missing_references.c.named_no).where(
         missing_references.c.channel_no == bindparam("channel_no"),
         missing_references.c.message_id > bindparam("after"),
     )
@@ -286,6 +328,37 @@ def _met(sql: SqlDialect) -> ManyQuery:
             )
             .limit(constant(1))
         ),
+    )
+
+
+@cache
+def _last_named(sql: SqlDialect) -> Query:
+    named_no = missing_references.c.named_no
+    in_channel = missing_references.c.channel_no == bindparam("channel_no", type_=Integer())
+    last = select(func.max(named_no)).where(in_channel, named_no > constant(0))
+    return sql.query(select(func.coalesce(last.scalar_subquery(), constant(0))))
+
+
+@cache
+def _forget_named(sql: SqlDialect) -> Query:
+    """Those that sync messages named first, beyond the newest of a channel."""
+    missing, newest = missing_references.c, missing_references.alias("newest")
+    channel_no = bindparam("channel_no", type_=Integer())
+    most: Any = bindparam("most", type_=Integer())
+    last_kept_out = (
+        select(newest.c.named_no)
+        .where(newest.c.channel_no == channel_no, newest.c.named_no > constant(0))
+        .order_by(newest.c.named_no.desc())
+        .offset(most)
+        .limit(constant(1))
+        .scalar_subquery()
+    )
+    return sql.query(
+        delete(missing_references).where(
+            missing.channel_no == channel_no,
+            missing.named_no > constant(0),
+            missing.named_no <= last_kept_out,
+        )
     )
 
 

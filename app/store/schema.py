@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.faults import SchemaTooNewError
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -192,7 +192,16 @@ missing_references = Table(
     metadata,
     Column("channel_no", Integer, primary_key=True, autoincrement=False),
     Column("message_id", ByteText, primary_key=True),
+    # 0 if a history names it; else only sync messages do, and this is their order
+    Column("named_no", Number, nullable=False, server_default=text("0")),
     sqlite_with_rowid=False,
+)
+Index(
+    "missing_references_by_sync",
+    missing_references.c.channel_no,
+    missing_references.c.named_no,
+    sqlite_where=missing_references.c.named_no > 0,
+    postgresql_where=missing_references.c.named_no > 0,
 )
 
 met_ids = Table(

@@ -162,13 +162,15 @@ class Gap:
 
     `met_as_sync`: the node has seen a sync message with this ID, so the ID may have no content. Anyone
     can send a sync message with any ID, so content is still possible. `state`: "missing", "withheld" (an
-    operator of the node decides on it) or "refused" (by the node's policy).
+    operator of the node decides on it) or "refused" (by the node's policy). `named_by`: "history" of a
+    stored message, or "sync" if only sync messages name it.
     """
 
     message_id: str
     retrieval_hints: tuple[bytes, ...]
     met_as_sync: bool = False
     state: str = "missing"
+    named_by: str = "history"
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,7 @@ def gap_page(reply: Reply) -> tuple[tuple[Gap, ...], str | None]:
             tuple(gap.retrieval_hints),
             gap.met_as_sync,
             gap.state or "missing",
+            gap.named_by or "history",
         )
         for gap in page.gaps
     )

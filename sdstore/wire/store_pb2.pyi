@@ -181,16 +181,18 @@ class ChannelPage(_message.Message):
     def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
 class Gap(_message.Message):
-    __slots__ = ("message_id", "retrieval_hints", "met_as_sync", "state")
+    __slots__ = ("message_id", "retrieval_hints", "met_as_sync", "state", "named_by")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
     MET_AS_SYNC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    NAMED_BY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
     met_as_sync: bool
     state: str
-    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[bool] = ..., state: _Optional[str] = ...) -> None: ...
+    named_by: str
+    def __init__(self, message_id: _Optional[str] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., met_as_sync: _Optional[bool] = ..., state: _Optional[str] = ..., named_by: _Optional[str] = ...) -> None: ...
 
 class GapPage(_message.Message):
     __slots__ = ("gaps", "next")

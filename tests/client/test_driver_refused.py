@@ -214,6 +214,16 @@ def test_an_id_that_a_store_met_as_that_of_a_sync_message_is_not_waited_for(
     run(scenario())
 
 
+def test_a_message_that_only_a_sync_message_names_is_a_gap(node: RunningNode) -> None:
+    node.publish(Message("m1", "garden", "ada", 5, content=b"x"))
+    history = (HistoryEntry("m1"), HistoryEntry("last"))
+    node.publish(Message("s1", "garden", "ada", 6, history))
+    [gap] = node.http.get("/v1/channels/garden/gaps").json()["gaps"]
+    assert (gap["message_id"], gap["named_by"]) == ("last", "sync")
+    node.publish(Message("last", "garden", "ada", 7, content=b"x"))
+    assert node.http.get("/v1/channels/garden/gaps").json()["gaps"] == []
+
+
 # ---- what cannot be stored now
 
 

@@ -267,9 +267,27 @@ def test_gaps_are_what_histories_name_and_nobody_sent(node: RunningNode) -> None
     node.publish(Message("m1", channel, lamport_timestamp=2, content=b"x", causal_history=history))
     found = pages(node, "/v1/channels/gaps", {"channel_id": channel, "limit": 1})
     assert [row for rows in found for row in rows] == [
-        {"message_id": "gap-1", "hints": ["ab"], "met_as_sync": False, "state": "missing"},
-        {"message_id": "gap-2", "hints": [], "met_as_sync": False, "state": "missing"},
-        {"message_id": "synced", "hints": [], "met_as_sync": True, "state": "missing"},
+        {
+            "message_id": "gap-1",
+            "hints": ["ab"],
+            "met_as_sync": False,
+            "state": "missing",
+            "named_by": "history",
+        },
+        {
+            "message_id": "gap-2",
+            "hints": [],
+            "met_as_sync": False,
+            "state": "missing",
+            "named_by": "history",
+        },
+        {
+            "message_id": "synced",
+            "hints": [],
+            "met_as_sync": True,
+            "state": "missing",
+            "named_by": "history",
+        },
     ]
     answer = node.http.get("/v1/channels/gaps%2Fchannel/gaps", headers=WANTS_PROTOBUF)
     page = wire.GapPage.FromString(answer.content)

@@ -300,3 +300,48 @@ async def test_a_hint_with_a_million_claims_is_looked_up_like_one_with_a_thousan
         assert min(cpu_seconds) < 0.010
         assert min(seconds[hint]) < 10 * min(seconds[other])
     await store.close()
+
+
+async def test_what_only_a_sync_message_names_is_a_gap_until_it_comes_or_a_history_names_it(
+    stores: Stores,
+) -> None:
+    sync = MetId("channel", "sync", ("message-000001", "last", "told"))
+    async with stores.open() as store:
+        store.writer.write([entry_of(content_frame(1))])
+        store.writer.write([], [sync, MetId("unknown channel", "sync", ("x",))])
+        first = await store.gaps.page("channel", None, 10)
+        assert [(each.message_id, each.is_named_by_sync) for each in first.gaps] == [
+            ("last", True),
+            ("told", True),
+        ]
+        told = (HistoryEntry("told"), HistoryEntry("other"))
+        store.writer.write([entry_of(content_frame(2, history=told))], [sync])
+        after = await store.gaps.page("channel", None, 10)
+    assert [(each.message_id, each.is_named_by_sync) for each in after.gaps] == [
+        ("last", True),
+        ("other", False),
+        ("told", False),
+    ]
+
+
+async def test_a_flood_of_sync_messages_displaces_what_they_named_in_their_channel_alone(
+    stores: Stores,
+) -> None:
+    async with stores.open(Limits(named_by_sync_max=3)) as store:
+        told = (HistoryEntry("by history"),)
+        store.writer.write(
+            [
+                entry_of(content_frame(1, history=told)),
+                entry_of(content_frame(1, channel_id="quiet")),
+            ]
+        )
+        store.writer.write([], [MetId("quiet", "s", ("witness",))])
+        for number in range(5):
+            names = (f"ghost {number}a", f"ghost {number}b")
+            store.writer.write([], [MetId("channel", f"s{number}", names)])
+        loud = await store.gaps.page("channel", None, 10)
+        quiet = await store.gaps.page("quiet", None, 10)
+    assert [each.message_id for each in loud.gaps] == [
+        "by history", "ghost 3b", "ghost 4a", "ghost 4b",
+    ]  # fmt: skip
+    assert [each.message_id for each in quiet.gaps] == ["witness"]
