@@ -409,7 +409,7 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
                 sent = await bob.channel.send(b"from bob")
                 for _ in range(10):
                     now_ms += 60_000
-                    await asyncio.sleep(2 * QUICK.tick_s)
+                    await bob.ticks(2)
                 assert not bob.of(Lost) + bob.of(GaveUp)
                 store.publish(frames[0])
             network.is_down = False
@@ -419,7 +419,7 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
             # With a store, time passes again.
             for _ in range(20):
                 now_ms += 60_000
-                await asyncio.sleep(2 * QUICK.tick_s)
+                await bob.ticks(2)
             await bob.until(lambda bob: GaveUp(sent) in bob.events)
 
     run(scenario())
@@ -508,9 +508,12 @@ def test_nothing_is_lost_while_the_participant_catches_up(url: str, place: dict[
                 await bob.until(lambda bob: bob.channel.status.waiting)
             store.publish(frames[0])
         network = SlowPages()
+        now_ms = 10**12
         late = {"network": network, "participant": impatient, "is_online": False, **place}
-        async with joined([url], "bob", file, **late) as bob:
-            await asyncio.sleep(1)
+        async with joined([url], "bob", file, clock_ms=lambda: now_ms, **late) as bob:
+            for _ in range(10):
+                now_ms += impatient.lost_after_ms // 4
+                await bob.ticks(1)
             network.is_free.set()
             await bob.until(lambda bob: len(bob.texts) == 2)
             assert [each.message.message_id for each in bob.deliveries] == ["m0", "m1"]
@@ -562,7 +565,7 @@ def test_a_jump_of_the_wall_clock_loses_nothing_and_ends_no_wait(
                 sent = await bob.channel.send(b"from bob")
                 await ada.channel.send(b"from ada")
                 await bob.until(lambda bob: b"from ada" in bob.texts)
-                await asyncio.sleep(5 * QUICK.tick_s)
+                await bob.ticks(5)
                 assert bob.channel.status.waiting == 1
                 assert not bob.of(Lost) + bob.of(GaveUp)
                 store.publish(frames[0])
@@ -629,7 +632,7 @@ def test_a_slow_application_holds_deliveries_back_and_loses_none(
             for text in texts(35):
                 await ada.channel.send(text)
             await bob.until(lambda bob: len(bob.texts) == 10)
-            await asyncio.sleep(0.2)
+            await bob.ticks(5)
             assert len(bob.texts) == 10
             for number in (4, 10, 14, 24, 34):
                 await bob.until(lambda bob, number=number: len(bob.texts) >= number)
@@ -709,7 +712,7 @@ def test_what_is_staged_waits_while_the_file_cannot_be_written(
             monkeypatch.setattr(driver, "TAKEN_AT_ONCE", 10)
             file.errors = [BusyError()] * 1_000
             bob.channel._follower._has_staged = True
-            await asyncio.sleep(10 * QUICK.tick_s)
+            await bob.ticks(10)
             assert len(file.log(place["channel_id"]).staged(300)) >= 280
             file.errors.clear()
             await bob.until(lambda bob: len(bob.texts) == 300)
@@ -752,7 +755,7 @@ def test_what_was_sent_without_a_store_is_published_at_once_after_a_restart(
         assert time.monotonic() - started_s < SMALL.resend_ms / 1_000
         network = Network()
         async with joined([url], "ada", file, network=network, **place) as ada:
-            await asyncio.sleep(2 * QUICK.tick_s)
+            await ada.ticks(2)
         assert network.counts["POST /v1/messages/batch"] == 0, "a store has them"
 
     run(scenario())
@@ -769,7 +772,7 @@ def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path
             small = await ada.channel.send(b"small")
             await ada.until(lambda ada: StoredRemotely(small) in ada.events)
             await ada.until(lambda ada: ada.of(Rejected))
-            await asyncio.sleep(10 * QUICK.tick_s)
+            await ada.ticks(10)
             [rejected] = ada.of(Rejected)
             assert (rejected.message_id, rejected.code) == (large, "frame_too_large")
             assert GaveUp(large) not in ada.events
@@ -822,8 +825,8 @@ def test_nothing_is_delivered_or_published_before_it_is_saved(
             file.errors = [BusyError()] * 1_000
             await ada.channel.send(b"hello")
             sending = asyncio.create_task(bob.channel.send(b"hello, ada"))
-            await asyncio.sleep(0.3)
-            assert len(file.errors) < 1_000
+            while len(file.errors) > 995:
+                await bob.ticks(1)
             assert (bob.texts, sending.done()) == ([], False)
             assert network.counts["POST /v1/messages/batch"] == 0
             file.errors.clear()
@@ -868,15 +871,14 @@ def test_a_burst_of_messages_and_of_confirmations_takes_few_saves(
 def test_cancelling_the_program_closes_everything(url: str, place: dict[str, Any]) -> None:
     async def program(ready: asyncio.Event) -> None:
         async with joined([url], "ada", **place) as ada:
-            ready.set()
             while True:
                 await ada.channel.send(b"hello")
+                ready.set()
 
     async def scenario() -> None:
         ready = asyncio.Event()
         running = asyncio.create_task(program(ready))
         await ready.wait()
-        await asyncio.sleep(0.1)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -1010,18 +1012,24 @@ def test_a_store_that_ends_each_stream_is_called_ever_less_often(
 ) -> None:
     async def scenario() -> None:
         network = Network()
+        calls_s: list[float] = []
+        has_called = asyncio.Event()
 
         def ends(request: httpx.Request) -> httpx.Response | None:
-            is_live = request.url.path == "/v1/channels/live"
-            return httpx.Response(200, content=b": here\nid: c\n\n") if is_live else None
+            if request.url.path != "/v1/channels/live":
+                return None
+            calls_s.append(time.monotonic())
+            if len(calls_s) == 6:
+                has_called.set()
+            return httpx.Response(200, content=b": here\nid: c\n\n")
 
         network.answer = ends
         patient = replace(QUICK, back_off=BackOff(first_s=0.05, max_s=60))
         given = {"network": network, "options": patient, "is_online": False, **place}
-        async with joined([url], "bob", **given) as bob:
-            await bob.until(lambda bob: bob.of(Connection))
-            await asyncio.sleep(1.5)
-            assert network.counts["GET /v1/channels/live"] <= 8
+        async with joined([url], "bob", draw=InOrder(), **given):
+            await has_called.wait()
+        # Pauses of 0.05 s, 0.1 s, and so on up to 0.8 s; five of the first would take 0.25 s.
+        assert calls_s[-1] - calls_s[0] > 1
 
     run(scenario())
 

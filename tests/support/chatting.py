@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, MutableSequence
 from types import TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import httpx
 
@@ -139,6 +140,20 @@ class App:
             if isinstance(event, Deliver) and self._confirms:
                 await self.channel.confirm(event.number)
             self._changed.set()
+
+    async def ticks(self, count: int) -> None:
+        """Wait until the driver has let the participant do so often what is due."""
+        tick, done = self.channel.tick, asyncio.Event()
+        left = iter(range(count - 1))
+
+        def counted() -> None:
+            tick()
+            if next(left, None) is None:
+                done.set()
+
+        with patch.object(self.channel, "tick", counted):
+            async with asyncio.timeout(SECONDS_MAX):
+                await done.wait()
 
     async def until(self, condition: Callable[[Self], object]) -> None:
         """Wait for a condition; fails with the events so far."""

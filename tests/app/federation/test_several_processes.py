@@ -368,7 +368,9 @@ def test_a_process_that_was_paused_beyond_its_lease_writes_nothing_of_the_peer(
                 timeout=30,
             )
             assert started.status_code == 202
-            time.sleep(4)
+            # Both look at the row once a second.
+            count = "SELECT count(*) FROM noted"
+            wait_until(lambda: connection.execute(count).fetchall() >= [(5,)])
             noted = set(connection.execute("SELECT holder, fence FROM noted").fetchall())
             ran = connection.execute(
                 "SELECT DISTINCT process FROM syncs WHERE sync_id = %s", [started.json()["id"]]
