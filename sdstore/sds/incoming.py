@@ -9,8 +9,7 @@ A missing message is known by reference only: a waiting message or a sync messag
 for at once and then with doubling pauses; after `lost_after_ms` it is lost. Lost IDs are remembered, and
 asked for now and then.
 
-At the bounds the sender with most waiting messages loses its oldest (`overflow`), so that a flood of
-messages without causes displaces itself. A displaced message that others wait for is missing again; it is
+At the bounds the member with most loses a message, or a name (`shares`), so that a flood displaces itself. A displaced message that others wait for is missing again; it is
 asked for after the first pause.
 """
 
@@ -26,6 +25,7 @@ from sdstore.sds.model import HistoryEntry, Message
 from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.references import HINT_BYTES_MAX, Hints
 from sdstore.sds.schemes import Rank
+from sdstore.sds.shares import NOBODY, Member, Shares
 from sdstore.sds.state import LOST, PASSED, SYNC, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -42,6 +42,7 @@ class Arrived:
     supersedes: bool = False  # a logged message of a lower rank
     gap: tuple[str, ...] = ()  # lost causes
     unmet: set[str] = field(default_factory=set)
+    member: Member = NOBODY  # whom it counts against while it waits
     since_ms: int = 0
     place: int = 0
 
@@ -61,6 +62,7 @@ def _within_bounds(entry: HistoryEntry) -> HistoryEntry:
 @dataclass(slots=True)
 class _Missing:
     entry: HistoryEntry
+    member: Member  # who named it
     lost_ms: int  # when it is lost
     fetch_ms: int  # when to ask for it again
     attempts: int = 1
@@ -97,12 +99,14 @@ class Incoming:
         self._waiting: dict[str, Arrived] = {}
         self._bytes = 0
         self._dependents: dict[str, dict[str, None]] = {}
-        self._senders = _Senders()
+        self._shares = Shares()  # of what waits: in messages, bytes, and causes
+        self._byte_shares, self._cause_shares = Shares(), Shares()
         self._missing: dict[str, _Missing] = {}
-        self._noted: OrderedDict[str, None] = OrderedDict()  # missing, named by sync messages only
+        self._noted = Shares()  # missing, named by sync messages only
         self._due: list[tuple[int, str]] = []
         self._to_fetch: dict[str, None] = {}
-        self._lost: OrderedDict[str, _LostId] = OrderedDict()
+        self._lost: dict[str, _LostId] = {}
+        self._lost_shares = Shares()
         self._lost_due: list[tuple[int, str]] = []
         self._sync_ids: OrderedDict[str, None] = OrderedDict()
         self._restored_passed: set[str] = set()  # while the waiting messages are restored
@@ -173,10 +177,14 @@ class Incoming:
         if message_id in self._missing:
             is_passed = self._forget_missing(message_id)
         if message_id in self._lost:
-            is_passed = self._lost.pop(message_id).is_passed
-            self._to_fetch.pop(message_id, None)
-            self._turn.delete(LOST + message_id)
+            is_passed = self._forget_lost(message_id).is_passed
         return is_passed
+
+    def _forget_lost(self, message_id: str) -> _LostId:
+        self._lost_shares.discard(message_id)
+        self._to_fetch.pop(message_id, None)
+        self._turn.delete(LOST + message_id)
+        return self._lost.pop(message_id)
 
     def learn_author(self, named: HistoryEntry) -> None:
         """A history names a message with its sender: if it is known without one, ask for it again.
@@ -213,13 +221,15 @@ class Incoming:
         arrived.since_ms = elapsed_ms
         self._waiting[message_id] = arrived
         self._bytes += len(arrived.frame)
-        self._senders.add(message.sender_id, message_id)
+        self._shares.add(message_id, arrived.member)
+        self._byte_shares.add(message_id, arrived.member, len(arrived.frame))
+        self._cause_shares.add(message_id, arrived.member, len(arrived.unmet))
         for entry in message.causal_history:
             cause = entry.message_id
             if cause in arrived.unmet:
                 self._dependents.setdefault(cause, {})[message_id] = None
                 if cause not in self._waiting:
-                    self._miss(entry, elapsed_ms)
+                    self._miss(entry, elapsed_ms, arrived.member)
         if not is_saved:
             self._place += 1
             arrived.place = self._place
@@ -234,7 +244,7 @@ class Incoming:
         )
         self._turn.put(WAITING + arrived.message.message_id, record)
 
-    def note(self, sync: Message, elapsed_ms: int) -> None:
+    def note(self, sync: Message, elapsed_ms: int, member: Member) -> None:
         """A sync message names these messages."""
         for entry in sync.causal_history:
             message_id = entry.message_id
@@ -246,11 +256,10 @@ class Incoming:
                 or self._is_logged(message_id)
             ):
                 continue
-            self._miss(entry, elapsed_ms)
-            self._noted[message_id] = None
+            self._miss(entry, elapsed_ms, member)
+            self._noted.add(message_id, member)
             if len(self._noted) > self._options.noted_max:
-                oldest, _ = self._noted.popitem(last=False)
-                self._forget_missing(oldest)
+                self._forget_missing(self._noted.first_to_go())
 
     def note_sync(self, message_id: str) -> None:
         """The ID of a sync message without a sender: no missing message for those who name it so."""
@@ -263,17 +272,19 @@ class Incoming:
             oldest, _ = self._sync_ids.popitem(last=False)
             self._turn.delete(SYNC + oldest)
 
-    def _miss(self, entry: HistoryEntry, elapsed_ms: int) -> None:
+    def _miss(self, entry: HistoryEntry, elapsed_ms: int, member: Member) -> None:
         message_id = entry.message_id
-        self._noted.pop(message_id, None)
-        if message_id in self._missing:
+        self._noted.discard(message_id)
+        if (missing := self._missing.get(message_id)) is not None:
+            if not missing.member.account:  # a stranger, who could have invented it
+                missing.member = member
             return
         options = self._options
         if message_id in self._lost:  # only under `OnLost.HOLD`: named again, asked for again
-            del self._lost[message_id]
-            self._turn.delete(LOST + message_id)
+            self._forget_lost(message_id)
         missing = _Missing(
             _within_bounds(entry),
+            member,
             elapsed_ms + options.lost_after_ms,
             elapsed_ms + options.fetch_retry_ms,
             is_passed=message_id in self._restored_passed,
@@ -348,14 +359,14 @@ class Incoming:
                     self._forget_missing(cause)
         if message_id in self._dependents:
             hint, sender_id = arrived.retrieval_hint, arrived.message.sender_id
-            self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms)
+            self._miss(HistoryEntry(message_id, hint, sender_id), elapsed_ms, arrived.member)
             # Not at once: it would displace another one, which would be asked for and displace it.
             self._to_fetch.pop(message_id, None)
 
     def _forget_missing(self, message_id: str) -> bool:
         """The message is not missing any more; whether one that depends on it was delivered."""
         missing = self._missing.pop(message_id, None)
-        self._noted.pop(message_id, None)
+        self._noted.discard(message_id)
         self._to_fetch.pop(message_id, None)
         if missing is None or not missing.is_passed:
             return False
@@ -363,20 +374,22 @@ class Incoming:
         return True
 
     def overflow(self) -> str | None:
-        """The message to give way at the bounds: the oldest one of the sender with most of them."""
+        """The message to give way at the bounds."""
         options = self._options
-        if (
-            len(self._waiting) <= options.waiting_max
-            and self._bytes <= options.waiting_bytes_max
-            and len(self._missing) - len(self._noted) <= options.missing_max
+        for shares, is_full in (
+            (self._shares, len(self._waiting) > options.waiting_max),
+            (self._byte_shares, self._bytes > options.waiting_bytes_max),
+            (self._cause_shares, len(self._missing) - len(self._noted) > options.missing_max),
         ):
-            return None
-        return self._senders.oldest_of_most()
+            if is_full:
+                return shares.first_to_go()
+        return None
 
     def _remove(self, message_id: str) -> Arrived:
         arrived = self._waiting.pop(message_id)
         self._bytes -= len(arrived.frame)
-        self._senders.remove(arrived.message.sender_id, message_id)
+        for shares in (self._shares, self._byte_shares, self._cause_shares):
+            shares.discard(message_id)
         self._turn.delete(WAITING + message_id)
         return arrived
 
@@ -475,17 +488,21 @@ class Incoming:
         return [HistoryEntry(message_id, hint, entry.sender_id) for hint in hints]
 
     def _lose(self, message_id: str, elapsed_ms: int, reason: str = "") -> None:
-        entry = self._missing[message_id].entry
+        entry, member = self._missing[message_id].entry, self._missing[message_id].member
         is_passed = self._forget_missing(message_id)
         self._place += 1
         self._lost[message_id] = lost = _LostId(entry, self._place, is_passed=is_passed)
         self._schedule_lost(message_id, lost, elapsed_ms)
         self._save_lost(lost)
         self._turn.effects.append(Lost(message_id, reason))
+        self._lost_shares.add(message_id, member)
         if len(self._lost) > self._options.lost_max:
-            oldest, _ = self._lost.popitem(last=False)
-            self._to_fetch.pop(oldest, None)
-            self._turn.delete(LOST + oldest)
+            self._forget_lost(self._lost_shares.first_to_go())
+
+    def named_by(self, message_id: str) -> Member:
+        """The member whose message named this one that is missing, or lost."""
+        missing = self._missing.get(message_id)
+        return missing.member if missing is not None else self._lost_shares.member(message_id)
 
     def _save_lost(self, lost: _LostId) -> None:
         entry = lost.entry
@@ -507,6 +524,7 @@ class Incoming:
             entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
             lost = _LostId(entry, record.place, is_passed=record.is_passed)
             self._lost[message_id] = lost
+            self._lost_shares.add(message_id, NOBODY)
             self._schedule_lost(message_id, lost, elapsed_ms=0)
         self._sync_ids.update(dict.fromkeys(saved.sync))
         places = [each.place for each in saved.waiting.values()]
@@ -518,39 +536,3 @@ class Incoming:
         for message_id in self._restored_passed - self._missing.keys():
             self._turn.delete(PASSED + message_id)
         self._restored_passed = set()
-
-
-class _Senders:
-    """Waiting messages by sender, and the senders by their number of waiting messages."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, OrderedDict[str, None]] = {}
-        self._with_count: dict[int, dict[str, None]] = {}
-        self._most = 0
-
-    def add(self, sender_id: str, message_id: str) -> None:
-        ids = self._ids.setdefault(sender_id, OrderedDict())
-        ids[message_id] = None
-        self._move(sender_id, len(ids) - 1, len(ids))
-        self._most = max(self._most, len(ids))
-
-    def remove(self, sender_id: str, message_id: str) -> None:
-        ids = self._ids[sender_id]
-        del ids[message_id]
-        self._move(sender_id, len(ids) + 1, len(ids))
-        if not ids:
-            del self._ids[sender_id]
-        if self._most not in self._with_count:
-            self._most -= 1  # where the sender is now, or nobody
-
-    def oldest_of_most(self) -> str:
-        sender_id = next(iter(self._with_count[self._most]))
-        return next(iter(self._ids[sender_id]))
-
-    def _move(self, sender_id: str, before: int, after: int) -> None:
-        if before:
-            del self._with_count[before][sender_id]
-            if not self._with_count[before]:
-                del self._with_count[before]
-        if after:
-            self._with_count.setdefault(after, {})[sender_id] = None

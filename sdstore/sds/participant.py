@@ -76,8 +76,9 @@ from sdstore.sds.options import OnLost, ParticipantOptions
 from sdstore.sds.outgoing import Outgoing, SentState
 from sdstore.sds.references import HINT_BYTES_MAX, Hints, References, fingerprint
 from sdstore.sds.repair import Repair
-from sdstore.sds.restoring import last_number, load_incoming, load_references
+from sdstore.sds.restoring import RESTORED_COUNT, last_number, load_incoming, load_references
 from sdstore.sds.schemes import Rank, rank
+from sdstore.sds.shares import Member
 from sdstore.sds.state import OWNER, PROGRESS, UNPUBLISHED, WAITING, SavedState, Turn, read_state
 from sdstore.sds.syncing import SyncTimer
 from sdstore.wire import participant_pb2 as pb
@@ -88,6 +89,9 @@ FRAME_BYTES_MAX = 1 << 20
 TAKEN_BYTES_MAX = 8 << 20
 """Frames that `take_staged` takes at once, or that are delivered from the log at once: they are in memory
 together. The rest follows with the next call."""
+
+AUTHORS_MAX = 4_096
+"""Senders known by a message that was delivered with all its causes, 0.3 MB. Later ones stay strangers."""
 
 REPAIRS_READ_MAX = 16
 """Entries read of a received repair request; the specification allows three."""
@@ -131,6 +135,8 @@ class Participant:
         self.log: ParticipantLog = MemoryLog() if log is None else log
         self.ignored: Counter[str] = Counter()
         self._turn = Turn()
+        self._authors: set[int] = set()  # hashes of IDs, which can be long
+        self._path = ""  # of the frame that is received now
         self._hints = Hints(self.options)
         self._references = References(self.options, self._hints, sender_id, self._turn)
         self._outgoing = Outgoing(self.options, self._turn)
@@ -325,9 +331,13 @@ class Participant:
     # ---- receiving
 
     def receive(
-        self, frame: bytes, now_ms: int, retrieval_hint: bytes | None = None
+        self, frame: bytes, now_ms: int, retrieval_hint: bytes | None = None, path: str = ""
     ) -> list[Effect]:
-        """A frame from the transport, a store or another participant. Any bytes will do."""
+        """A frame from the transport, a store or another participant. Any bytes will do.
+
+        `path`: the way it came, if there are several: each has its share of what can wait.
+        """
+        self._path = path
         frame, hint = _bytes("frame", frame), _bytes("retrieval_hint", retrieval_hint or b"")
         self._begin(now_ms)
         if len(frame) > FRAME_BYTES_MAX:
@@ -348,6 +358,7 @@ class Participant:
         staged, or no more messages can wait for their causes now.
         """
         self._begin(now_ms)
+        self._path = ""
         taken = []
         taken_bytes = 0
         for staged in self.log.staged(count):
@@ -438,7 +449,7 @@ class Participant:
             return
         if not message.sender_id:  # version 1, which names such IDs as causes
             self._incoming.note_sync(message.message_id)
-        self._incoming.note(message, self._clock.elapsed_ms)
+        self._incoming.note(message, self._clock.elapsed_ms, self._member(message))
         if self._references.are_named(message.causal_history):
             self._sync.sync_arrived(self._clock.elapsed_ms)
 
@@ -494,6 +505,7 @@ class Participant:
 
     def _take_new(self, arrived: Arrived) -> None:
         message_id = arrived.message.message_id
+        arrived.member = self._member(arrived.message)
         if self._repair is not None:
             self._repair.received(message_id)
         self._add_to_bloom(message_id)
@@ -505,6 +517,11 @@ class Participant:
         self._deliver(arrived)
         if dependents := self._incoming.take_dependents(message_id):
             self._deliver_all(dependents)
+
+    def _member(self, message: Message) -> Member:
+        """Whom a message counts against, and what it names."""
+        sender_id = message.sender_id
+        return Member(self._path, sender_id if hash(sender_id) in self._authors else "", sender_id)
 
     def _make_room(self) -> None:
         """Keep the bounds of waiting."""
@@ -541,6 +558,8 @@ class Participant:
             is_head = self._supersede(message)
         self._number += 1
         number, hint, is_late = self._number, arrived.retrieval_hint, arrived.is_late
+        if not gap and len(self._authors) < AUTHORS_MAX:
+            self._authors.add(hash(message.sender_id))
         entry = LogEntry(message, arrived.frame, number, hint, gap, is_late, supersedes)
         self._append(entry, is_head=is_head, is_reached=is_reached)
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
@@ -694,9 +713,17 @@ class Participant:
                     frame = waiting.frame
                 if frame is not None:
                     self._turn.effects.append(Broadcast(frame, message_id, Kind.CONTENT))
-        if self._is_sync_due():
-            self._send_sync(now_ms)
+        self._sync_if_due(now_ms)
         return self._finish()
+
+    def _sync_if_due(self, now_ms: int) -> None:
+        if self._sync.is_due(self._clock.elapsed_ms):
+            self._sync.sync_sent(self._clock.elapsed_ms)
+            is_empty = not self._references.recent and self._incoming.has_none_waiting
+            if not is_empty or self.options.sync_when_empty or self._is_request_due():
+                self._send_sync(now_ms)
+        elif self._is_request_due():
+            self._send_sync(now_ms, is_request=True)
 
     def _sweep_incoming(self) -> None:
         for message_id in self._incoming.sweep(self._clock.elapsed_ms):
@@ -707,10 +734,6 @@ class Participant:
                     [self._incoming.take_after_gap(message_id, self._clock.elapsed_ms)]
                 )
 
-    def _is_sync_due(self) -> bool:
-        """The timer ended, or a repair request is due."""
-        return self._sync.is_due(self._clock.elapsed_ms) or self._is_request_due()
-
     def _is_request_due(self) -> bool:
         if not self.options.sync_ms or self._repair is None:
             return False
@@ -718,16 +741,18 @@ class Participant:
         is_expressible = self.options.dialect in _REPAIR_DIALECTS
         return is_expressible and due_ms is not None and due_ms <= self._clock.elapsed_ms
 
-    def _send_sync(self, now_ms: int) -> None:
-        is_request_due = self._is_request_due()
-        self._sync.sync_sent(self._clock.elapsed_ms)
-        is_empty = not self._references.recent and self._incoming.has_none_waiting
-        is_needed = not is_empty or self.options.sync_when_empty or is_request_due
-        if self._clock.is_exhausted or not is_needed:
+    def _send_sync(self, now_ms: int, *, is_request: bool = False) -> None:
+        """`is_request`: a frame that only asks for repairs carries no filter, which is most of a frame."""
+        if self._clock.is_exhausted:
             return
         lamport = self._clock.next_lamport()
         message_id = self._sync.unique_id("sync", now_ms)
-        frame = self._encode(self._message(message_id, lamport, b""))
+        message = self._message(message_id, lamport, b"")
+        if is_request:
+            if not message.repair_request:
+                return  # it is put off
+            set_field(message, "bloom_filter", b"")
+        frame = self._encode(message)
         self._clock.lamport = lamport
         self._turn.effects.append(Broadcast(frame, message_id, Kind.SYNC))
 
@@ -753,6 +778,8 @@ class Participant:
             is_ordered=self.options.ordered,
         )
         self._saved_heads = {}
+        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
+        self._authors.update(hash(each.entry.sender_id) for each in newest)
         ready, self._ready = self._ready, []
         for arrived in ready:
             self._turn.delete(WAITING + arrived.message.message_id)
@@ -805,7 +832,8 @@ class Participant:
             turn.effects.append(missing)
             if self._repair is not None:
                 for entry in missing.entries:
-                    self._repair.want(entry, self._clock.elapsed_ms)
+                    member = incoming.named_by(entry.message_id)
+                    self._repair.want(entry, self._clock.elapsed_ms, member)
         effects = turn.effects
         counts = (*incoming.counts(), self._outgoing.unacknowledged_count)
         if counts != self._counts:

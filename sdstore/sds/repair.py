@@ -34,10 +34,15 @@ from heapq import heapify, heappop, heappush
 from zlib import crc32
 
 from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.history import serialize_entry
 from sdstore.sds.model import HistoryEntry
+from sdstore.sds.shares import NOBODY, Member, Shares
 
 PARTICIPANTS_PER_GROUP = 128
 """The specification's number."""
+
+REQUEST_BYTES = 256
+"""A request for a message with a longer ID, author and hint counts as several."""
 
 
 def hash_of_text(text: str) -> int:
@@ -62,7 +67,8 @@ class RepairOptions:
     """Senders counted for the number of groups, 1.3 MB: 101 groups. A sender can invent names."""
 
     wanted_max: int = 1_000
-    """Messages to ask for, 0.5 MB. At the bound another one is not asked for; `want` it again later."""
+    """Messages to ask for, 0.5 MB. At the bound whoever named most of them loses one; another one of his is
+    not asked for. `want` it again later."""
     requests_per_message: int = 10
     """Requests of ours for one message; then it is no longer wanted."""
     requests_per_frame: int = 3
@@ -75,10 +81,11 @@ class RepairOptions:
     """Answers that wait for their T_resp, 0.3 MB. At the bound a request is ignored."""
     answers_per_requester: int = 30
     """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
-    More requests are ignored until the next T_max begins."""
+    More requests are ignored until the next T_max begins. As many requests of ours, of 256 bytes each,
+    are for what one member named: it can have invented that. The others are put off to the next T_max."""
     answers_in_all: int = 300
-    """Answers to all requesters in T_max, 5.6 MB: senders are not authenticated, so one requester can
-    pretend to be many."""
+    """Answers to all requesters in T_max, 5.6 MB, and requests of ours: senders are not authenticated, so
+    one can pretend to be many."""
     answers_per_call: int = 16
     """Answers that one call of `answers` returns; the others follow with the next call."""
 
@@ -135,6 +142,7 @@ class _Schedule:
 @dataclass(slots=True)
 class _Wanted:
     entry: HistoryEntry
+    member: Member  # who named it
     requests: int = 0
     postponements: int = 0  # since our last request
     round: int = 0  # enters the hash
@@ -159,11 +167,13 @@ class Repair:
         self._own_hash = self._options.hash_text(participant_id)
         self._participants: set[int] = set()  # CRC-32 of sender IDs, which can be long
         self._wanted: dict[str, _Wanted] = {}
+        self._shares = Shares()  # of what is wanted
         self._pending: dict[str, _Answer] = {}
         self._t_req = _Schedule()
         self._t_resp = _Schedule()
         self._window = 0
         self._answered: Counter[str] = Counter()  # in the current window, by requester
+        self._requested: Counter[tuple[str, str]] = Counter()  # the same, by path and account
 
     @property
     def group_count(self) -> int:
@@ -201,16 +211,23 @@ class Repair:
 
     # ---- asking
 
-    def want(self, entry: HistoryEntry, now_ms: int) -> None:
-        """A cause is missing. Has no effect if it is wanted already or has no known author."""
-        if (
-            entry.message_id in self._wanted
-            or not (entry.sender_id and self._participant_id)
-            or len(self._wanted) >= self._options.wanted_max
-        ):
+    def want(self, entry: HistoryEntry, now_ms: int, member: Member = NOBODY) -> None:
+        """A cause is missing, which this member named. Has no effect if it is wanted already or has no
+        known author."""
+        message_id = entry.message_id
+        if message_id in self._wanted or not (entry.sender_id and self._participant_id):
             return
-        self._wanted[entry.message_id] = wanted = _Wanted(entry)
+        self._wanted[message_id] = wanted = _Wanted(entry, member)
+        self._shares.add(message_id, member)
         self._arm(wanted, now_ms)
+        if len(self._wanted) > self._options.wanted_max:
+            oldest = self._shares.first_to_go()
+            self._forget(message_id if self._shares.member(oldest) == member else oldest)
+
+    def _forget(self, message_id: str) -> None:
+        del self._wanted[message_id]
+        self._shares.discard(message_id)
+        self._t_req.discard(message_id)
 
     def requests(self, now_ms: int) -> tuple[HistoryEntry, ...]:
         """The repair request of the message that is sent now: what is due, lowest T_req first."""
@@ -218,24 +235,41 @@ class Repair:
             return ()
         options = self._options
         due: list[_Wanted] = []
+        self._turn_window(now_ms)
         while len(due) < options.requests_per_frame:
             message_id = self._t_req.take(now_ms)
             if message_id is None:
                 break
-            due.append(self._wanted[message_id])
+            wanted = self._wanted[message_id]
+            if self._may_ask_for(wanted):
+                due.append(wanted)
+            else:
+                self._t_req.put(message_id, (self._window + 1) * options.t_max_ms)
         for wanted in due:
             wanted.requests += 1
             wanted.postponements = 0
             if wanted.requests < options.requests_per_message:
                 self._arm(wanted, now_ms)
             else:
-                del self._wanted[wanted.entry.message_id]
+                self._forget(wanted.entry.message_id)
         return tuple(wanted.entry for wanted in due)
+
+    def _may_ask_for(self, wanted: _Wanted) -> bool:
+        """Count a request against the member who named the message; a long ID counts as several."""
+        account, each_max = wanted.member[:2], self._options.answers_per_requester
+        cost = min(1 + len(serialize_entry(wanted.entry)) // REQUEST_BYTES, each_max)
+        is_within = (
+            self._requested[account] + cost <= each_max
+            and self._requested.total() + cost <= self._options.answers_in_all
+        )
+        if is_within:
+            self._requested[account] += cost
+        return is_within
 
     def received(self, message_id: str) -> None:
         """The message arrived, perhaps as a duplicate, or is no longer wanted: forget both sides."""
-        if self._wanted.pop(message_id, None) is not None:
-            self._t_req.discard(message_id)
+        if message_id in self._wanted:
+            self._forget(message_id)
         answer = self._pending.pop(message_id, None)
         if answer is not None:
             self._t_resp.discard(message_id)
@@ -319,8 +353,9 @@ class Repair:
         return own == hash_text(entry.sender_id + message_id) % count
 
     def _turn_window(self, now_ms: int) -> None:
-        """Answers are counted in windows of T_max."""
+        """Answers and requests are counted in windows of T_max."""
         window = now_ms // self._options.t_max_ms
         if window != self._window:
             self._window = window
             self._answered.clear()
+            self._requested.clear()

@@ -12,6 +12,7 @@ from sdstore.sds import (
     Deliver,
     HistoryEntry,
     Message,
+    Missing,
     OnLost,
     Participant,
     ParticipantOptions,
@@ -201,3 +202,139 @@ def test_a_copy_whose_id_proves_nothing_is_released_by_one_with_fewer_unmet_caus
     bob.hear(written("m2", "ada", before), written("m1", "ada"))
     assert [each.message.message_id for each in bob.delivered] == ["m1", "m2"]
     assert bob.delivered[1].after_gap == ()
+
+
+# ---- floods of names and of ghosts
+
+
+def test_a_flood_under_invented_names_displaces_itself() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    first, second = ada.say("first"), ada.say("second")
+    bob.hear(second)
+    for number in range(5_000):
+        bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=number)))
+    assert "second" not in bob.texts
+    bob.hear(first)
+    assert [text for text in bob.texts if text != "x"] == ["first", "second"]
+    assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
+
+
+def test_a_flood_under_invented_names_leaves_room_for_those_that_are_known() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
+    bob.hear(ada.say("zero"))
+    for number in range(200):
+        bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=number)))
+    frames = [ada.say(str(number)) for number in range(20)]
+    bob.hear(*reversed(frames))
+    assert [text for text in bob.texts if text != "x"] == ["zero", *map(str, range(20))]
+
+
+def test_a_flood_on_one_path_leaves_what_comes_by_another() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
+    frames = [ada.say(str(number)) for number in range(20)]
+    for frame in reversed(frames[1:]):
+        bob.carry_out(bob.participant.receive(frame, NOON_MS, path="friends"))
+    for number in range(500):
+        sender = f"mallory {number % 20}"
+        each = written(f"flood {number}", sender, *ghosts(1, start=number))
+        bob.carry_out(bob.participant.receive(each, NOON_MS, path="store"))
+    bob.hear(frames[0])
+    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
+
+
+def test_few_messages_with_many_ghosts_displace_themselves() -> None:
+    options = replace(QUIET, missing_max=1_000)
+    ada, bob = Device("ada"), Device("bob", options)
+    frames = [ada.say(str(number)) for number in range(20)]
+    bob.hear(*reversed(frames[1:]))
+    for number in range(10):
+        bob.hear(written(f"m{number}", "mallory", *ghosts(256, start=256 * number)))
+    bob.hear(frames[0])
+    assert [text for text in bob.texts if text != "x"] == [*map(str, range(20))]
+
+
+def test_ghosts_of_sync_messages_do_not_displace_what_another_names() -> None:
+    bob = Device("bob")
+    newest = HistoryEntry("newest", b"", "ada")
+    bob.hear(encode(Message("sync", CHANNEL, "carol", NOON_MS, (newest,))))
+    for number in range(8):
+        history = ghosts(256, start=256 * number)
+        bob.hear(encode(Message(f"s{number}", CHANNEL, "mallory", NOON_MS, history)))
+    bob.effects.clear()
+    bob.wait(15)
+    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
+    assert "newest" in named
+
+
+def test_ghosts_of_one_member_do_not_keep_what_another_names_from_being_asked_for() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None))
+    for number in range(5):
+        bob.hear(written(f"m{number}", "mallory", *ghosts(256, start=256 * number)))
+    bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
+    assert "lost" in {each.message_id for each in requests(bob.wait(125))}
+
+
+def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
+    bob = Device("bob", replace(QUIET, lost_max=100))
+    bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
+    bob.wait(310)
+    bob.hear(written("m1", "mallory", *ghosts(256)))
+    bob.effects.clear()
+    bob.wait(1_000)
+    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
+    assert "lost" in named
+
+
+def hour_of_three(*hostile: bytes) -> int:
+    """The bytes that three participants broadcast in an hour, the last member's frames first."""
+    members = [Device(name, ParticipantOptions()) for name in ("ada", "bob", "carol")]
+    first = members[0].say("hello")
+    for member in members:
+        member.hear(*([] if member is members[0] else [first]), *hostile)
+    total = 0
+    for _ in range(3_600):
+        sent = [(member, of(Broadcast, member.wait(1))) for member in members]
+        for member, broadcasts in sent:
+            for each in broadcasts:
+                total += len(each.frame)
+                for other in members:
+                    if other is not member:
+                        other.carry_out(other.participant.receive(each.frame, other.now_ms))
+    return total
+
+
+def test_an_hour_with_256_invented_names_costs_two_megabytes() -> None:
+    frame = written("m1", "mallory", *ghosts(256))
+    quiet, loud = hour_of_three(), hour_of_three(frame)
+    assert quiet < 1_000_000
+    assert loud <= 2_000_000
+    assert loud - quiet <= 270 * len(frame)
+
+
+def test_a_frame_that_only_asks_carries_no_filter() -> None:
+    bob = Device("bob", ParticipantOptions())
+    bob.hear(written("m2", "carol", *ghosts(3)))
+    asking = [
+        decode(each.frame)[0]
+        for each in of(Broadcast, bob.wait(200))
+        if decode(each.frame)[0].repair_request
+    ]
+    assert any(not each.bloom_filter for each in asking)
+    assert max(len(encode(each)) for each in asking if not each.bloom_filter) < 1_000
+
+
+def test_requests_for_what_one_member_named_are_bounded_in_frames_and_bytes() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None))
+    bob.hear(written("m1", "mallory", *ghosts(200)))
+    bob.wait(120)
+    for _ in range(5):
+        asked = requests(bob.wait(120))
+        assert 20 <= len(asked) <= 30
+    bob.hear(*(written(f"n{n}", f"{n}", *ghosts(200, start=200 * n)) for n in range(2, 20)))
+    bob.wait(120)
+    assert len(requests(bob.wait(120))) <= 30  # of all strangers together
+    eve = Device("eve", ParticipantOptions(bloom=None))
+    long = tuple(HistoryEntry(f"{n}" * 1_000, b"", "ada" * 300) for n in range(10))
+    eve.hear(written("m1", "mallory", *long))
+    eve.wait(120)
+    assert 1 <= len(requests(eve.wait(120))) <= 4
