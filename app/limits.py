@@ -120,7 +120,7 @@ class Limits:
     unread_body_linger_s: int = _bound(
         2,
         "seconds",
-        "after an early answer the node drops the rest of the body, so that the answer arrives",
+        "after an early answer the node drops the rest of the body while 2 MiB of it come in this time",
     )
     write_stall_timeout_s: int = _bound(
         30, "seconds", "a client that reads nothing for this long is gone"

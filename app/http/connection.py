@@ -42,8 +42,13 @@ REQUEST_BYTES_MIN = 18
 
 BODY_STEP_BYTES = 65_536
 
-LINGER_BYTES_MAX = 2 * 1_048_576
-"""Maximum bytes of an unfinished body to drop: less than fast networks deliver in two seconds."""
+LINGER_BYTES_MAX = 64 * 1_048_576
+"""Maximum bytes of an unfinished body to drop behind its answer, most of a second's work: many clients send
+the whole body before they read the answer. Twice the largest body."""
+
+LINGER_STEP_BYTES = 2 * 1_048_576
+"""The node lingers for as long as so many bytes arrive in `unread_body_linger_s`. As many are dropped behind
+a refusal of what is no body."""
 
 _HEADERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "request line and headers together")
 _TRAILERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "trailers and chunk headers")
@@ -101,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._framing_bytes = 0
         self._is_refused = False
         self._dropped_bytes = 0
+        self._linger_bytes_max = LINGER_BYTES_MAX
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._headers_timer: asyncio.TimerHandle | None = None
@@ -529,10 +535,11 @@ class Connection(asyncio.BufferedProtocol):
                 response_head(reply.status, reply.headers, length_of(reply), is_last=True)
             )
             self.transport.write(reply.body)
-            self._finish(is_read=False)
+            self._finish(is_read=False, linger_bytes_max=LINGER_STEP_BYTES)
 
-    def _finish(self, *, is_read: bool) -> None:
+    def _finish(self, *, is_read: bool, linger_bytes_max: int = LINGER_BYTES_MAX) -> None:
         """Close once everything is written; with unread input, linger until it can have arrived."""
+        self._linger_bytes_max = linger_bytes_max
         self._is_finishing = self._is_deaf = True
         self._waiting.clear()
         self._rest = b""
@@ -545,17 +552,25 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
             return
         # Closing with unread input resets the connection, and the client might lose the answer.
-        self._closing_timer = self.loop.call_later(
-            self.limits.unread_body_linger_s, self.transport.close
-        )
+        self._linger(-LINGER_STEP_BYTES)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.adjust_reading()
 
+    def _linger(self, dropped_bytes: int) -> None:
+        """Close, unless enough has arrived since `dropped_bytes` were dropped."""
+        if self._dropped_bytes - dropped_bytes < LINGER_STEP_BYTES:
+            self.transport.close()
+            return
+        self._closing_timer = self.loop.call_later(
+            self.limits.unread_body_linger_s, self._linger, self._dropped_bytes
+        )
+
     def _drop(self, nbytes: int) -> None:
         self._dropped_bytes += nbytes
-        if self._dropped_bytes > LINGER_BYTES_MAX:
-            self.transport.abort()
+        if self._dropped_bytes > self._linger_bytes_max and not self.transport.is_closing():
+            # Not closed yet: a client that reads while it sends still gets the answer.
+            self.transport.pause_reading()
 
 
 def bounded_protocol(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import json
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from app.http.connection import LINGER_BYTES_MAX
 from app.limits import DEFAULT_LIMITS as LIMITS
 from recon.limits import PROTOCOL_VERSION
 from sdstore.sds.codec import encode
@@ -159,9 +161,10 @@ def test_a_connection_is_gone_once_its_trailers_pass_the_bound(
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n0\r\n")
         sent_bytes = 0
         with suppress(OSError):
-            while sent_bytes < 64 << 20:
+            while sent_bytes < 1 << 30:
                 sent_bytes += connection.send(b"x-filler: " + b"x" * 8_000 + b"\r\n")
-        assert sent_bytes < 16 << 20
+        # Behind an answer the node drops whatever comes, as it could be the body.
+        assert sent_bytes < (16 << 20) + LINGER_BYTES_MAX
         assert eventually(lambda: is_cut(connection), LIMITS.unread_body_linger_s + MARGIN_S)
 
 
@@ -320,6 +323,38 @@ def test_an_unfinished_body_behind_an_answer_ends_with_its_connection(
     assert eventually(lambda: empty_node.sockets_count <= before, allowed_s)
     for connection in connections:
         connection.close()
+
+
+@pytest.mark.parametrize("framing", ["content-length: 52428800", "transfer-encoding: chunked"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.04])
+def test_a_client_that_sends_its_whole_body_first_reads_why_it_was_refused(
+    empty_node: Attacked, framing: str, pause_s: float
+) -> None:
+    """50 MiB, at once and in some seconds."""
+    piece = bytes(1 << 19)
+    if framing.endswith("chunked"):
+        piece = b"%x\r\n%s\r\n" % (len(piece), piece)
+    with empty_node.connect() as connection:
+        connection.sendall(POST + framing.encode() + b"\r\n\r\n")
+        for _ in range(100):
+            connection.sendall(piece)
+            time.sleep(pause_s)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 413
+        assert json.loads(answer.read())["code"] == "body_too_large"
+        assert connection.recv(1) == b""
+
+
+def test_a_body_without_end_is_left_soon_after_its_answer(empty_node: Attacked) -> None:
+    with empty_node.connect() as connection:
+        connection.sendall(POST + b"content-length: 10000000000\r\n\r\n")
+        sent_bytes, began_s = 0, time.monotonic()
+        with suppress(OSError):
+            while sent_bytes < 1 << 30:
+                sent_bytes += connection.send(bytes(1 << 19))
+        assert sent_bytes < 2 * LINGER_BYTES_MAX
+        assert time.monotonic() - began_s < 3 * LIMITS.unread_body_linger_s + MARGIN_S
 
 
 def test_one_address_leaves_connections_to_others(empty_node: Attacked) -> None:
