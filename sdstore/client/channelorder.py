@@ -4,13 +4,19 @@
 once it is saved: one of our own that was lost in a crash would confirm what nobody else can see. So call
 `add` for a message of ours when `ParticipantChannel.send` has returned, and for others at `Deliver`; without a
 driver, when the `Save` effect of the same call was carried out.
+
+What was confirmed stays confirmed over a restart if the program keeps `saved`, best in the transaction of the
+work that it does on confirmed messages: a log does not know in which order its messages arrived, and with a
+breach the order depends on that. Without it the order is made anew from the log.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
-from sdstore.ordering import Change, Ordering, Roles
+from sdstore.ordering import Breach, BreachKind, Change, Ordering, OrderingError, Proof, Roles
 from sdstore.sds.codec import decode
 from sdstore.sds.log import ParticipantLog, Reference
 from sdstore.sds.model import LAMPORT_MAX, Message
@@ -25,9 +31,14 @@ IDS_AT_ONCE = 4_096
 class ChannelOrder:
     """See the module. `ordering` has the confirmed prefix, the tail, what waits, and the breaches."""
 
-    def __init__(self, log: ParticipantLog, roles: Roles) -> None:
-        """`log`: of the participant (`channel.participant.log`). Raises `OrderingError` for wrong roles."""
-        self.ordering = Ordering(roles)
+    def __init__(self, log: ParticipantLog, roles: Roles, saved: bytes = b"") -> None:
+        """`log`: of the participant (`channel.participant.log`). `saved`: of an earlier order of this channel.
+
+        Raises `OrderingError` for wrong roles: `invalid_indexers`, and `other_roles` if `saved` has others.
+        If the log does not show what `saved` says, `ordering.breaches` names it (`proof`), or
+        `ordering.missing` has the messages that the log lacks.
+        """
+        self.ordering = Ordering(roles, _proof_of(saved, roles) if saved else None)
         self._log = log
         self._steps: Iterator[bool] | None = None
 
@@ -63,12 +74,35 @@ class ChannelOrder:
         causes = (entry.message_id for entry in message.causal_history)
         return self.ordering.add(message_id, message.sender_id, causes)
 
+    @property
+    def saved(self) -> bytes:
+        """What is confirmed, and its proof. It changes with `Change.confirmed` and with `ordering.breaches`."""
+        roles, proof = self.ordering.roles, self.ordering.proof
+        document = {"roles": _document(roles), "proof": asdict(proof)}
+        return json.dumps(document, separators=(",", ":")).encode()
+
     def message(self, message_id: str) -> Message:
         """A message of the log; `KeyError` if it has none with this ID."""
         frame = self._log.frame(message_id)
         if frame is None:
             raise KeyError(message_id)
         return decode(frame)[0]
+
+
+def _document(roles: Roles) -> list[list[str]]:
+    return [sorted(roles.indexers), sorted(roles.relayed)]
+
+
+def _proof_of(saved: bytes, roles: Roles) -> Proof:
+    document = json.loads(saved)
+    if document["roles"] != _document(roles):
+        indexers = ", ".join(document["roles"][0])
+        raise OrderingError("other_roles", f"the saved order has the indexers {indexers}")
+    proof = document["proof"]
+    breaches = tuple(
+        Breach(**each | {"kind": BreachKind(each["kind"])}) for each in proof["breaches"]
+    )
+    return Proof(tuple(proof["heads"]), proof["confirmed_count"], proof["hash"], breaches)
 
 
 def _pages_from_the_end(log: ParticipantLog) -> Iterator[Sequence[Reference]]:

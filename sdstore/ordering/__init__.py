@@ -7,6 +7,7 @@ from sdstore.ordering.order import (
     Change,
     Ordering,
     OrderingError,
+    Proof,
     Roles,
 )
 from sdstore.ordering.quorums import degrees
@@ -18,6 +19,7 @@ __all__ = [
     "Change",
     "Ordering",
     "OrderingError",
+    "Proof",
     "Roles",
     "degrees",
 ]

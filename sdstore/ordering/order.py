@@ -52,11 +52,12 @@ asynchronous network (Fischer, Lynch, Paterson 1985).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sdstore.ordering.graph import Graph, Item, Leaf, Node, meet
+from sdstore.ordering.graph import LANE_BITS, Graph, Item, Leaf, Node, meet
 from sdstore.ordering.layout import Layout
 
 WAITING_MAX = 100_000
@@ -96,6 +97,8 @@ class BreachKind(StrEnum):
     """An indexer's message does not refer to its message before, so two messages can follow the same one."""
     VARIANT = "variant"
     """Another message has the same ID as an indexer's, or as one that claims to be. The first counts."""
+    PROOF = "proof"
+    """The messages of a proof confirm something else than the proof says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,20 @@ class Breach:
     message_id: str = ""
     detail: str = ""
     other_message_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was confirmed, and what shows it: another `Ordering` that begins with it confirms the same.
+
+    `heads`: the last message of each indexer when the prefix last grew. `hash`: SHA-256 of the confirmed IDs in
+    hexadecimal. `breaches`: those seen by then or later; with them nothing more is confirmed.
+    """
+
+    heads: tuple[str, ...] = ()
+    confirmed_count: int = 0
+    hash: str = ""
+    breaches: tuple[Breach, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +169,12 @@ class _Waiting:
 class Ordering:
     """The order of one channel as messages arrive, causes first or not. See the module."""
 
-    def __init__(self, roles: Roles) -> None:
-        """Raises `OrderingError` (`invalid_indexers`) if an indexer is named twice or has no ID."""
+    def __init__(self, roles: Roles, proof: Proof | None = None) -> None:
+        """With a `proof` of the same roles, indexers' messages wait for those that it consists of, and these
+        are ordered first: so what it confirms is confirmed, whatever arrives first here.
+
+        Raises `OrderingError` (`invalid_indexers`) if an indexer is named twice or has no ID.
+        """
         if len(set(roles.indexers)) != len(roles.indexers) or "" in roles.indexers:
             raise OrderingError("invalid_indexers", "each indexer is named once, and has an ID")
         if relayed := roles.relayed.intersection(roles.indexers):
@@ -180,8 +201,17 @@ class Ordering:
         self._confirmed_count = 0
         self._confirmed = self._graph.ground
         """The highest confirmed candidate."""
+        self._confirmed_view = 0  # when the prefix last grew
+        self._hash = hashlib.sha256()
+        self._proof = proof if proof is not None and proof.heads else None
+        self._unproved = dict.fromkeys(proof.heads) if proof is not None else {}
+        """The messages of the proof that have not been added, as far as known."""
+        self._held: dict[str, _Waiting] = {}  # indexers' messages, until the proof is complete
+        self._proved: dict[str, None] = {}  # those of the proof
+        if proof is not None and not proof.heads:
+            self._report_all(proof.breaches)
 
-    def with_roles(self, roles: Roles, after: str) -> Ordering:
+    def with_roles(self, roles: Roles, after: str, proof: Proof | None = None) -> Ordering:
         """The order of the same messages under other roles from a confirmed message on.
 
         The order up to the message `after` stays as it is, and is confirmed. What comes after it is ordered as a
@@ -194,7 +224,7 @@ class Ordering:
         last = self._items.get(after)
         if last is None or not last.is_settled:
             raise OrderingError("not_confirmed", f"{after!r} is not in the confirmed prefix")
-        changed = Ordering(roles)
+        changed = Ordering(roles, proof)
         changed._after = after
         changed._begin_with(self._layout.fixed[: last.place + 1])
         for message_id, item in self._items.items():
@@ -210,6 +240,7 @@ class Ordering:
             leaf.is_settled = True
         self._layout = Layout(self._graph.ground, self._items.values())
         self._confirmed_count = len(self._items)
+        self._hash.update(_names(items))
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -228,6 +259,26 @@ class Ordering:
         """The length of the confirmed prefix."""
         return self._confirmed_count
 
+    @property
+    def proof(self) -> Proof:
+        """What is confirmed by now, for an ordering that begins with it."""
+        if self._proof is not None:
+            return self._proof
+        view = self._confirmed_view
+        last = [
+            (view >> (LANE_BITS * at)) & ((1 << LANE_BITS) - 1)
+            for at in range(len(self._graph.chains))
+        ]
+        heads = [
+            chain[count - 1] for chain, count in zip(self._graph.chains, last, strict=True) if count
+        ]
+        return Proof(
+            tuple([each.message_id for each in heads]),
+            self._confirmed_count,
+            self._hash.hexdigest(),
+            tuple(self.breaches),
+        )
+
     def __len__(self) -> int:
         """The number of ordered messages."""
         return len(self._layout)
@@ -239,7 +290,8 @@ class Ordering:
     @property
     def missing(self) -> list[str]:
         """Causes that have not been added, and for which others wait."""
-        return [each for each in self._waits if each not in self._waiting]
+        missing = [each for each in self._waits if each not in self._waiting]
+        return missing + [each for each in self._unproved if each not in self._waits]
 
     @property
     def waiting(self) -> list[str]:
@@ -262,17 +314,76 @@ class Ordering:
         together for `WAITING_CAUSES_MAX` causes. The message can be added again later.
         """
         references = tuple(dict.fromkeys(each for each in causes if each != message_id))
-        if message_id in self._items or message_id in self._waiting:
+        if message_id in self._items or message_id in self._waiting or message_id in self._held:
             self._compare(message_id, sender_id, references)
             return Change()
         is_leaf = sender_id not in self._numbers
+        if self._proof is not None and (not is_leaf or message_id in self._unproved):
+            return self._hold(self._proof, message_id, _Waiting(sender_id, references), is_leaf)
+        return self._add(message_id, sender_id, references, is_leaf)
+
+    def _add(
+        self, message_id: str, sender_id: str, references: tuple[str, ...], is_leaf: bool
+    ) -> Change:
         if self._wait(message_id, sender_id, references, is_leaf):
             return self._take(message_id, None) if is_leaf else Change()
         return self._take(message_id, _Waiting(sender_id, references))
 
+    def _hold(self, proof: Proof, message_id: str, message: _Waiting, is_leaf: bool) -> Change:
+        """Keep an indexer's message until the proof is complete; then order those of the proof first."""
+        change = Change()
+        if is_leaf:
+            change = self._add(message_id, message.sender_id, message.causes, is_leaf)
+        else:
+            if len(self._held) >= WAITING_MAX:
+                detail = (
+                    f"{WAITING_MAX} messages wait for those of a proof: {list(self._unproved)[:5]}"
+                )
+                raise OrderingError("too_many_waiting", detail)
+            self._held[message_id] = message
+        if message_id in self._unproved:
+            del self._unproved[message_id]
+            open_ = [] if is_leaf else [message_id]
+            while open_:
+                each = open_.pop()
+                self._proved[each] = None
+                for cause in self._held[each].causes:
+                    if cause in self._held:
+                        if cause not in self._proved:
+                            open_.append(cause)
+                    elif cause not in self._items and cause not in self._waiting:
+                        self._unproved[cause] = None
+        if not self._unproved:
+            change = self._prove(proof)
+        return change
+
+    def _prove(self, proof: Proof) -> Change:
+        """Order the messages of the proof, then the others that were held."""
+        before = len(self._layout)
+        held, self._held, self._proof = self._held, {}, None
+        for message_id in self._proved:
+            message = held.pop(message_id)
+            self._add(message_id, message.sender_id, message.causes, is_leaf=False)
+        self._report_all(proof.breaches)
+        if (self._confirmed_count, self._hash.hexdigest()) != (proof.confirmed_count, proof.hash):
+            detail = (
+                f"the messages of the proof confirm {self._confirmed_count} messages, and not the "
+                f"{proof.confirmed_count} that it says: other indexers, or copies with other causes"
+            )
+            self._report(Breach(BreachKind.PROOF, detail=detail))
+        for message_id, message in held.items():
+            self._add(message_id, message.sender_id, message.causes, is_leaf=False)
+        self._proved = {}
+        confirmed = tuple(self.page(0, self._confirmed_count))
+        return Change(confirmed, before, len(self._layout) - before)
+
+    def _report_all(self, breaches: Iterable[Breach]) -> None:
+        for each in breaches:
+            self._report(each)
+
     def _compare(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> None:
         """Compare a message with the one of the same ID."""
-        if waiting := self._waiting.get(message_id):
+        if waiting := self._waiting.get(message_id) or self._held.get(message_id):
             known = waiting.sender_id, waiting.causes
         else:
             item = self._items[message_id]
@@ -473,7 +584,15 @@ class Ordering:
 
     def _settle(self) -> None:
         """Rule 3: move the end of the confirmed prefix to the confirmed candidate."""
-        for item in self._layout.settle(self._confirmed, self._confirmed_count):
+        settled = self._layout.settle(self._confirmed, self._confirmed_count)
+        self._hash.update(_names(settled))
+        self._confirmed_view = self._everything.seen
+        for item in settled:
             if isinstance(item, Node) and item.depth:
                 self._graph.forget(item)
         self._confirmed_count = self._confirmed.place + 1
+
+
+def _names(items: Iterable[Item]) -> bytes:
+    names = [f"{len(each.message_id)}:{each.message_id}" for each in items]
+    return "".join(names).encode("utf-8", "surrogatepass")

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from sdstore.client import ChannelOrder, ParticipantFile
-from sdstore.ordering import BreachKind, Roles
+from sdstore.ordering import BreachKind, OrderingError, Roles
 from sdstore.sds import (
     Broadcast,
     Deliver,
@@ -64,9 +64,9 @@ class Member(Device):
         assert self.shown == ordering.confirmed + ordering.tail
 
     def crash(self) -> None:
-        """Start again; the order is made anew from the log."""
+        """Start again with what the program saved."""
         super().crash()
-        self.channel_order = ChannelOrder(self.log, self.roles)
+        self.channel_order = ChannelOrder(self.log, self.roles, self.channel_order.saved)
         while self.channel_order.load():
             pass
         ordering = self.channel_order.ordering
@@ -223,6 +223,22 @@ def test_what_depends_on_a_lost_message_stays_tentative_until_it_arrives() -> No
     cyn.hear(lost)
     assert cyn.channel_order.ordering.tail[-2:] == [lost_id, after_id]
     assert not cyn.channel_order.ordering.waiting
+
+
+def test_a_forged_message_with_an_early_timestamp_takes_nothing_back_at_a_restart() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    confirmed = confirmed_of(world)[0]
+    ada = world.members[0]
+    forged = Message("forged", CHANNEL, "bob", 1, content=b"x")
+    ada.hear(encode(forged))
+    assert ada.channel_order.ordering.confirmed == confirmed
+    again = ChannelOrder(ada.log, ada.roles, ada.channel_order.saved)
+    while again.load():
+        pass
+    assert again.ordering.confirmed == confirmed
+    assert again.ordering.breaches == ada.channel_order.ordering.breaches
+    with pytest.raises(OrderingError, match="other_roles"):
+        ChannelOrder(ada.log, Roles(indexers=("ada",)), again.saved)
 
 
 def by_hand(message_id: str, sender_id: str, *causes: str) -> bytes:

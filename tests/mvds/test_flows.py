@@ -190,6 +190,15 @@ def test_the_state_of_a_peer_is_bounded_both_ways() -> None:
     assert state.count("ada") == 3
 
 
+def test_requests_of_a_second_payload_have_the_room_that_the_first_left() -> None:
+    node, _, state = node_of(Options(records_per_peer_max=5))
+    ids = tuple(bytes([n]) * 32 for n in range(8))
+    assert node.receive("ada", encode(Payload(offers=ids[:3]))) == []
+    (ignored,) = node.receive("ada", encode(Payload(offers=ids[3:])))
+    assert ignored == Ignored("ada", "offers", 3)
+    assert state.count("ada") == 5
+
+
 def test_a_peer_that_never_answers_is_given_up_where_that_is_wanted() -> None:
     node, kept, state = node_of(Options(attempts_max=2, retry_epochs_first=1))
     kept.kept[message("hello").message_id] = message("hello")
