@@ -24,6 +24,7 @@ from app.cli.output import (
     table,
 )
 from pipeline import manifest as manifests
+from pipeline.layout import LOGS_FILE
 from pipeline.limits import RANGE_ENTRIES
 from pipeline.lineage import list_snapshots, prune_snapshots
 from pipeline.opening import (
@@ -57,6 +58,10 @@ def export(
     parent: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Snapshot to write the changes to.")
     ] = None,
+    copy: Annotated[
+        bool,
+        typer.Option("--copy", help="Copy the parent's unchanged files; do not link to them."),
+    ] = False,
     channel: ChannelIds = None,
     file_rows: Annotated[
         int, typer.Option(min=1, help="Maximum number of messages in one file.")
@@ -73,7 +78,13 @@ def export(
         from pipeline.export import export_snapshot
 
         made = export_snapshot(
-            spark, url, folder, parent=parent, channel_ids=channel, rows_max=file_rows
+            spark,
+            url,
+            folder,
+            parent=parent,
+            channel_ids=channel,
+            rows_max=file_rows,
+            copies=copy,
         )
     if as_json:
         print_json({"folder": str(folder), **_summary(made)})
@@ -214,7 +225,7 @@ def logs(
     master: Master = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write the position of every message in its channel's log, as Parquet."""
+    """Write the position of every message in its channel's log, as DIR/logs.parquet."""
     with opened(master, folder, target=out) as spark:
         from pipeline.ordering import write_logs
 
@@ -222,7 +233,7 @@ def logs(
     if as_json:
         print_json({"folder": str(out), "rows": rows_count})
     else:
-        _say(f"{out}: {counted(rows_count, 'message', 'messages')}")
+        _say(f"{out / LOGS_FILE}: {counted(rows_count, 'message', 'messages')}")
     return Exit.DONE
 
 

@@ -42,10 +42,12 @@ def export_snapshot(
     parent: Path | None = None,
     channel_ids: Sequence[str] | None = None,
     rows_max: int = RANGE_ENTRIES,
+    copies: bool = False,
 ) -> Manifest:
     """Make the folder `target` from the store at `url` as it is now; returns its manifest.
 
-    Files have about `rows_max` rows at most, and bounded bytes.
+    Files have about `rows_max` rows at most, and bounded bytes. Files that `parent` has already are hard
+    links to it, or with `copies` copies.
     Raises PublishError if `target` exists, ParentMismatchError if `parent` is of another store or the
     store was rolled back since, and ManifestError if `parent` is not a snapshot. A killed export leaves
     no folder `target`.
@@ -57,7 +59,7 @@ def export_snapshot(
     if base is not None:
         base.require_history(url)
     with published(target.absolute()) as folder:
-        route = Route(url, folder, None if base is None else base.folder, rows_max)
+        route = Route(url, folder, None if base is None else base.folder, rows_max, copies)
         manifest = _export(spark, store, base, route)
         manifest.check()
         write_file(folder, manifests.FILE_NAME, manifest.to_bytes())

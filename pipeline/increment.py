@@ -58,13 +58,14 @@ CLAIMS_TABLE = Table(
 class Route:
     """From the store at `url` into `folder`, in files of about `rows_max` rows.
 
-    Unchanged files come from the snapshot `parent`.
+    Unchanged files come from the snapshot `parent`, by hard links or as copies.
     """
 
     url: str
     folder: Path
     parent: Path | None
     rows_max: int
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> l
     for kept, _ in plans:
         for each in kept:
             assert route.parent is not None  # noqa: S101 - there are no ranges without one
-            share_file(route.parent, route.folder, each.file.path)
+            share_file(route.parent, route.folder, each.file.path, copies=route.copies)
     tasks = [
         (part.table, task.scans)
         for part, (_, tasks) in zip(parts, plans, strict=True)

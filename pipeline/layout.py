@@ -5,6 +5,7 @@ from __future__ import annotations
 ENTRIES_FOLDER = "entries"
 CLAIMS_FOLDER = "claims"
 CHANNELS_FILE = "channels.parquet"
+LOGS_FILE = "logs.parquet"  # of `snapshot logs`, in a folder of its own
 README_FILE = "README.md"
 PROTO_FILES = ("proto/sds.proto", "proto/sds_raw.proto")
 

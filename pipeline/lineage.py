@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from app.disk import sync_path
 from pipeline import manifest as manifests
 from pipeline.errors import ManifestError
 from pipeline.manifest import Manifest
-from pipeline.publish import remove_abandoned
+from pipeline.publish import abandoned
 
 _PRUNED = ".pruned"
+_LEFT_OVER = "left by an export or a prune that was killed: `prune` removes it"
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A folder with a manifest. For a damaged one `manifest` is None and `fault` says why."""
+    """A folder with a manifest, or what a killed export left. If it is damaged or unfinished, `manifest`
+    is None and `fault` says why."""
 
     folder: Path
     manifest: Manifest | None
@@ -29,10 +32,11 @@ class Listed:
 
 
 def list_snapshots(folder: Path) -> list[Listed]:
-    """The snapshots in `folder`, oldest first; damaged ones come before all others."""
+    """The snapshots in `folder`, oldest first; damaged and unfinished ones come before all others."""
     candidates = [each.parent for each in folder.glob(f"*/{manifests.FILE_NAME}")]
     visible = [each for each in candidates if not each.name.startswith(".")]
-    return sorted(map(_listed, visible), key=_age)
+    left_over = [Listed(each, None, _LEFT_OVER) for each in (*abandoned(folder), *_pruned(folder))]
+    return sorted([*left_over, *map(_listed, visible)], key=_age)
 
 
 def _listed(folder: Path) -> Listed:
@@ -52,15 +56,21 @@ def prune_snapshots(folder: Path, keep_count: int) -> list[Path]:
 
     Damaged ones are neither counted nor removed: the operator must look at them. A snapshot loses its
     name before its files, so a killed prune leaves no partial snapshot. Leftovers of killed prunes and
-    exports are removed too.
+    exports are removed too, and come first in the result.
     """
-    remove_abandoned(folder)
-    for left_over in folder.glob(f".*{_PRUNED}"):
+    removed = []
+    for left_over in chain(abandoned(folder), _pruned(folder)):  # one by one, under its lock
         shutil.rmtree(left_over)
+        removed.append(left_over)
     whole = [each.folder for each in list_snapshots(folder) if each.manifest is not None]
     doomed = whole[: max(len(whole) - keep_count, 0)]
     for each in doomed:
         hidden = each.rename(each.with_name(f".{each.name}{_PRUNED}"))
         sync_path(folder)
         shutil.rmtree(hidden)
-    return doomed
+    return [*removed, *doomed]
+
+
+def _pruned(folder: Path) -> list[Path]:
+    """What killed prunes left."""
+    return sorted(folder.glob(f".*{_PRUNED}"))

@@ -9,25 +9,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline import manifest as manifests
+from pipeline.layout import LOGS_FILE
 from pipeline.progress import step
-from pipeline.publish import published
+from pipeline.publish import keep_only, published
 from pipeline.snapshot import read_entries
 from pipeline.tables import LOG_ORDER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _PART = "_part"
+_ROW_GROUP_ROWS = 65_536
 
 
 def write_logs(spark: SparkSession, snapshot: Path, out: Path) -> int:
-    """Make the folder `out` of Parquet files with the log order, `position` and `seq` of every entry.
+    """Make the folder `out` with a Parquet file of the log order, `position` and `seq` of every entry.
 
-    Files and their rows are sorted by channel and position. Returns the number of rows.
+    Rows are sorted by channel and position. Returns their number.
     Raises ManifestError, and PublishError if `out` exists.
     """
     rows_count = manifests.load(snapshot).entries.count
@@ -35,7 +40,18 @@ def write_logs(spark: SparkSession, snapshot: Path, out: Path) -> int:
     with published(out.absolute()) as folder, step(spark, "Order logs"):
         ordered = log_positions(entries).sort("channel_id", "position")
         ordered.write.mode("append").parquet(str(folder))
+        _joined(folder, ordered.schema)
     return rows_count
+
+
+def _joined(folder: Path, schema: StructType) -> None:
+    """Spark's files, which are sorted by name as by row, become one; it is written by row groups."""
+    with pq.ParquetWriter(folder / LOGS_FILE, to_arrow_schema(schema)) as writer:
+        for part in sorted(folder.glob("part-*.parquet")):
+            with pq.ParquetFile(part) as file:
+                for batch in file.iter_batches(_ROW_GROUP_ROWS):
+                    writer.write_batch(batch.cast(writer.schema))
+    keep_only(folder, {LOGS_FILE})
 
 
 def log_positions(entries: DataFrame) -> DataFrame:

@@ -47,13 +47,13 @@ def published(target: Path) -> Iterator[Path]:
             raise
 
 
-def remove_abandoned(parent: Path) -> None:
-    """Remove the working folders in `parent` whose processes were killed."""
-    for lock_path in parent.glob(f".*{_PARTIAL}/{LOCK_NAME}"):
+def abandoned(parent: Path) -> Iterator[Path]:
+    """The working folders in `parent` whose processes were killed, each locked while the caller has it."""
+    for lock_path in sorted(parent.glob(f".*{_PARTIAL}/{LOCK_NAME}")):
         # Locked or published meanwhile: its process is alive.
         with suppress(PublishError, FileNotFoundError), lock_path.open("r+") as lock:
             _take(lock.fileno(), lock_path.parent)
-            shutil.rmtree(lock_path.parent)
+            yield lock_path.parent
 
 
 def require_free(target: Path) -> None:
@@ -112,16 +112,17 @@ def record_of(root: Path, path: str) -> FileRecord:
     return FileRecord(path, file.stat().st_size, blake3().update_mmap(file).hexdigest())
 
 
-def share_file(source: Path, target: Path, path: str) -> bool:
-    """Link the file `path` of snapshot `source` into `target`; False if it had to be copied."""
+def share_file(source: Path, target: Path, path: str, *, copies: bool = False) -> bool:
+    """Link the file `path` of snapshot `source` into `target`; False if it was copied."""
     destination = target / path
     destination.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source / path, destination)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source / path, destination)
-        return False
-    return True
+    if not copies:
+        # Fails on another file system, or one without links.
+        with suppress(OSError):
+            os.link(source / path, destination)
+            return True
+    shutil.copyfile(source / path, destination)
+    return False
 
 
 def _sync_all(root: Path) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 _SIZE_INCHES = (8.0, 3.4)
 _DOTS_PER_INCH = 120
 _PALETTE = mpl.color_sequences["tab10"]
-_CHANNELS_SHOWN = len(_PALETTE) - 1  # the last colour is for all others
+_CHANNELS_SHOWN = len(_PALETTE) - 1  # a tenth bar is for all others
 _LABEL_CHARACTERS = 40
 _NARROW = 20  # below this ratio of its ends a logarithmic axis has no round numbers
 _SECONDS = {0: "0", 1: "1 s", 60: "1 min", 3_600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d"}
@@ -78,7 +78,7 @@ def _draw_days(axes: Axes, activity: pa.Table) -> None:
             width=0.8 if len(days) <= _DAYS_APART else 1.0,
             bottom=bottom,
             label=name,
-            color=_PALETTE[number],
+            color=_PALETTE[number] if number < _CHANNELS_SHOWN else "lightgray",
         )
         bottom += heights
     axes.set_title("Messages by day of arrival", loc="left")
@@ -99,9 +99,14 @@ def _draw_days(axes: Axes, activity: pa.Table) -> None:
 
 
 def _draw_channels(axes: Axes, activity: pa.Table) -> None:
-    """Messages of a single day, a bar for each channel, the largest on top."""
+    """Messages of a single day, a bar for each channel, the largest on top.
+
+    All others are a sentence: a bar of thousands of channels would leave the rest no length.
+    """
     parts = _largest_channels(activity)
     counts = [int(activity["messages"].to_numpy()[is_in].sum()) for _, is_in in parts]
+    if len(parts) > _CHANNELS_SHOWN:
+        axes.set_xlabel(f"and {counts.pop():,} messages in {parts.pop()[0]}", fontsize="small")
     bars = axes.barh(range(len(parts)), counts, color=_PALETTE[: len(parts)])
     axes.bar_label(bars, [f"{count:,}" for count in counts], padding=3, fontsize="x-small")
     axes.set_yticks(range(len(parts)), [name for name, _ in parts], fontsize="x-small")
@@ -122,7 +127,7 @@ def _largest_channels(activity: pa.Table) -> list[tuple[str, NDArray[np.bool_]]]
     parts = [(_label(each), pc.equal(channels, each).to_numpy()) for each in shown]
     if totals.num_rows > len(shown):
         others = pc.invert(pc.is_in(channels, pa.array(shown))).to_numpy()
-        parts.append((f"{totals.num_rows - len(shown)} others", others))
+        parts.append((f"{totals.num_rows - len(shown):,} others", others))
     return parts
 
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from app.cli.output import Exit
@@ -80,3 +81,25 @@ def test_a_restore_that_cannot_write_is_refused_before_spark_starts(
     assert result.code == Exit.LOCAL_FAULT
     assert result.err.startswith("sdstore: store_unavailable: ")
     assert str(target) in result.err
+
+
+def test_a_change_in_a_copied_child_leaves_the_parent_as_it_was(
+    snapshot: Path, store_url: str, tmp_path: Path
+) -> None:
+    parent, child = tmp_path / "parent", tmp_path / "child"
+    shutil.copytree(snapshot, parent)
+    line = ("snapshot", "export", child, "--parent", parent, "--copy", "--database", store_url)
+    assert cli(*line).code == Exit.DONE
+    [path, *_] = [each.file.path for each in manifests.load(parent).entry_ranges]
+    with (child / path).open("r+b") as file:
+        file.write(b"changed in place")
+    assert cli("snapshot", "verify", child).code == Exit.NO
+    assert cli("snapshot", "verify", parent).code == Exit.DONE
+
+
+def test_the_logs_are_one_file_with_a_name(snapshot: Path, tmp_path: Path) -> None:
+    assert cli("snapshot", "logs", snapshot, "--out", tmp_path / "logs").code == Exit.DONE
+    assert [each.name for each in (tmp_path / "logs").iterdir()] == ["logs.parquet"]
+    table = pq.read_table(tmp_path / "logs" / "logs.parquet")
+    assert table.num_rows == 3_000
+    assert table.column_names[-1] == "position"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
@@ -228,7 +230,12 @@ def test_pruning_removes_what_killed_exports_left_and_nothing_of_live_ones(tmp_p
     (tmp_path / ".of-somebody-else.partial").mkdir()
     with published(tmp_path / "live") as folder:
         write_file(folder, "data", b"")
-        prune_snapshots(tmp_path, 1)
+        assert [(each.folder, each.manifest) for each in list_snapshots(tmp_path)] == [
+            (left_over, None)
+        ]
+        assert "`prune` removes it" in str(list_snapshots(tmp_path)[0].fault)
+        assert prune_snapshots(tmp_path, 1) == [left_over]
+        assert list_snapshots(tmp_path) == []
         assert not left_over.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".of-somebody-else.partial", "live"]
     assert (tmp_path / "live" / "data").exists()
@@ -334,6 +341,25 @@ def test_pictures_name_the_snapshot_and_channels_in_order_and_count_in_whole_num
         text for text in texts_of("graphs", report_tables(1, 1), monkeypatch) if text[0].isdigit()
     ]
     assert all(text.isdigit() for text in ticks)
+
+
+def test_thousands_of_small_channels_leave_the_large_ones_their_bars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = report_tables(1, 5_000)
+    counts = [1_000 - number if number < 9 else 10 for number in range(5_000)]
+    tables["activity"] = tables["activity"].set_column(2, "messages", pa.array(counts))
+    longest: list[float] = []
+    drawn = Axes.barh
+
+    def keep(axes: Axes, rows: Any, widths: Any, **options: Any) -> Any:
+        longest.append(max(widths))
+        return drawn(axes, rows, widths, **options)
+
+    monkeypatch.setattr(Axes, "barh", keep)
+    texts = texts_of("messages", tables, monkeypatch)
+    assert longest == [1_000]
+    assert "and 49,910 messages in 4,991 others" in texts
 
 
 def spark_with(*stages: tuple[str, int, int, int]) -> Mock:
