@@ -89,15 +89,16 @@ class NodeIndex:
 
     async def start(self, path: Path) -> None:
         """Read the index saved at `path` if it fits the database, and newer elements from SQL."""
-        if (checkpoint := read_checkpoint(path)) is not None:
-            read = await self._place_of(checkpoint.stamp)
-            if read is None:
-                _log.warning("%s does not fit the database: the index is read from SQL", path.name)
-            else:
-                self.elements, self._read = checkpoint.index, read
-                self._views, self._sums = self._caches()
-                self._saved_count = len(self.elements)
-                await self._learn_channels()
+        checkpoint = read_checkpoint(path)
+        read = None if checkpoint is None else await self._place_of(checkpoint.stamp)
+        if checkpoint is not None and read is not None:
+            self.elements, self._read = checkpoint.index, read
+            self._views, self._sums = self._caches()
+            self._saved_count = len(self.elements)
+            await self._learn_channels()
+        elif await asyncio.to_thread(path.exists):
+            why = "is damaged" if checkpoint is None else "does not fit the database"
+            _log.warning("%s %s: the index is read from SQL", path.name, why)
         await self.catch_up()
         self._sums.follow()  # at the start, because the first session would pay for all rows
 

@@ -35,6 +35,7 @@ from tests.support.federation import (
     run,
     sync_with_peer,
 )
+from tests.support.server import running_node
 
 DATABASE = "sdstore.db"
 
@@ -275,3 +276,24 @@ def test_backups_put_back_in_any_order_fool_no_follower_session_proof_or_snapsho
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_many_backups_put_back_in_any_order_fool_nobody(script: list[tuple[str, int, int]]) -> None:
     play_anywhere(script)
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut off", "empty", "noise", "none"])
+def test_a_damaged_index_file_is_one_line_of_the_log_and_no_wrong_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    with running_node(tmp_path) as node:
+        for number in range(5):
+            node.publish(message(number))
+        before = node.http.get("/v1/channels/c").json()
+    path = tmp_path / INDEX_FILE
+    saved = path.read_bytes()
+    flipped = saved[:-1] + bytes([saved[-1] ^ 1])
+    damaged = {"a flipped bit": flipped, "cut off": saved[:-7], "empty": b"", "noise": b"x" * 500}
+    path.write_bytes(damaged.get(damage, saved))
+    caplog.clear()
+    with running_node(tmp_path) as node:
+        assert node.http.get("/v1/channels/c").json() == before
+    lines = [each.getMessage() for each in caplog.records if "index" in each.getMessage()]
+    said = f"{INDEX_FILE} is damaged: the index is read from SQL"
+    assert lines == ([] if damage == "none" else [said])
