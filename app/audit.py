@@ -78,7 +78,6 @@ class Kind(StrEnum):
     CHANNEL = "channel"
     SQL_INDEX = "sql_index"
     INDEX = "index"
-    PEER = "peer"
     UNREADABLE = "unreadable"
 
 
@@ -92,7 +91,6 @@ REMEDIES = {
     Kind.CHANNEL: _CHECK,
     Kind.SQL_INDEX: "run: sdstore reindex (on SQLite, stop the node first)",
     Kind.INDEX: "none needed: the range index is read again from the database",
-    Kind.PEER: "none needed: a session that compares everything follows",
     Kind.UNREADABLE: _CHECK,
 }
 """What an operator does about a finding."""

@@ -288,12 +288,6 @@ class Limits:
     audit_interval_s: int = _bound(
         86_400, "seconds", "between the starts of two passes; disks decay slowly"
     )
-    audit_peer_interval_s: int = _bound(
-        300, "seconds", "between two spot checks of a peer: 4 kB an hour"
-    )
-    audit_part_elements_max: int = _bound(
-        32_768, "elements", "of one spot check: hashed in 1 ms; 10^6 are covered in some hours"
-    )
     audit_delay_s: int = _bound(60, "seconds", "after start, when the node reads a lot anyway")
 
     # --- PostgreSQL ---------------------------------------------------------------------------

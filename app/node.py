@@ -22,7 +22,6 @@ from app.disk import kept_once
 from app.federation.links import Links
 from app.federation.peers import Peers
 from app.federation.records import Records
-from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import Syncs
 from app.ingest.committer import GroupCommitter
 from app.ingest.door import Door
@@ -257,8 +256,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     relay = Relay(door, live, limits, lambda: interests.current, instance_id)
     committer.listeners.append(relay.on_committed)
     audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
-    spot_checks = SpotChecks(index, audit.findings, limits)
-    peers = Peers(replica, syncs, records, interests, settings, instance_id, spot_checks)
+    peers = Peers(replica, syncs, records, interests, settings, instance_id)
     relay.commit_listeners.append(peers.on_news)
     peers.announcing = relay.announce
     node = Node(

@@ -22,7 +22,6 @@ from app.recon.index import NodeIndex
 from app.relay import Relay
 from app.supervisor import Supervisor
 from sdstore.sync.report import SyncOutcome
-from sdstore.sync.spotcheck import Verdict
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -223,14 +222,6 @@ class _PeerCollector(Collector):
             if peer.apart_since_ms is not None:
                 apart.add_metric([url], peer.apart_since_ms / 1_000)
         yield from (proof, state, failures, missing, apart)
-        checks = CounterMetricFamily(
-            "sdstore_audit_peer_checks", "Spot checks of peers", labels=("peer", "verdict")
-        )
-        for url, peer in peers:
-            checked = self._peers.spot_checks.checked.get(peer.peer_id)
-            for verdict in Verdict if checked else ():
-                checks.add_metric([url, verdict], checked.verdicts[verdict] if checked else 0)
-        yield checks
         yield _counter(
             "peers_vanished",
             "Peers that another process removed, or that no live process's settings name any more",

@@ -33,7 +33,6 @@ from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.records import Records
 from app.federation.schedule import Schedule, Verdict
 from app.federation.shares import NO_SHARE, Processes, Share, share_of
-from app.federation.spotchecks import SpotChecks
 from app.federation.syncs import RunSync, StartedBy, Sync, Syncs, new_sync_id, sync_busy
 from app.federation.transport import (
     open_http_client,
@@ -112,10 +111,8 @@ class Peers:
         interests: Interests,
         settings: Settings,
         instance_id: str,
-        spot_checks: SpotChecks,
     ) -> None:
         self.strangers = PeerTotals()
-        self.spot_checks = spot_checks
         self._replica = replica
         self._syncs = syncs
         self._records = records
@@ -253,7 +250,6 @@ class Peers:
 
     def _forget(self, peer: Peer) -> None:
         self._peers.pop(peer.peer_id, None)
-        self.spot_checks.forget(peer.peer_id)
         self._let_go(peer.peer_id)
 
     def get(self, peer_id: str) -> Peer:
@@ -382,10 +378,6 @@ class Peers:
                     dry_run=dry_run,
                     changed=changed,
                 )
-                if report.proved and is_whole:
-                    peer.memory = await self.spot_checks.after_proof(
-                        peer.peer_id, url_text(peer.url), peer.memory, replica, transport
-                    )
             return report
 
         async def run_and_learn(changed: Callable[[Progress], None]) -> SyncReport:

@@ -13,7 +13,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.callers import Rate, Scope
 from app.errors import Code, Problem
-from app.federation.transport import url_text
 from app.http.call import Call, Reply
 from app.http.forms import Form
 from app.http.handing import SIBLING
@@ -116,14 +115,7 @@ async def audit(call: CurrentCall) -> Reply:
 
     Of several workers, the first checks the store and answers.
     """
-    peers = call.node.peers
-    checked = peers.spot_checks.checked
-    checks = [
-        {"id": each.peer_id, "url": url_text(each.url)} | checked[each.peer_id].document()
-        for each in peers.all()
-        if each.peer_id in checked
-    ]
-    return json_only(call.node.audit.document() | {"peers": checks})
+    return json_only(call.node.audit.document())
 
 
 @routes.add("GET /openapi.json", Scope.OPEN)

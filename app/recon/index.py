@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -36,11 +35,11 @@ from app.errors import Code, Problem
 from app.limits import Limits
 from app.store.store import Store
 from recon.checkpoint import read_checkpoint, write_checkpoint
-from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow, order_of_lamport
+from recon.elements import ALL_ORDERS, U8, U32, WHOLE, OrderWindow
 from recon.hashing import idle_root
 from recon.index import RangeIndex
 from recon.session import Interest, SessionKey
-from recon.store import Run, Snapshot
+from recon.store import Snapshot
 from recon.view import SMALL_ELEMENTS_MAX, CacheBounds, View, ViewCache
 
 _log = logging.getLogger(__name__)
@@ -174,31 +173,6 @@ class NodeIndex:
             self._channels, self._last_channel_number = fresh._channels, fresh._last_channel_number
             self._views, self._sums = fresh._views, fresh._sums
             self._saved_count, self._roots = 0, fresh._roots
-
-    def random_part(
-        self, interest: Interest, elements_max: int, draw: random.Random
-    ) -> Interest | None:
-        """A random Lamport window of an interest, with up to about `elements_max` elements.
-
-        All of the interest if the index has no more; None where too many share a timestamp.
-        """
-        runs = self.elements.state.runs
-        longest = max(runs, key=len, default=None)
-        if longest is None or len(longest) <= elements_max:
-            return interest
-        start = draw.randrange(len(longest) - elements_max + 1)
-        stop = start + elements_max
-        lower, upper = int(longest.orders[start]), None
-        if stop < len(longest):
-            upper = int(longest.orders[stop])
-        if sum(_count_between(each, lower, upper) for each in runs) > 2 * elements_max:
-            return None
-        window = Interest.make(
-            everything=True,
-            lamport_from=lower - order_of_lamport(0),
-            lamport_to=None if upper is None else upper - order_of_lamport(0),
-        )
-        return interest.intersect(window)
 
     def entries_count(self, channel_no: int) -> int:
         """The entries of a channel."""
@@ -351,11 +325,6 @@ def _count_outside(snapshot: Snapshot, rows: U32, window: OrderWindow) -> int:
         orders = snapshot.take(rows[start : start + _ROWS_AT_ONCE]).orders
         count += int(((orders < np.uint64(window.lower)) | (orders > upper)).sum())
     return count
-
-
-def _count_between(run: Run, lower: int, upper: int | None) -> int:
-    first = int(run.orders.searchsorted(np.uint64(lower)))
-    return (len(run) if upper is None else int(run.orders.searchsorted(np.uint64(upper)))) - first
 
 
 class ChannelGroups:

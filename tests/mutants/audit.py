@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.mutants.fault import Fault, Plant, after, instead
+from tests.mutants.fault import Fault, Plant, instead
 
 _TESTS = ("tests/app/test_audit.py",)
-_SPOT_CHECKS = ("tests/app/federation/test_spot_checks.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant) -> Fault:
@@ -59,16 +58,4 @@ FAULTS = [
         instead(lambda each, _: each._open.clear()),
     ),
     _fault("the audit takes no rests", "audit:PAUSE_S_MAX", lambda _: 0.0),
-    Fault(
-        "audit: any difference that lasts is a false proof",
-        "sdstore.sync.spotcheck:_difference",
-        after(lambda by, *_: (int(any(by)), 0, 0)),
-        _SPOT_CHECKS,
-    ),
-    Fault(
-        "audit: a false proof is kept",
-        "sdstore.sync.spotcheck:forget_proof",
-        instead(lambda memory: memory),
-        _SPOT_CHECKS,
-    ),
 ]

@@ -16,7 +16,6 @@ _WRITTEN = (
     "test_a_quiet_peer_is_written_now_and_again_a_large_memory_seldom_and_a_new_state_at_once"
 )
 _PACE = (f"{_RECORDS[0]}::{_WRITTEN}",)
-_SPOT_CHECKS = ("tests/app/federation/test_spot_checks.py",)
 _SYNCS = ("tests/app/federation/test_syncs.py",)
 _RELAY = "tests/app/federation/test_relay.py"
 _OVER_HTTP = "tests/app/federation/test_over_http.py"
@@ -165,12 +164,6 @@ FAULTS = [
     ),
     _fault("every session is recorded", "syncs:Syncs._judge", after(_record), _RECORDS),
     _fault("ended sessions are never forgotten", "syncs:Syncs._forget_oldest", nothing, _SYNCS),
-    _fault(
-        "a peer can cause a whole session with every check",
-        "spotchecks:WHOLE_AGAIN_S_MIN",
-        instead(0.0),
-        _SPOT_CHECKS,
-    ),
     _fault(
         "whole sessions with all peers fall due together",
         "peers:WHOLE_JITTER",

@@ -21,11 +21,14 @@ import sdstore.sync.news as news_module
 import sdstore.sync.session as session_module
 from recon.hashing import idle_root
 from recon.session import Interest, decode_interest
+from sdstore.sds.codec import encode
+from sdstore.sds.model import Message
 from sdstore.sync.limits import DEFAULT_LIMITS, SyncLimits
 from sdstore.sync.memory import WHOLE_S_MAX, PeerMemory, unpack_elements
 from sdstore.sync.report import SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import sync_with_peer
 from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
+from tests.support.lying_peer import Forgetful
 from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 
 Result = tuple[SyncReport, PeerMemory]
@@ -613,3 +616,29 @@ def test_a_root_of_fewer_elements_than_a_memory_takes_off_matches_no_other() -> 
     sums = np.arange(4, dtype=np.uint64)
     roots = {idle_root(count, sums) for count in (-6, -1, 0, 1, 6)}
     assert len(roots) == 5
+
+
+def test_a_false_proof_lasts_until_everything_is_compared_again_within_a_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole session of an equal pair is one small request, so no other check is needed in between."""
+    ours, theirs = Forgetful(), Forgetful()
+    for n in range(1_000):
+        frame = encode(Message(f"m{n}", "c", lamport_timestamp=n, content=b"content"))
+        ours.add(frame)
+        theirs.add(frame)
+    peer = MemoryPeer(theirs)
+    _, memory = synced(ours, peer)
+    dropped = theirs.arrived[500]
+    assert dropped is not None
+    theirs.forget([dropped])
+    report, memory = synced(ours, peer, memory)
+    assert (report.proved, was_over_news(peer), len(theirs.contents)) == (True, True, 999)
+    a_day_later_s = time.time() + WHOLE_S_MAX
+    monkeypatch.setattr(memory_module, "time", SimpleNamespace(time=lambda: a_day_later_s))
+    report, memory = synced(ours, peer, memory)
+    assert (report.proved, report.entries_sent, len(theirs.contents)) == (True, 1, 1_000)
+    up, down = peer.bytes_up, peer.bytes_down
+    report, _ = synced(ours, peer)
+    assert (report.proved, was_over_news(peer), report.requests) == (True, False, 2)
+    assert peer.bytes_up - up + peer.bytes_down - down <= 600
