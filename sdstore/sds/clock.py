@@ -15,7 +15,7 @@ class Clock:
     """
 
     def __init__(self, options: ParticipantOptions) -> None:
-        self._unit_ms = options.unit_ms
+        self._lamport_at = options.lamport_at
         self._ahead_ms = options.clock_ahead_ms
         self._step_max_ms = options.clock_step_max_ms
         self._lamport_max = options.lamport_max
@@ -29,7 +29,7 @@ class Clock:
         """The first call. The Lamport clock begins at the time, or at `lamport` if it is later."""
         self.is_started = True
         self.now_ms = now_ms
-        now = min(now_ms // self._unit_ms, self._lamport_max)
+        now = min(self._lamport_at(now_ms), self._lamport_max)
         self.lamport = max(self.lamport, lamport, now)
 
     def advance(self, now_ms: int) -> None:
@@ -53,7 +53,7 @@ class Clock:
         return self._next()
 
     def _next(self) -> int:
-        return max(self.now_ms // self._unit_ms, self.lamport + 1)
+        return max(self._lamport_at(self.now_ms), self.lamport + 1)
 
     def received(self, lamport: int) -> bool:
         """Follow the timestamp of a delivered message; False if it is too far ahead to follow."""
@@ -68,5 +68,5 @@ class Clock:
 
         It leaves room for our next message.
         """
-        bound = (now_ms + self._ahead_ms) // self._unit_ms
+        bound = self._lamport_at(now_ms + self._ahead_ms)
         return min(bound, self._lamport_max - 1, LAMPORT_MAX - 1)

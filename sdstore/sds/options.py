@@ -15,10 +15,15 @@ INT32_MAX = 2**31 - 1
 
 
 class LamportUnit(enum.IntEnum):
-    """The unit of the clock that Lamport timestamps follow; the value is its length in ms."""
+    """The unit of the clock that Lamport timestamps follow; the value is how many are in a second.
 
-    MILLISECONDS = 1
-    SECONDS = 1_000
+    Nanoseconds are those of version 1 by its letter. All participants of a channel need one unit: a timestamp
+    of a smaller one is too far ahead to be followed (`clock_ahead_ms`).
+    """
+
+    SECONDS = 1
+    MILLISECONDS = 1_000
+    NANOSECONDS = 1_000_000_000
 
 
 class OnLost(enum.Enum):
@@ -190,11 +195,15 @@ class ParticipantOptions:
                 )
 
     @property
-    def unit_ms(self) -> int:
-        """The length of the Lamport unit in ms."""
+    def unit(self) -> LamportUnit:
+        """The Lamport unit in use."""
         if self.lamport_unit is not None:
-            return int(self.lamport_unit)
-        return 1 if self.dialect is Dialect.V2 else 1_000
+            return self.lamport_unit
+        return LamportUnit.MILLISECONDS if self.dialect is Dialect.V2 else LamportUnit.SECONDS
+
+    def lamport_at(self, now_ms: int) -> int:
+        """A time since the epoch in the Lamport unit."""
+        return now_ms * self.unit // 1_000
 
     @property
     def lamport_max(self) -> int:

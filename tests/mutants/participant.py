@@ -73,7 +73,7 @@ def _always_synced(_: Any) -> Any:
 
 
 def _again(clock: Any) -> int:
-    return max(clock.now_ms // clock._unit_ms, clock.lamport)
+    return max(clock._lamport_at(clock.now_ms), clock.lamport)
 
 
 def _one_filter_is_enough(_: Any, outgoing: Any, message_id: str, sent: Any, *__: Any) -> None:

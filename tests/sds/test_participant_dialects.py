@@ -170,6 +170,17 @@ def test_the_unit_of_the_clock_is_an_option() -> None:
     assert decode(ada.say("x"))[0].lamport_timestamp == NOON_MS // 1_000 + 1
 
 
+def test_a_peer_whose_clock_counts_nanoseconds_is_followed_in_that_unit() -> None:
+    ada = Device("ada", quiet(lamport_unit=LamportUnit(1_000_000_000)))
+    noon_ns = NOON_MS * 1_000_000
+    assert decode(ada.say("x"))[0].lamport_timestamp == noon_ns + 1
+    hour_ns = 3_600 * 10**9
+    ada.hear(encode(Message("ns", CHANNEL, "bob", noon_ns + hour_ns, content=b"ns")))
+    answer, _ = decode(ada.say("after it"))
+    assert answer.lamport_timestamp == noon_ns + hour_ns + 1
+    assert "ns" in {entry.message_id for entry in answer.causal_history}
+
+
 # ---- message IDs
 
 

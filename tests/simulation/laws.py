@@ -335,7 +335,7 @@ class Ledger:
         law(lamport > self.lamport_sent, f"timestamp {lamport} after {self.lamport_sent}")
         self.lamport_sent = lamport
         self.steps_ahead += 1
-        bound = (self.now_max_ms + options.clock_ahead_ms) // options.unit_ms
+        bound = options.lamport_at(self.now_max_ms + options.clock_ahead_ms)
         law(
             lamport <= bound + self.steps_ahead + 1,
             f"timestamp {lamport} is {lamport - bound} beyond the bound",
