@@ -7,11 +7,14 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
@@ -32,7 +35,12 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.live import LiveHub
 from app.lostcontent import LostContent
 from app.mvds import MvdsEndpoint
-from app.node_metrics import register_node_metrics, register_relay_metrics, register_task_metrics
+from app.node_metrics import (
+    register_expiry_metrics,
+    register_node_metrics,
+    register_relay_metrics,
+    register_task_metrics,
+)
 from app.operator import operator_token
 from app.orders import Orders
 from app.policy import LoadedPolicy, load_policy
@@ -62,6 +70,25 @@ INDEX_FOLLOW_S = 1.0
 AUDIT_FILE = "audit.json"
 
 _log = logging.getLogger(__name__)
+
+
+class Certificate(NamedTuple):
+    """The file of a TLS certificate and its chain. `not_after_s`: when the first of them expires."""
+
+    sha256: bytes
+    not_after_s: float
+    path: Path
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether callers refuse it."""
+        return self.not_after_s <= time.time()
+
+    @property
+    def expiry(self) -> str:
+        """When it expired, as a part of a sentence."""
+        moment = datetime.fromtimestamp(self.not_after_s, UTC)
+        return f"tls_cert {self.path} expired at {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -99,7 +126,7 @@ class Node:
     supervisor: Supervisor
     siblings: Siblings | None = None
     tls: ssl.SSLContext | None = None
-    certificate: bytes = b""  # its hash, as of `app.reload.checked_certificate`
+    certificate: Certificate | None = None
     # Called with the settings after each reload.
     reload_listeners: list[Callable[[Settings], None]] = field(default_factory=list)
 
@@ -304,6 +331,11 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         node.metrics, committer, index, live, node.orders, node.lost_content, node.audit, node.peers
     )
     register_task_metrics(node.metrics, supervisor)
+    register_expiry_metrics(
+        node.metrics,
+        lambda: None if node.certificate is None else node.certificate.not_after_s,
+        node.tokens,
+    )
     register_relay_metrics(node.metrics, relay, node.links)
     return node
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,6 +21,7 @@ from app.orders import Orders
 from app.recon.index import NodeIndex
 from app.relay import Relay
 from app.supervisor import Supervisor
+from app.tokens import Tokens
 from sdstore.sync.report import SyncOutcome
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -54,6 +55,35 @@ def register_relay_metrics(registry: CollectorRegistry, relay: Relay, links: Lin
 def register_task_metrics(registry: CollectorRegistry, supervisor: Supervisor) -> None:
     """Add the families of background tasks to a registry."""
     registry.register(_TaskCollector(supervisor))
+
+
+def register_expiry_metrics(
+    registry: CollectorRegistry, certificate: Callable[[], float | None], tokens: Tokens
+) -> None:
+    """Add the times at which the certificate and the tokens expire to a registry."""
+    registry.register(_ExpiryCollector(certificate, tokens))
+
+
+class _ExpiryCollector(Collector):
+    def __init__(self, certificate: Callable[[], float | None], tokens: Tokens) -> None:
+        self._certificate = certificate
+        self._tokens = tokens
+
+    def collect(self) -> Iterator[Family]:
+        # Both are there without a value too, so that an alert can be checked on any node.
+        family = GaugeMetricFamily(
+            "sdstore_certificate_not_after_seconds",
+            "When the TLS certificate, or one of its chain, expires",
+        )
+        if (ends_s := self._certificate()) is not None:
+            family.add_metric([], ends_s)
+        yield family
+        family = GaugeMetricFamily(
+            "sdstore_token_not_after_seconds", "When an access token expires", labels=("token",)
+        )
+        for token_id, ends_s in self._tokens.expiries().items():
+            family.add_metric([token_id], ends_s)
+        yield family
 
 
 class _TaskCollector(Collector):

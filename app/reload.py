@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
+from cryptography import x509
+
 from app.errors import SettingsError
 from app.interests import interest_of
 from app.logs import set_level
-from app.node import Node
+from app.node import Certificate, Node
 from app.policy import LoadedPolicy, load_policy
 from app.settings import Settings
 
@@ -46,11 +48,11 @@ _log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What a process runs with: its settings, their policy, and the hash from `checked_certificate`."""
+    """What a process runs with: its settings, their policy and their certificate."""
 
     settings: Settings
     policy: LoadedPolicy | None
-    certificate: bytes
+    certificate: Certificate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def reload_settings(node: Node) -> Reloaded:
         Loaded(node.settings, node.policy, node.certificate)
     )
     node.settings, node.certificate = settings, certificate
+    warn_of(certificate)
     if policy is not node.policy:
         node.take_policy(policy)
     node.rates.configure(settings)
@@ -105,6 +108,9 @@ def merged(loaded: Loaded) -> tuple[Loaded, Reloaded]:
     settings = current.model_copy(update={name: getattr(fresh, name) for name in changed})
     certificate = checked_certificate(settings)
     if certificate != loaded.certificate:
+        old = loaded.certificate
+        if certificate is not None and certificate.is_expired and old and not old.is_expired:
+            raise SettingsError(f"{certificate.expiry}, and would replace a valid one")
         changed.add("tls_cert")
     return Loaded(settings, policy, certificate), Reloaded(_in_order(changed), _in_order(fixed))
 
@@ -134,16 +140,24 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
         raise SettingsError(detail) from None
 
 
-def checked_certificate(settings: Settings) -> bytes:
-    """Check that the certificate can be loaded. Returns the SHA-256 of its file; empty if there is none.
-
-    Raises SettingsError.
-    """
+def checked_certificate(settings: Settings) -> Certificate | None:
+    """Check that the certificate can be loaded; None if there is none. Raises SettingsError."""
     if settings.tls_cert is None:
-        return b""
+        return None
     try:
         content = settings.tls_cert.read_bytes()
     except OSError as error:
         raise SettingsError(f"tls_cert {settings.tls_cert}: {error.strerror or error}") from None
     load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    return sha256(content).digest()
+    try:
+        chain = x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise SettingsError(f"tls_cert {settings.tls_cert}: {error}") from None
+    not_after_s = min(each.not_valid_after_utc.timestamp() for each in chain)
+    return Certificate(sha256(content).digest(), not_after_s, settings.tls_cert)
+
+
+def warn_of(certificate: Certificate | None) -> None:
+    """Log that a certificate has expired, if it has."""
+    if certificate is not None and certificate.is_expired:
+        _log.warning("%s: callers refuse it", certificate.expiry)

@@ -336,6 +336,14 @@ class Tokens:
         # The tokens of the requests that run: a revocation ends them.
         self._running: dict[asyncio.Task[Any], str] = {}
 
+    def expiries(self) -> dict[str, float]:
+        """When tokens expire, by ID, in Unix seconds; those that never do are left out."""
+        return {
+            token_id: token.expires_at_ms / 1_000
+            for token_id, (token, _) in self._callers.items()
+            if token.expires_at_ms is not None
+        }
+
     def refusal(self) -> str | None:
         """Why every token is refused; None if they are not."""
         return None if self._problem is None else self._problem.detail

@@ -57,7 +57,7 @@ def run(text: str, folder: Path) -> str:
 def test_the_page_has_the_blocks_that_are_run_here() -> None:
     """tests/packaging run the first block and the second indented one: installing, and containers."""
     assert [block.split()[0] for block in BLOCKS] == ["python3", "sdstore", "echo", "sdstore"]
-    assert [block.split()[0] for block in INDENTED] == ["token=$(sdstore", "docker"]
+    assert [block.split()[0] for block in INDENTED] == ["token=$(sdstore", "sdstore", "docker"]
 
 
 @pytest.mark.slow
@@ -80,14 +80,14 @@ def test_the_token_of_the_page_is_made(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_alert_is_about_series_that_a_node_has(tmp_path: Path) -> None:
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
-    assert len(rules) == 7
+    assert len(rules) == 9
     with running_node(tmp_path / "one") as one, running_node(tmp_path / "two") as two:
         assert cli("peers", "add", one, "--node", two).code == 0
         assert cli("sync", one, "--node", two).code == 0
         shown = subprocess.run(
             ["curl", "-sf", f"{two}/metrics"], capture_output=True, text=True, check=True
         )
-    series = set(re.findall(r"^(sdstore_\w+)", shown.stdout, re.MULTILINE))
+    series = set(re.findall(r"^(?:# TYPE )?(sdstore_\w+)", shown.stdout, re.MULTILINE))
     for rule in rules:
         assert rule["alert"] in PAGE
         assert {"summary", "remedy"} <= rule["annotations"].keys()
@@ -112,6 +112,18 @@ FAULTS = {
         {"task": "leases"},
         "0x10 0+1x20",
         17,
+    ),
+    "SdstoreCertificateExpires": (
+        "sdstore_certificate_not_after_seconds",
+        {},
+        f"{14 * 86_400 + 600}x40",
+        12,
+    ),
+    "SdstoreTokenExpires": (
+        "sdstore_token_not_after_seconds",
+        {"token": "5d3a"},
+        f"{3 * 86_400 + 600}x40",
+        12,
     ),
     "SdstorePeerNeverEqual": ("sdstore_peer_state", {"peer": "http://b"}, "_x10 1x40", 26),
     "SdstorePeerNotEqual": (

@@ -36,7 +36,7 @@ from app.http.tls import tls_layers
 from app.limits import Limits
 from app.node import Node
 from app.proxies import Proxies
-from app.reload import checked_certificate
+from app.reload import checked_certificate, warn_of
 from app.settings import Settings
 
 SHUTDOWN_TIMEOUT_S = 10
@@ -106,6 +106,7 @@ class NodeServer(_Server):
         self._drain_s = 0.0
         # Before it is loaded: a change meanwhile is found by the next reload.
         node.certificate = checked_certificate(node.settings)
+        warn_of(node.certificate)
         super().__init__(
             app,
             http or bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),

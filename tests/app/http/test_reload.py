@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,40 @@ def test_all_workers_take_over_settings_and_a_replaced_certificate(
             assert ask("POST", "/v1/reload")["changed"] == ["channels", "tls_cert"]
         wait_until(lambda: seen() == ({"b"}, {second}))
         assert node.poll() is None
+
+
+def test_an_expired_certificate_is_said_at_the_start_and_never_replaces_a_valid_one(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    expired = certificates.authority.issue_cert(
+        "127.0.0.1",
+        not_before=datetime(2024, 1, 1, tzinfo=UTC),
+        not_after=datetime(2025, 2, 3, tzinfo=UTC),
+    )
+
+    def not_after_s() -> float:
+        answer = httpx.get(f"{url}/metrics", verify=False, trust_env=False, timeout=30)
+        [value] = re.findall(
+            r"^sdstore_certificate_not_after_seconds ([\d.e+]+)$", answer.text, re.MULTILINE
+        )
+        return float(value)
+
+    expired.private_key_and_cert_chain_pem.write_to_path(certificates.file)
+    flags = ("--tls-cert", certificates.file)
+    warning = f"tls_cert {certificates.file} expired at 2025-02-03 00:00:00 UTC"
+    with serving(tmp_path, "drain_s = 0\n", *flags) as (node, url, _):
+        log = tmp_path / "log"
+        assert f"WARNING app.reload: {warning}: callers refuse it" in log.read_text()
+        assert not_after_s() == datetime(2025, 2, 3, tzinfo=UTC).timestamp()
+        valid = certificates.replace()
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: "settings read again: tls_cert" in log.read_text())
+        assert not_after_s() > time.time()
+        expired.private_key_and_cert_chain_pem.write_to_path(certificates.file)
+        node.send_signal(signal.SIGHUP)
+        wait_until(lambda: f"stay as they are: {warning}" in log.read_text())
+        assert certificates.served(httpx.URL(url).port) == valid
+        assert not_after_s() > time.time()
 
 
 def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_path: Path) -> None:

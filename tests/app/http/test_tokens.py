@@ -184,6 +184,17 @@ def test_while_the_tokens_cannot_be_read_each_is_refused_with_503_and_the_node_i
         assert "tokens.json cannot be used" in ready.json()["detail"]
 
 
+def test_the_metrics_say_when_tokens_expire(guarded: Guarded) -> None:
+    token, text = guarded.file.create(scopes=[Scope.READ], expires_in_s=3_600)
+    answer = guarded.node.http.get("/metrics", headers={"authorization": f"Bearer {text}"})
+    [value] = re.findall(
+        rf'^sdstore_token_not_after_seconds{{token="{token.token_id}"}} ([\d.e+]+)$',
+        answer.text,
+        re.MULTILINE,
+    )
+    assert float(value) == pytest.approx(time.time() + 3_600, abs=60)
+
+
 def recon_call(guarded: Guarded, headers: dict[str, str]) -> httpx.Response:
     """A call of a reconciliation session over everything, after its hand-shake."""
     session = wire.Session(
