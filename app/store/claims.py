@@ -179,11 +179,14 @@ class HintClaims:
         return gathered
 
     def _share(self, channel_nos: Sequence[int] | None) -> int:
-        """Claims examined in each of these channels: a power of two, for few different statements."""
+        """Claims examined in each of these channels: a power of two, for few different statements.
+
+        Two at least: a look-up of histories begins with the claim that the last one ended with.
+        """
         most = self._limits.hint_candidates_max
         if channel_nos is None or len(channel_nos) < 2:
             return most
-        return 1 << (max(1, most // len(channel_nos)).bit_length() - 1)
+        return 1 << (max(2, most // len(channel_nos)).bit_length() - 1)
 
     async def _add_published(
         self,

@@ -345,3 +345,46 @@ async def test_a_flood_of_sync_messages_displaces_what_they_named_in_their_chann
         "by history", "ghost 3b", "ghost 4a", "ghost 4b",
     ]  # fmt: skip
     assert [each.message_id for each in quiet.gaps] == ["witness"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.parametrize("candidates_max", [6, 1_000])
+async def test_the_pages_of_some_channels_have_what_those_of_all_have_of_them(
+    stores: Stores, limit: int, candidates_max: int
+) -> None:
+    """In the same order, however many claims and entries others have made before, between and behind."""
+    hint = b"wanted"
+    async with stores.open(Limits(hint_candidates_max=candidates_max)) as store:
+        for number in range(150):
+            channel_id = f"c{number * number % 7 % 5}"
+            told = (HistoryEntry(f"message-{number // 3:06}", hint),)
+            frame = content_frame(number, channel_id=channel_id, history=told)
+            store.writer.write([entry_of(frame, *([hint] if number % 4 else []))])
+        channels = await store.channels.numbered_after(0, 10)
+        every = (await store.channels.feed(0, 1_000, BYTES_MAX)).entries
+        for some in (channels[:0], channels[1:2], channels[::2], channels):
+            names, numbers = {each.channel_id for each in some}, [each.channel_no for each in some]
+            found, after = list[int](), 0
+            while after is not None:
+                fed = await store.channels.feed(after, limit, BYTES_MAX, channel_nos=numbers)
+                found += [entry.seq for entry in fed.entries]
+                after = None if fed.next is None else fed.last_seq
+            assert found == [entry.seq for entry in every if entry.channel_id in names]
+            assert await hinted(store, hint, limit, numbers) == [
+                entry for entry in await hinted(store, hint, 1_000, None) if entry[0] in names
+            ]
+
+
+async def hinted(
+    store: Store, hint: bytes, limit: int, channel_nos: list[int] | None
+) -> list[tuple[str, str]]:
+    """Channels and IDs of all that a hint leads to, page by page."""
+    found: list[tuple[str, str]] = []
+    after: Position | None = None
+    for _ in range(400):
+        page = await store.claims.page(hint, None, limit, after, channel_nos=channel_nos)
+        found += [(entry.channel_id, entry.message_id) for entry in page.entries]
+        after = page.next
+        if after is None:
+            return found
+    raise AssertionError("the pages do not end")
