@@ -14,9 +14,10 @@ import sys
 from contextvars import ContextVar
 from datetime import datetime
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.settings import Settings
+if TYPE_CHECKING:  # verbs that call a node import this module, and need no pydantic
+    from app.settings import Settings
 
 # Libraries that log each step and each request at the level "info", and headers at "debug".
 TALKATIVE = ("alembic", "asyncio", "httpx", "httpcore", "hpack", "psycopg")

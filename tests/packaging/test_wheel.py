@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -53,7 +53,8 @@ def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=600,
     ).stdout
-    assert shown.splitlines()[-1] == f"sdstore {version('sdstore')}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert shown.splitlines()[-1] == f"sdstore {project['version']}"
     return folder / "opt"
 
 

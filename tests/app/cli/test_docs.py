@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_help_lists_every_verb() -> None:
 def test_the_version_is_an_option_as_in_other_programs() -> None:
     result = cli("--version")
     assert (result.code, result.out) == (0, f"sdstore {version('sdstore')}\n")
+
+
+def test_a_change_of_the_protocol_between_nodes_moves_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    major, minor, _ = map(int, project["version"].split("."))
+    assert (major, minor) == (0, cli("version", "--json").json["recon_protocol"])
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    upgrading = page.partition("## Upgrading")[2].partition("\n## ")[0]
+    assert "Peers" in upgrading
+    assert Code.PEER_VERSION in upgrading
 
 
 @pytest.mark.parametrize(
