@@ -13,6 +13,7 @@ import sdstore.sync.memory as memory_module
 from app.federation.peer import PeerState
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
+from app.operator import token_for
 from app.policy import ACCEPT, Candidate, Verdict, refuse
 from sdstore.client import StoreClient
 from sdstore.sds.digest import entry_digest
@@ -115,7 +116,7 @@ def test_a_message_on_which_the_policy_raises_is_set_aside_and_the_peer_is_healt
     with (
         running_node(tmp_path / "one", PATIENT, policy=POLICY) as one,
         running_node(tmp_path / "two") as two,
-        StoreClient(one.url) as client,
+        StoreClient(one.url, token=token_for(one.url)) as client,
     ):
         for n in range(50):
             two.publish(message(n) if n != 7 else riddle)
