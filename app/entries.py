@@ -68,7 +68,7 @@ class NewEntry(NamedTuple):
     """A content message that passed all checks, ready to be written.
 
     `digest` and `frame_hash` are 32 bytes; `id_verifies` says that the message ID matches the
-    content under a known scheme, which ranks it first among variants.
+    content under a known scheme, which ranks it first among variants. `without_quarantine`: see `Publication`.
     """
 
     frame: bytes
@@ -78,6 +78,7 @@ class NewEntry(NamedTuple):
     dialect: Dialect
     id_verifies: bool
     claims: tuple[Claim, ...] = ()
+    without_quarantine: bool = False
 
 
 class MetId(NamedTuple):

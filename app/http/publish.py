@@ -207,7 +207,8 @@ def _from_item(item: wire.PublishItem) -> Publication:
     if item.HasField("waku"):
         waku = item.waku
         envelope = WakuEnvelope(waku.pubsub_topic, waku.content_topic, waku.meta, waku.timestamp_ns)
-    return Publication(item.frame, tuple(item.retrieval_hints), envelope)
+    hints = tuple(item.retrieval_hints)
+    return Publication(item.frame, hints, envelope, item.without_quarantine)
 
 
 def _covered(caller: Caller, publication: Publication) -> Publication:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -182,10 +183,12 @@ class Judge(Collector):
             elif verdict.action is Action.ACCEPT:
                 self.verdicts["accepted"] += 1
                 judged.append(each)
-            elif verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
+            elif verdict.action is Action.QUARANTINE and _can_wait(each):
                 held.append((len(judged), each, verdict.detail))
                 judged.append(each)
             else:
+                if verdict.action is Action.QUARANTINE and isinstance(each, NewEntry):
+                    verdict = Verdict(Action.REFUSE, "quarantine", "the policy would hold it")
                 # A message that is only relayed cannot wait for an operator.
                 judged.append(self._refused(verdict))
                 if isinstance(each, NewEntry) and each.id_verifies:
@@ -242,6 +245,10 @@ class Judge(Collector):
         self.verdicts["refused"] += 1
         code = verdict.code or "not_content"
         return Problem(Code.POLICY_REFUSED, verdict.detail or code, extra={"policy_code": code})
+
+
+def _can_wait(each: NewEntry | Relayed) -> TypeGuard[NewEntry]:
+    return isinstance(each, NewEntry) and not each.without_quarantine
 
 
 def _resolve(future: asyncio.Future[list[Checked]], judged: list[Checked]) -> None:

@@ -38,11 +38,15 @@ class WakuEnvelope:
 
 
 class Publication(NamedTuple):
-    """A frame, its publisher's hints, and the envelope it came in."""
+    """A frame, its publisher's hints, and the envelope it came in.
+
+    `without_quarantine`: it is refused if the policy would keep it apart.
+    """
 
     frame: bytes
     hints: tuple[bytes, ...] = ()
     envelope: WakuEnvelope | None = None
+    without_quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ def prepare(item: Publication, limits: Limits) -> NewEntry | Relayed:
         dialect,
         verifies(message),
         _claims(item, limits),
+        item.without_quarantine,
     )
 
 

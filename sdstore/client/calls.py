@@ -362,6 +362,7 @@ def _publish_item(item: PublishItem) -> wire.PublishItem:
         frame=item.frame,
         retrieval_hints=item.retrieval_hints,
         waku=None if item.waku is None else _envelope(item.waku),
+        without_quarantine=item.without_quarantine,
     )
 
 

@@ -573,7 +573,7 @@ class ParticipantChannel:
                     self._driver.outbox.add(self.channel_id, effect)
                 case Publish(frame, message_id):
                     first = Broadcast(frame, message_id, Kind.CONTENT)
-                    self._driver.outbox.add(self.channel_id, first)
+                    self._driver.outbox.add(self.channel_id, first, is_ordered=True)
                 case Missing(entries):
                     self._follower.want(entries)
                 case Status():

@@ -40,11 +40,15 @@ UNDECIDED_MAX = BATCH_ITEMS_MAX
 
 
 class Waiting(NamedTuple):
-    """A frame that no store has yet, and the stores that refused it."""
+    """A frame that no store has yet, and the stores that refused it.
+
+    `is_ordered`: once refused it must never appear, so no store may keep it for later.
+    """
 
     channel_id: str
     broadcast: Broadcast
     refused_by: tuple[Store, ...] = ()
+    is_ordered: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -83,9 +87,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, channel_id: str, broadcast: Broadcast) -> None:
+    def add(self, channel_id: str, broadcast: Broadcast, *, is_ordered: bool = False) -> None:
         """Publish a frame soon, unless it waits already, or there is no room."""
-        waiting = Waiting(channel_id, broadcast)
+        waiting = Waiting(channel_id, broadcast, is_ordered=is_ordered)
         is_full = (
             len(self._waiting) >= OUTBOX_FRAMES_MAX
             or self._waiting_bytes + len(broadcast.frame) > OUTBOX_BYTES_MAX
@@ -146,7 +150,10 @@ class Outbox:
 
     async def _publish(self, store: Store, batch: Sequence[Waiting]) -> None:
         try:
-            items = [PublishItem(each.broadcast.frame) for each in batch]
+            items = [
+                PublishItem(each.broadcast.frame, without_quarantine=each.is_ordered)
+                for each in batch
+            ]
             outcomes = await store.client.publish_batch(items)
         except StoreError as error:
             if error.status not in (400, 413, 422):

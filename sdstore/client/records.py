@@ -25,11 +25,15 @@ class WakuEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class PublishItem:
-    """A frame to publish, with its publisher's retrieval hints (raw bytes)."""
+    """A frame to publish, with its publisher's retrieval hints (raw bytes).
+
+    `without_quarantine`: the node refuses it where its policy would keep it apart for an operator.
+    """
 
     frame: bytes
     retrieval_hints: tuple[bytes, ...] = ()
     waku: WakuEnvelope | None = None
+    without_quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

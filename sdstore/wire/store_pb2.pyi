@@ -19,16 +19,18 @@ class WakuEnvelope(_message.Message):
     def __init__(self, pubsub_topic: _Optional[str] = ..., content_topic: _Optional[str] = ..., meta: _Optional[bytes] = ..., timestamp_ns: _Optional[int] = ...) -> None: ...
 
 class PublishItem(_message.Message):
-    __slots__ = ("frame", "retrieval_hints", "waku", "via")
+    __slots__ = ("frame", "retrieval_hints", "waku", "via", "without_quarantine")
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINTS_FIELD_NUMBER: _ClassVar[int]
     WAKU_FIELD_NUMBER: _ClassVar[int]
     VIA_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     frame: bytes
     retrieval_hints: _containers.RepeatedScalarFieldContainer[bytes]
     waku: WakuEnvelope
     via: bytes
-    def __init__(self, frame: _Optional[bytes] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., waku: _Optional[_Union[WakuEnvelope, _Mapping]] = ..., via: _Optional[bytes] = ...) -> None: ...
+    without_quarantine: bool
+    def __init__(self, frame: _Optional[bytes] = ..., retrieval_hints: _Optional[_Iterable[bytes]] = ..., waku: _Optional[_Union[WakuEnvelope, _Mapping]] = ..., via: _Optional[bytes] = ..., without_quarantine: _Optional[bool] = ...) -> None: ...
 
 class PublishBatch(_message.Message):
     __slots__ = ("items",)

@@ -55,7 +55,7 @@ from tests.support.federation import (
     run,
     sync_with_peer,
 )
-from tests.support.server import PROTOBUF, RunningNode, running_node
+from tests.support.server import AS_OPERATOR, PROTOBUF, RunningNode, running_node
 from tests.support.stores import Stores
 
 HERE = "tests.app.test_policy"
@@ -396,9 +396,7 @@ def test_of_two_decisions_about_a_message_one_counts_and_the_other_is_told(
     ):
 
         def decide(method: str, path: str) -> int:
-            with httpx.Client(
-                base_url=node.url, headers=node.http.headers, trust_env=False
-            ) as http:
+            with httpx.Client(base_url=node.url, auth=AS_OPERATOR, trust_env=False) as http:
                 return http.request(method, path).status_code
 
         for number in range(15):

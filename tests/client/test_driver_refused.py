@@ -142,6 +142,8 @@ def test_an_ordered_message_is_sent_when_a_store_has_it_and_void_when_all_refuse
                 with pytest.raises(DriverError, match="rejected"):
                     await ada.channel.send(content)
             assert len(ada.channel.log) == 1
+            # An operator can release nothing that would be a second message after the first one.
+            assert node.http.get("/v1/quarantine").json()["messages"] == []
         async with joined([node.url], "ada", file, participant=ordered) as ada:
             again = await ada.channel.send(b"second")
             assert history(ada.channel.log, again) == [first]
