@@ -73,6 +73,7 @@ async def negentropy(
     call: CurrentCall,
     channel_id: Annotated[str, Query(description="the channel")],
     from_lamport: Lamport = None,
+    divisor: Annotated[int, Query(ge=1, description="of the timestamps of records")] = 1,
 ) -> Reply:
     """One message of negentropy v1 about a channel (docs/negentropy.md)."""
     body_form(call.headers.get(b"content-type"), Form.OCTETS)
@@ -82,6 +83,7 @@ async def negentropy(
         call.body,
         channel_id,
         from_lamport,
+        divisor,
         call.caller.name,
         _allowance(call).reply_bytes_max,
     )

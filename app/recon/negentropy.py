@@ -26,6 +26,9 @@ COST_PER_BYTE = 4
 
 _SIGN = np.uint64(1 << 63)
 
+_Name = tuple[str, int | None, int]  # of a set: channel, Lamport timestamp from which on, divisor
+_INT64_MAX = (1 << 63) - 1
+
 
 class NegentropyEndpoint:
     """Answers messages; caches the sorted records of recently requested channels."""
@@ -34,24 +37,26 @@ class NegentropyEndpoint:
         self._index = index
         self._limits = limits
         self._budgets = budgets
-        self._records: OrderedDict[tuple[str, int | None], tuple[int, Records]] = OrderedDict()
+        self._records: OrderedDict[_Name, tuple[int, Records]] = OrderedDict()
 
     async def answer(
         self,
         body: bytes,
         channel_id: str,
         from_lamport: int | None,
+        divisor: int,
         caller_name: str,
         reply_bytes_max: int,
     ) -> bytes:
         """The answer to a message about the entries of a channel from a Lamport timestamp on.
 
+        The timestamps of the records are the Lamport timestamps divided by `divisor`.
         Raises Problem: `invalid_negentropy_message`, `recon_budget_spent`.
         """
         self._budgets.check(caller_name)
         self._budgets.views.spend(caller_name, COST_PER_BYTE * len(body))
         await self._index.catch_up()
-        records = self._channel_records(channel_id, from_lamport, caller_name)
+        records = self._channel_records((channel_id, from_lamport, divisor), caller_name)
         frame_bytes_max = max(
             FRAME_BYTES_MIN, min(reply_bytes_max, self._limits.negentropy_reply_bytes_max)
         )
@@ -73,10 +78,8 @@ class NegentropyEndpoint:
         self._budgets.replies.spend(caller_name, len(answer))
         return answer
 
-    def _channel_records(
-        self, channel_id: str, from_lamport: int | None, caller_name: str
-    ) -> Records:
-        name = (channel_id, from_lamport)
+    def _channel_records(self, name: _Name, caller_name: str) -> Records:
+        channel_id, from_lamport, divisor = name
         lower = 0 if from_lamport is None else order_of_lamport(from_lamport)
         elements_count = len(self._index.elements)
         known_count, records = self._records.get(name, (-1, None))
@@ -84,13 +87,14 @@ class NegentropyEndpoint:
             orders, digests = self._index.channel_elements(channel_id, OrderWindow(lower, None))
             if records is None or len(records) != len(orders):
                 self._budgets.views.spend(caller_name, VIEW_COST_MIN + len(orders))
-                records = Records.from_lamports((orders ^ _SIGN).view(np.int64), digests)
+                lamports = (orders ^ _SIGN).view(np.int64)
+                if divisor > 1:
+                    lamports = lamports // min(divisor, _INT64_MAX)
+                records = Records.from_lamports(lamports, digests)
         self._remember(name, elements_count, records)
         return records
 
-    def _remember(
-        self, name: tuple[str, int | None], elements_count: int, records: Records
-    ) -> None:
+    def _remember(self, name: _Name, elements_count: int, records: Records) -> None:
         self._records[name] = elements_count, records
         self._records.move_to_end(name)
         if len(self._records) > self._limits.negentropy_channels_max:

@@ -234,11 +234,14 @@ class NodeReplica:
             for each in entries
         ]
         from_door = iter(await self._door.prepare_many(publications))
+        kept = iter([each.hints for each in publications])
         prepared: list[Received] = []
         for start in range(0, len(items), _CHUNK_MAX):
             for item in items[start : start + _CHUNK_MAX]:
                 is_entry = item.HasField("entry")
-                prepared.append(_entry(item, next(from_door)) if is_entry else _claim(item.claim))
+                prepared.append(
+                    _entry(item, next(from_door), next(kept)) if is_entry else _claim(item.claim)
+                )
             await asyncio.sleep(0)
         came = {each.element_id: each for each in prepared if not each.entry_id}
         claims = [at for at, each in enumerate(prepared) if each.entry_id]
@@ -363,8 +366,11 @@ def _published(claims: Mapping[bytes, Sequence[Claim]]) -> dict[bytes, list[byte
 # --- items to prepared items -------------------------------------------------------------------
 
 
-def _entry(item: Item, content: FromDoor) -> Received:
-    """A prepared entry. An entry that the door refuses is still an element, named by its digest."""
+def _entry(item: Item, content: FromDoor, hints: Sequence[bytes]) -> Received:
+    """A prepared entry with the hints that can be kept.
+
+    An entry that the door refuses is still an element, named by its digest.
+    """
     message, digest, refusal = None, b"", ""
     match content:
         case NewEntry():
@@ -377,11 +383,11 @@ def _entry(item: Item, content: FromDoor) -> Received:
                 message, _ = decode(item.entry.frame)
     if message is not None and not digest:
         digest = entry_digest(message)
-    hints = item.entry.hints
     return Received(
         order=None if message is None else order_of_lamport(message.lamport_timestamp or 0),
         element_id=digest,
         claims=tuple([claim_id(digest or item.id, hint) for hint in hints]) if hints else (),
+        claims_dropped=len(item.entry.hints) - len(hints),
         refusal=refusal,
         content=content,
         channel_id=None if message is None else message.channel_id,

@@ -557,6 +557,7 @@ class Moves:
                 if outcome == recon_pb2.STORED:
                     is_claim = bool(prepared.entry_id)
                     self._count("received", is_claim=is_claim, claims=len(prepared.claims))
+                    self._counts["claims_refused"] += prepared.claims_dropped
         return True
 
     def _count(self, what: str, *, is_claim: bool, claims: int) -> None:

@@ -45,7 +45,8 @@ class Prepared:
 
     `order` and `element_id` are computed from the content. An entry that cannot be decoded has
     neither; a claim has no order while its entry is not here. `entry_id`: for a claim, its entry.
-    `claims`: for an entry, the IDs of the claims inside it. `refusal`: why `commit` will not store it.
+    `claims`: for an entry, the IDs of the claims inside it that can be stored with it, and
+    `claims_dropped` the number of the others. `refusal`: why `commit` will not store it.
     `is_held`: the claim is here already. `content` belongs to the replica.
     """
 
@@ -53,6 +54,7 @@ class Prepared:
     element_id: bytes = b""
     entry_id: bytes = b""
     claims: tuple[bytes, ...] = ()
+    claims_dropped: int = 0
     refusal: str = ""
     is_held: bool = False
     content: Any = None

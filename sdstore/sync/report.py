@@ -85,7 +85,8 @@ class SegmentState(StrEnum):
 class Traffic:
     """The traffic of a session and its results. Bytes count bodies as sent.
 
-    Refused elements are those that this session set aside, on either side and for any reason.
+    Refused elements are those that this session set aside, on either side and for any reason, and the
+    hints inside a received entry that are too many or too long.
     """
 
     rounds: int = 0

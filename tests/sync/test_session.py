@@ -13,11 +13,12 @@ import pytest
 
 import sdstore.sync.memory as memory_module
 from recon.limits import ID_BYTES
+from recon.session import Interest
 from sdstore.sync.memory import RETRY_S_MAX, PeerMemory
-from sdstore.sync.replica import Prepared, Stored
+from sdstore.sync.replica import LostPage, Prepared, Stored
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
-from sdstore.sync.session import sync_with_peer
-from sdstore.wire.recon_pb2 import OK, PUSH_REFUSED, ReconRequest, ReconResponse
+from sdstore.sync.session import LOST_FETCHED_MAX, sync_with_peer
+from sdstore.wire.recon_pb2 import OK, PUSH_REFUSED, Item, ReconRequest, ReconResponse
 from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 
 CONTENTS = [content(n, "some text") for n in range(3_000)]
@@ -271,3 +272,52 @@ def test_a_peer_whose_policy_keeps_changing_is_accused_of_nothing() -> None:
     assert not report.proved
     report, _ = synced(ours, MemoryPeer(theirs), memory)
     assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+
+
+class Paged(MemoryReplica):
+    """Names the entries with lost content a page at a time."""
+
+    def __init__(self, contents: Sequence[bytes]) -> None:
+        super().__init__(contents)
+        self.pages_count = 0
+
+    async def lost(self, interest: Interest, after: int, limit: int) -> LostPage:
+        """See `Replica`."""
+        self.pages_count += 1
+        found = (await super().lost(interest, after, limit)).elements
+        page = found[after : after + limit]
+        following = after + limit if after + limit < len(found) else 0
+        return LostPage(page, following, len(found))
+
+
+def test_a_session_asks_for_a_bounded_number_of_lost_entries_and_the_next_one_goes_on() -> None:
+    ours, theirs = Paged(CONTENTS), MemoryReplica(CONTENTS)
+    for raw in CONTENTS[: 3 * LOST_FETCHED_MAX]:
+        ours.lose(raw)
+    memory = PeerMemory()
+    for left in (2, 1, 0):
+        report, memory = synced(ours, MemoryPeer(theirs), memory)
+        assert (report.mended, report.lost_here) == (LOST_FETCHED_MAX, left * LOST_FETCHED_MAX)
+    ours.pages_count = 0
+    synced(ours, MemoryPeer(theirs), replace(memory, proof=None))
+    assert ours.pages_count <= 3  # to know that nothing is due, and after the pass
+
+
+def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:
+    class Unreachable(MemoryPeer):
+        async def interest(self) -> bytes:
+            raise SyncError(SyncCode.PEER_UNREACHABLE, "no answer")
+
+    report, _ = synced(MemoryReplica(CONTENTS[:10]), Unreachable(MemoryReplica()))
+    nothing = SyncReport(outcome=SyncOutcome.PEER_FAULT, code=SyncCode.PEER_UNREACHABLE)
+    assert replace(report, detail="", seconds=0.0) == nothing
+
+
+def test_only_hints_that_are_kept_count_as_received() -> None:
+    class Hints(MemoryReplica):
+        async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
+            prepared = await super().prepare(items)
+            return [replace(each, claims=(bytes(32),), claims_dropped=3) for each in prepared]
+
+    report, _ = synced(Hints(), MemoryPeer(MemoryReplica(CONTENTS[:10])))
+    assert (report.entries_received, report.claims_received, report.claims_refused) == (10, 10, 30)

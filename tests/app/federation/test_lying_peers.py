@@ -479,6 +479,9 @@ def test_bad_hints_beside_a_good_frame_do_not_cost_the_message(tmp_path: Path) -
             peer = InProcessPeer(two, adds_bad_hints)
             report = await sync_with_peer(local_of(one), peer, one.interests.current)
             assert report.entries_received == 1
+            # What counts as received is what was kept, and the rest is said.
+            [hints] = (await holdings(one)).values()
+            assert (report.claims_received, report.claims_refused) == (len(hints), 102 - len(hints))
             assert (await holdings(one)).keys() == (await holdings(two)).keys()
 
     run(scenario())
