@@ -192,8 +192,8 @@ def crossed() -> dict[str, set[Path]]:
 
         def send(name: str, method: str, path: str, **options: Any) -> httpx.Response:
             # On a connection of its own, so that its first bytes belong to the operation too.
-            headers = {**ours.http.headers, **options.pop("headers", {}), HEADER: name}
-            with httpx.Client(base_url=ours.url, trust_env=False, timeout=30) as client:
+            headers = {**options.pop("headers", {}), HEADER: name}
+            with httpx.Client(base_url=ours.url, auth=ours.http.auth, trust_env=False) as client:
                 return client.request(method, path, headers=headers, **options)
 
         frame = encode(_message(1_000), Dialect.V2)
