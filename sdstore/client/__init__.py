@@ -30,12 +30,25 @@ from sdstore.client.mvds import AsyncMvdsSession, MvdsSession
 from sdstore.client.persistence import MemoryPersistence, Persistence
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
 from sdstore.client.retry import Retry
+from sdstore.errors import SdstoreError
+from sdstore.sds.effects import (
+    Acknowledged,
+    Deliver,
+    Ephemeral,
+    GaveUp,
+    Lost,
+    PossiblyAcknowledged,
+    Rejected,
+    Status,
+    StoredRemotely,
+)
 
 if TYPE_CHECKING:
     from sdstore.client.participantdatabase import ParticipantFileError
     from sdstore.client.participantfile import ParticipantFile
 
 __all__ = [
+    "Acknowledged",
     "AsyncLiveStream",
     "AsyncMvdsSession",
     "AsyncStoreClient",
@@ -43,11 +56,15 @@ __all__ = [
     "ChannelEvent",
     "ChannelOrder",
     "Connection",
+    "Deliver",
     "DriverError",
     "DriverOptions",
+    "Ephemeral",
     "EventsDropped",
+    "GaveUp",
     "LiveMessage",
     "LiveStream",
+    "Lost",
     "MemoryPersistence",
     "MvdsSession",
     "Options",
@@ -56,13 +73,18 @@ __all__ = [
     "ParticipantFile",
     "ParticipantFileError",
     "Persistence",
+    "PossiblyAcknowledged",
     "PublishItem",
     "PublishOutcome",
     "PublishedAgain",
+    "Rejected",
     "Retry",
     "SavedAgain",
+    "SdstoreError",
+    "Status",
     "StoreClient",
     "StoreError",
+    "StoredRemotely",
     "Unpublished",
     "Unsaved",
     "WakuEnvelope",

@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from sdstore.client.driveroptions import DriverError
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -115,6 +116,7 @@ class EventQueue:
         self._added = asyncio.Event()
         self._is_closed = False
         self._error: Exception | None = None
+        self._reader: object = None
 
     def put(self, event: ChannelEvent) -> None:
         """Add an event. A status or a progress replaces an unread one directly before it."""
@@ -129,9 +131,20 @@ class EventQueue:
         self._events.append(event)
         self._added.set()
 
-    async def get(self) -> ChannelEvent | None:
-        """The next event; None after the last one of a closed queue, or its error is raised."""
-        while not self._events:
+    def read_by(self, reader: object) -> None:
+        """Let a new reader have the events from now on; the one before it gets no more."""
+        self._reader = reader
+        self._added.set()
+
+    async def get(self, reader: object = None) -> ChannelEvent | None:
+        """The next event; None after the last one of a closed queue, or its error is raised.
+
+        Raises `DriverError` (`events_taken_over`) for a reader that is not the newest.
+        """
+        while not self._events or reader is not self._reader:
+            if reader is not self._reader:
+                detail = "a newer iteration of events() reads this channel"
+                raise DriverError("events_taken_over", detail)
             if self._error is not None:
                 raise self._error
             if self._is_closed:

@@ -436,9 +436,12 @@ class ParticipantChannel:
         """Deliveries and news, in order, until the driver is closed. Raises `DriverError` if it fails.
 
         Confirm deliveries: after `ParticipantOptions.deliveries_max` unconfirmed ones no further come.
-        If the iteration is left, a new one continues.
+        If the iteration is left, a new one continues. There is one reader: a new one takes over, and an older
+        one that still reads gets `DriverError` (`events_taken_over`).
         """
-        while (event := await self._events.get()) is not None:
+        reader = object()
+        self._events.read_by(reader)
+        while (event := await self._events.get(reader)) is not None:
             yield event
 
     async def confirm(self, number: int) -> None:

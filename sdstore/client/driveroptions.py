@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sdstore.client.exchange import Options
 from sdstore.client.retry import Retry
 from sdstore.client.stores import BackOff
+from sdstore.errors import SdstoreError
 from sdstore.sds.errors import LocalProtocolError
 
 
@@ -60,13 +61,14 @@ class DriverOptions:
         _check_number("back_off.retry_after_max_s", self.back_off.retry_after_max_s, 0, 86_400)
 
 
-class DriverError(Exception):
+class DriverError(SdstoreError):
     """The driver cannot do this, or cannot go on.
 
     `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, `rejected` if all
-    stores refused an ordered message, `unsaved` if the last changes could not be saved before the end, or `failed` if the persistence does not work at all
-    or the program has a fault (the cause of this exception). After `unsaved`, a `ParticipantFile` that
-    stays open writes the changes with its next save.
+    stores refused an ordered message, `events_taken_over` if another iteration of `events` began,
+    `unsaved` if the last changes could not be saved before the end, or `failed` if the persistence does
+    not work at all or the program has a fault (the cause of this exception). After `unsaved`, a
+    `ParticipantFile` that stays open writes the changes with its next save.
     """
 
     def __init__(self, code: str, detail: str) -> None:

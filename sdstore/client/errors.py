@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from sdstore.errors import SdstoreError
+
 DETAIL_CHARS_MAX = 500
 """Length of the quotation from an answer that is not a problem document."""
 
@@ -15,7 +17,7 @@ _ELSEWHERE = frozenset({301, 302, 303, 307, 308, HTTPStatus.NETWORK_AUTHENTICATI
 _TITLE = re.compile(rb"<title[^>]*>([^<]{1,400})", re.IGNORECASE)
 
 
-class StoreError(Exception):
+class StoreError(SdstoreError):
     """A failed call: the node refused it, or gave no valid answer.
 
     `code` is stable: the node's own code, `http_STATUS` for an answer without one, or

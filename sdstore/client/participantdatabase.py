@@ -26,6 +26,7 @@ from sdstore.client.participanttables import (
     METADATA,
     UPGRADES,
 )
+from sdstore.errors import SdstoreError
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import frame_hash
 from sdstore.sds.model import Message, MessageError
@@ -49,7 +50,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _BROKEN = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
 
 
-class ParticipantFileError(Exception):
+class ParticipantFileError(SdstoreError):
     """The file cannot be used, or not in this way.
 
     `code` is stable and meant for programs, `detail` for people:

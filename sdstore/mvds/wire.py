@@ -13,6 +13,7 @@ from hashlib import sha256
 
 from google.protobuf.message import DecodeError
 
+from sdstore.errors import SdstoreError
 from sdstore.wire import mvds_pb2
 
 ID_BYTES = 32
@@ -23,7 +24,7 @@ MESSAGE_FIELD_BYTES = 32
 """Maximum bytes of a message's fields besides group and body: tags, lengths, timestamp."""
 
 
-class MvdsError(Exception):
+class MvdsError(SdstoreError):
     """Base class of both errors."""
 
 

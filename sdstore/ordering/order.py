@@ -57,6 +57,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sdstore.errors import SdstoreError
 from sdstore.ordering.graph import LANE_BITS, Graph, Item, Leaf, Node, meet
 from sdstore.ordering.layout import Layout
 
@@ -79,7 +80,7 @@ PRECONDITIONS = (
 """What the promise of a confirmed prefix rests on. `Ordering.breaches` has those that are seen to fail."""
 
 
-class OrderingError(ValueError):
+class OrderingError(SdstoreError, ValueError):
     """Misuse of `Ordering`; `code` is stable."""
 
     def __init__(self, code: str, detail: str) -> None:

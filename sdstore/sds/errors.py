@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sdstore.errors import SdstoreError
 
-class LocalProtocolError(ValueError):
+
+class LocalProtocolError(SdstoreError, ValueError):
     """This program misused a participant, or gave it a state that cannot be restored.
 
     `code` is stable and meant for programs, `detail` for people.

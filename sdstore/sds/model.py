@@ -3,13 +3,15 @@
 import enum
 from dataclasses import dataclass
 
+from sdstore.errors import SdstoreError
+
 LAMPORT_MIN = -(2**31)
 """The lowest sign-extended int32, which version 1 and 2 senders produce on overflow."""
 
 LAMPORT_MAX = 2**63 - 1
 
 
-class MessageError(ValueError):
+class MessageError(SdstoreError, ValueError):
     """A frame, a JSON object or a `Message` that is not a valid SDS message.
 
     `code` is stable and meant for programs, `detail` for people.

@@ -18,9 +18,11 @@ from sdstore.client import (
     DriverError,
     DriverOptions,
     ParticipantDriver,
+    ParticipantFileError,
     PublishItem,
     PublishOutcome,
     Retry,
+    SdstoreError,
     StoreClient,
     StoreError,
 )
@@ -43,11 +45,13 @@ from sdstore.client.stores import (
     channel_scope,
     concerns_the_request,
 )
+from sdstore.mvds.wire import MvdsError
+from sdstore.ordering import OrderingError
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Broadcast, Deliver, Status
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.log import LogEntry, MemoryLog
-from sdstore.sds.model import HistoryEntry, Kind, Message
+from sdstore.sds.model import HistoryEntry, Kind, Message, MessageError
 from sdstore.wire import store_pb2 as wire
 from tests.support.chatting import QUICK_CLIENT, InOrder
 from tests.support.store_clients import played_by
@@ -188,6 +192,27 @@ def accepting(
         return httpx.Response(200, content=outcomes.SerializeToString())
 
     return answer
+
+
+def test_every_error_of_the_library_has_one_base() -> None:
+    errors = (StoreError, DriverError, ParticipantFileError, LocalProtocolError, MessageError)
+    assert all(issubclass(each, SdstoreError) for each in (*errors, OrderingError, MvdsError))
+
+
+def test_of_two_readers_of_the_events_the_older_one_is_told() -> None:
+    async def scenario() -> None:
+        queue = EventQueue()
+        first, second = object(), object()
+        queue.read_by(first)
+        reading = asyncio.create_task(queue.get(first))
+        await asyncio.sleep(0)
+        queue.read_by(second)
+        queue.put(Acknowledged("m"))
+        assert await queue.get(second) == Acknowledged("m")
+        with pytest.raises(DriverError, match="events_taken_over"):
+            await reading
+
+    asyncio.run(scenario())
 
 
 def test_what_one_store_refuses_another_may_accept() -> None:

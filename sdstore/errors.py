@@ -1,0 +1,5 @@
+"""The base of the errors that this library raises to its callers."""
+
+
+class SdstoreError(Exception):
+    """Any error of `sdstore`: of a store, a driver, a participant's file, an order, or a message."""
