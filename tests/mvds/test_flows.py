@@ -19,6 +19,7 @@ from sdstore.mvds import (
     decode,
     encode,
 )
+from sdstore.mvds.state import Record
 from tests.mvds.world import GROUP, Kept, World, message, world_of
 
 
@@ -241,3 +242,10 @@ def test_state_drains_between_a_keeper_and_a_refuser() -> None:
     assert world.peers["p1"].delivered == [message("hello").message_id]
     assert world.peers["p0"].acknowledged == [("p1", message("hello").message_id)]
     assert RecordType.MESSAGE not in {r.type for r in world.peers["p0"].records().get("p1", [])}
+
+
+def test_due_records_are_as_many_as_there_is_room_for() -> None:
+    state = MemoryState()
+    state.put("p", [Record(RecordType.OFFER, bytes([n]) * 32) for n in range(9)])
+    for limit in (0, 1, 2, 5, 9, 20):
+        assert len(list(state.due("p", 0, limit))) == min(limit, 9)

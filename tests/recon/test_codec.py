@@ -164,6 +164,16 @@ REQUESTS = requests()
 VIEW = view_of(crowd(2, 3000, 900))
 
 
+def test_the_start_is_a_flag_and_no_bound() -> None:
+    for upper in (Bound(0, 7), Bound(9, 0), Bound(9, 7)):
+        _, from_start = pack_ranges(RangeColumns.of(Range(START, upper)))
+        _, from_later = pack_ranges(RangeColumns.of(Range(Bound(0, 3), upper)))
+        assert from_start == pack_bounds(
+            np.array([upper.order], np.uint64), np.array([upper.head], np.uint64)
+        )
+        assert len(from_later) > len(from_start)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -133,8 +133,27 @@ def test_columns_of_the_wrong_shape_or_type_are_the_callers_fault() -> None:
         (orders.astype(np.int64), ids, groups),
         (orders, ids, groups.astype(np.uint64)),
     ):
-        with pytest.raises(LocalProtocolError):
-            RangeIndex().insert(*columns)
+        for take in (RangeIndex().insert, RangeIndex.from_sorted):
+            with pytest.raises(LocalProtocolError, match="go together"):
+                take(*columns)
+
+
+def test_elements_that_came_after_a_checkpoint_are_known_one_by_one() -> None:
+    elements = sorted(crowd(2, 6_000, 5_500))
+    orders, ids = columns_of(elements[:1_000])
+    index = RangeIndex.from_sorted(orders, ids, np.zeros(1_000, np.uint32))
+    assert insert(index, elements[1_000:]) == 5_000
+    assert [insert(index, [each]) for each in elements[::97]] == [0] * len(elements[::97])
+    assert len(index) == 6_000
+
+
+def test_the_rows_of_groups_end_where_a_reader_stopped() -> None:
+    orders, ids = columns_of(sorted(crowd(4, 10_000, 10_000)))
+    index = RangeIndex.from_sorted(orders, ids, np.zeros(10_000, np.uint32))
+    snapshot, rows = index.rows_of([0])
+    for stop in (0, 1, 4_999, 9_999, 10_000):
+        found = index.postings.rows_of(snapshot, [0], stop)
+        assert set(found.tolist()) == set(rows[rows < stop].tolist()), stop
 
 
 BOUNDS = CacheBounds(
