@@ -37,7 +37,7 @@ PACKING = zstandard.ZstdCompressionParameters.from_level(3, window_log=17)
 def endless_zstd(content: bytes) -> Iterator[bytes]:
     packing = zstandard.ZstdCompressor(compression_params=PACKING).compressobj()
     while True:
-        packed = packing.compress(content * (KIB_64 // len(content)))
+        packed = packing.compress(content * max(1, KIB_64 // len(content)))
         yield packed + packing.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
@@ -46,6 +46,9 @@ STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
         [PACKED + zstandard.ZstdCompressor(compression_params=PACKING).compress(b"\n" * (32 << 20))]
     ),
     "empty lines without end": lambda: chain([PACKED], endless_zstd(b"\n")),
+    "a million empty lines before each event": lambda: chain(
+        [PACKED], endless_zstd(b"\n" * 1_000_000 + b"data: x\n\n")
+    ),
     "comments without end": lambda: chain([EVENTS + b"\r\n"], repeat(b":\n" * (KIB_64 // 2))),
     "answers 100 without end": lambda: repeat(b"HTTP/1.1 100 \r\n\r\n" * (KIB_64 // 17)),
     "chunks of one byte": lambda: chain([CHUNKED], repeat(b"1\r\n:\r\n" * (KIB_64 // 6))),
