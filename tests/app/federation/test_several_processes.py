@@ -17,9 +17,12 @@ import httpx
 import psycopg
 import pytest
 
+from app.errors import Code, Problem
+from app.federation.records import Records
 from app.node import Node
 from app.store.peerrows import LEASE_S
 from sdstore.sds.codec import encode
+from sdstore.sync.memory import PeerMemory
 from sdstore.wire import store_pb2 as wire
 from tests.support.federation import message, open_nodes, publish, run
 from tests.support.publications import content_frame
@@ -176,6 +179,40 @@ def test_a_peer_that_an_operator_adds_stays_when_the_host_with_it_in_its_setting
         assert peers_of(one)[DEAD]["origin"] == "added"
         assert one.http.delete(f"/v1/peers/{peers_of(one)[DEAD]['id']}").status_code == 204
         assert peers_of(one) == {}
+
+
+def test_a_peer_of_settings_whose_row_is_lost_is_there_again_soon(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    url = postgres_stores.new_url()
+    with running_node(tmp_path, database_url=url, peers=[DEAD]) as node:
+        wait_until(lambda: peers_of(node).get(DEAD, {}).get("state") == "unreachable")
+        with psycopg.connect(url) as connection:  # as a fail-over to a lagging standby does
+            connection.execute("DELETE FROM peers")
+        wait_until(lambda: [*shares_of(url).values()] == [1], 10)
+        wait_until(lambda: peers_of(node).get(DEAD, {}).get("state") == "unreachable")
+
+
+def test_a_peer_that_is_taken_while_the_database_fails_gets_its_sessions_afterwards(
+    postgres_stores: PostgresStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres_stores.new_url()
+    failures = iter(range(2))
+    memory = Records.memory
+
+    async def failing(records: Records, peer_id: str) -> PeerMemory:
+        if next(failures, None) is not None:
+            raise Problem(Code.STORE_UNAVAILABLE, "the database is away")
+        return await memory(records, peer_id)
+
+    with running_node(tmp_path / "peer") as peer:
+        with running_node(tmp_path / "one", database_url=url) as one:
+            assert one.http.post("/v1/peers", json={"url": peer.url}).status_code == 201
+        monkeypatch.setattr(Records, "memory", failing)
+        with running_node(tmp_path / "two", database_url=url) as two:
+            two.publish(message(1))
+            wait_until(lambda: peer.http.get("/v1/messages/m1").is_success)
+        assert next(failures, None) is None
 
 
 def test_nothing_is_missing_where_four_processes_write_at_once(
