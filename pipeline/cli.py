@@ -19,6 +19,7 @@ from app.cli.output import (
     human_bytes,
     print_error,
     print_json,
+    print_note,
     print_table,
     stdout,
     table,
@@ -275,6 +276,9 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJso
                 for each in listed
             ]
         )
+        return Exit.DONE
+    if not listed:
+        print_note(f"no snapshots in {folder}")
         return Exit.DONE
     rows = [
         (each.folder.name, each.fault or "", "", "")

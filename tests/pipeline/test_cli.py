@@ -103,3 +103,8 @@ def test_the_logs_are_one_file_with_a_name(snapshot: Path, tmp_path: Path) -> No
     table = pq.read_table(tmp_path / "logs" / "logs.parquet")
     assert table.num_rows == 3_000
     assert table.column_names[-1] == "position"
+
+
+def test_a_folder_without_snapshots_is_said_to_have_none(tmp_path: Path) -> None:
+    listed = cli("snapshot", "list", tmp_path)
+    assert (listed.code, listed.out, listed.err) == (0, "", f"no snapshots in {tmp_path}\n")
