@@ -148,10 +148,11 @@ def test_elements_that_came_after_a_checkpoint_are_known_one_by_one() -> None:
 
 
 def test_the_rows_of_groups_end_where_a_reader_stopped() -> None:
-    orders, ids = columns_of(sorted(crowd(4, 10_000, 10_000)))
-    index = RangeIndex.from_sorted(orders, ids, np.zeros(10_000, np.uint32))
+    count = 2 * SCAN_ROWS_MAX
+    orders, ids = columns_of(sorted(crowd(4, count, count)))
+    index = RangeIndex.from_sorted(orders, ids, np.zeros(count, np.uint32))
     snapshot, rows = index.rows_of([0])
-    for stop in (0, 1, 4_999, 9_999, 10_000):
+    for stop in (0, 1, 4_999, count - 1, count):
         found = index.postings.rows_of(snapshot, [0], stop)
         assert set(found.tolist()) == set(rows[rows < stop].tolist()), stop
 
