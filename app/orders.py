@@ -38,7 +38,7 @@ from app.recon.budget import Budget
 from app.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut
 from app.store.store import Store
-from sdstore.ordering import Ordering, OrderingError, Roles
+from sdstore.ordering import Change, Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
 
 STEP_S = 0.05
@@ -156,13 +156,16 @@ class Order:
     # ---- reading, in the thread
 
     def take(self, items: Sequence[Entry | LeftOut]) -> Taken:
-        """Add messages in arrival order, for one step, and at least one."""
+        """Add messages in arrival order, for one step. If `ordering.is_behind`, it first orders what it has."""
         started_s, until_s = time.thread_time(), time.perf_counter() + STEP_S
         count = 0
-        for each in items:
-            count += 1
+        while count < len(items) or self.ordering.is_behind:
             try:
-                self._take(each)
+                if self.ordering.is_behind:
+                    self._note(self.ordering.go_on)
+                else:
+                    count += 1
+                    self._take(items[count - 1])
             except OrderingError:  # too many messages wait
                 self.is_too_large = True
             if self.is_too_large or time.perf_counter() > until_s:
@@ -191,8 +194,12 @@ class Order:
             # One string for each ID: those of a message that waits are kept.
             causes.append(each.message_id if known is None else known.message_id)
             self.bytes_count += 8 if known else CAUSE_BYTES + _text_bytes(each.message_id)
+        self._note(partial(self.ordering.add, first.message_id, sender_id, causes))
+
+    def _note(self, work: Callable[[], Change]) -> None:
+        """Change the order, and note from where on."""
         before = len(self.ordering)
-        change = self.ordering.add(first.message_id, sender_id, causes)
+        change = work()
         first_changed = before - change.rewound
         del self._hashes[first_changed // HASH_EVERY :]
         if change.rewound:
@@ -320,7 +327,7 @@ class Orders:
         order.users_count += 1
         try:
             async with order.lock:
-                if order.read.number < through_seq:
+                if order.read.number < through_seq or order.ordering.is_behind:
                     await self._catch_up(order, caller)
                 if order.is_too_large:
                     bound = self._limits.order_bytes_max
@@ -376,7 +383,8 @@ class Orders:
             items = page.in_order
             left_count -= len(items)
             await self._take(order, caller, items)
-            order.is_complete = page.next is None and (page.last is None or order.read == page.last)
+            is_at_end = page.next is None and (page.last is None or order.read == page.last)
+            order.is_complete = is_at_end and not order.ordering.is_behind
 
     async def _read_lost(self, order: Order, caller: OrderCaller) -> None:
         """Add messages whose content came back."""
@@ -393,12 +401,15 @@ class Orders:
         self, order: Order, caller: OrderCaller, items: Sequence[Entry | LeftOut]
     ) -> None:
         """Add messages, until the caller has left or the order is too large."""
-        while items and not order.is_too_large and not caller.has_left():
+        while (
+            (items or order.ordering.is_behind) and not order.is_too_large and not caller.has_left()
+        ):
             budget = self._stranger_budget if caller.is_stranger else self._budget
             budget.check(caller.name)
             taken = await self.in_thread(partial(order.take, items))
             budget.spend(caller.name, taken.ms)
-            order.read = items[taken.messages_count - 1].place
+            if taken.messages_count:
+                order.read = items[taken.messages_count - 1].place
             items = items[taken.messages_count :]
             if order.bytes_count > self._limits.order_bytes_max or order.is_too_large:
                 order.give_up()

@@ -66,6 +66,7 @@ class Channel(NamedTuple):
         writers = [*self.roles().indexers[: self.active_count], *clients]
         sent: list[str] = []
         last: dict[str, str] = {}
+        seen_count: dict[str, int] = {}
         messages: list[Message] = []
         for number in range(count):
             sender = rng.choice(writers)
@@ -74,6 +75,11 @@ class Channel(NamedTuple):
             else:
                 end = len(sent) - rng.choice((0, 0, 0, 1, 3))
                 causes = set(sent[max(0, end - 2) : max(0, end)])
+            if (
+                self.client_count and sender not in clients
+            ):  # an indexer names what it has not named
+                causes.update(sent[seen_count.get(sender, 0) :])
+                seen_count[sender] = len(sent)
             if sender in last:
                 causes.add(last[sender])
             message_id = last[sender] = f"message {number}"

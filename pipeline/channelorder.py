@@ -7,7 +7,7 @@ driver: about 1.3 kB for each message with short names, as in the node, and no f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from pipeline import manifest as manifests
 from pipeline.errors import ChannelError, ManifestError, OrderError
 from pipeline.progress import step
 from pipeline.snapshot import read_channels, read_entries
-from sdstore.client.records import OrderBreach, OrderItem, OrderPage, StoredMessage
+from sdstore.client.records import OrderBreach, OrderIndexer, OrderItem, OrderPage, StoredMessage
 from sdstore.sds.model import Dialect, MessageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _item(row: Row) -> Entry | LeftOut:
 
 
 def _take(order: Order, items: list[Entry | LeftOut]) -> None:
-    while items:
+    while items or order.ordering.is_behind:
         try:
             taken = order.take(items)
         except MessageError as error:
@@ -115,6 +115,7 @@ def _summary(order: Order) -> OrderPage:
         is_complete=True,
         next=None,
         next_confirmed="",
+        indexers=tuple(OrderIndexer(**asdict(each)) for each in ordering.indexers),
     )
 
 

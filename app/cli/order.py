@@ -150,6 +150,7 @@ def _summary(page: OrderPage) -> dict[str, Any]:
             "missing": list(page.missing),
             "breaches": [asdict(each) for each in page.breaches],
             "left_out": [digest.hex() for digest in page.left_out],
+            "indexers": [asdict(each) for each in page.indexers],
             "next_confirmed": page.next_confirmed,
         }
     }
@@ -169,6 +170,14 @@ def _row(item: OrderItem) -> tuple[str, str, str, str, str]:
 def _print_notes(page: OrderPage) -> None:
     confirmed = counted(page.confirmed_count, "message", "messages")
     print_note(f"{confirmed} confirmed, {page.tail_count:,} tentative")
+    if page.tail_count:
+        for each in page.indexers[:NAMED_MAX]:
+            if not each.message_count:
+                print_note(f"the indexer {printable(each.sender_id)} has not written")
+            elif each.unseen_count:
+                unseen = counted(each.unseen_count, "message", "messages")
+                name = printable(each.sender_id)
+                print_note(f"the indexer {name} has not answered {unseen} of other indexers")
     for breach in page.breaches[:NAMED_MAX]:
         shown = " and ".join(dict.fromkeys([breach.message_id, breach.other_message_id]))
         where = f" ({printable(shown)})" if breach.message_id else ""

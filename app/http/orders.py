@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import filterfalse, islice
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -214,6 +215,7 @@ async def _reply(call: Call, page: _Page, lists: Mapping[str, Sequence[str]]) ->
             next=page.next or "",
             next_confirmed=page.next_confirmed or "",
             left_out=left_out,
+            indexers=[wire.OrderIndexer(**asdict(each)) for each in ordering.indexers],
         )
         return protobuf_reply(message, 200, headers)
     document = {
@@ -228,6 +230,7 @@ async def _reply(call: Call, page: _Page, lists: Mapping[str, Sequence[str]]) ->
         "next": page.next,
         "next_confirmed": page.next_confirmed,
         "left_out": [digest.hex() for digest in left_out],
+        "indexers": [asdict(each) for each in ordering.indexers],
     }
     return json_reply(document, 200, headers)
 

@@ -61,12 +61,16 @@ class ChannelOrder:
             self.add(ids.pop())
             if count % LOADED_AT_ONCE == 0:
                 yield True
+        while self.ordering.is_behind:
+            self.ordering.go_on()
+            yield True
 
     def add(self, message_id: str) -> Change:
         """Order a message of the log. Adding it again changes nothing.
 
         A message whose causes are not ordered yet waits: it is in `ordering.waiting`, and joins the order
-        with the last of its causes. Raises `OrderingError` (`too_many_waiting`) at 100,000 of them: then
+        with the last of its causes. If that releases more than 1,000, `ordering.is_behind` is true, and
+        `ordering.go_on()` orders 1,000 more. Raises `OrderingError` (`too_many_waiting`) at 100,000 of them: then
         the message is not ordered; begin anew with another `ChannelOrder` when `ordering.missing` has
         arrived. Raises `KeyError` for a message that the log does not have.
         """

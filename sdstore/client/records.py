@@ -224,6 +224,16 @@ class OrderBreach:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderIndexer:
+    """What the node has of an indexer; `unseen_count` messages of other indexers are not before its last one."""
+
+    sender_id: str
+    message_count: int
+    last_message_id: str
+    unseen_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class OrderPage:
     """A page of a channel's order: first the confirmed prefix, which never changes, then the tail.
 
@@ -244,6 +254,7 @@ class OrderPage:
     is_complete: bool
     next: str | None
     next_confirmed: str
+    indexers: tuple[OrderIndexer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

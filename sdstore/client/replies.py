@@ -26,6 +26,7 @@ from sdstore.client.records import (
     MessagePage,
     NodeInfo,
     OrderBreach,
+    OrderIndexer,
     OrderItem,
     OrderPage,
     Peer,
@@ -175,6 +176,12 @@ def order_page(reply: Reply) -> OrderPage:
         is_complete=page.complete,
         next=page.next or None,
         next_confirmed=page.next_confirmed,
+        indexers=tuple(
+            OrderIndexer(
+                each.sender_id, each.message_count, each.last_message_id, each.unseen_count
+            )
+            for each in page.indexers
+        ),
     )
 
 

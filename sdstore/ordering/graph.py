@@ -100,7 +100,7 @@ class Node(Item):
         parents: Sequence[Node] = (),
         leaves: tuple[Leaf, ...] = (),
     ) -> None:
-        super().__init__(message_id, key, references)
+        Item.__init__(self, message_id, key, references)
         self.parents = parents
         """The indexers' messages that it refers to."""
         self.leaves = leaves

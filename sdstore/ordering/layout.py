@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
 from sdstore.ordering.graph import Item, Key, Leaf, Node
@@ -38,10 +38,12 @@ class _Block:
     def __init__(self, nodes: list[Any]) -> None:
         self.nodes: list[Any] = nodes
         self.number = 0
-        self.count = sum([1 + node.owned for node in nodes])
+        self.count = len(nodes)
         self.greatest: Key = max([node.key for node in nodes])
         for node in nodes:
             node.home = self
+            if node.owned:
+                self.count += node.owned
 
 
 class Loose:
@@ -50,23 +52,25 @@ class Loose:
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
         """`nodes` are in order, and own no leaves."""
         for node in nodes:
-            node.owned = 0
-            for leaf in node.leaves:
-                if leaf.place < 0 and leaf.owner is None:
-                    leaf.owner = node
-                    node.owned += 1
+            if node.leaves:
+                node.owned = 0
+                for leaf in node.leaves:
+                    if leaf.place < 0 and leaf.owner is None:
+                        leaf.owner = node
+                        node.owned += 1
         self._blocks = [
             _Block(list(nodes[start : start + BLOCK_NODES]))
             for start in range(0, len(nodes), BLOCK_NODES)
         ]
-        self._count: int = sum([block.count for block in self._blocks])
+        self.count = sum([block.count for block in self._blocks])
+        """The number of messages."""
         self._ends: list[int] = []
         """The numbers of messages up to the ends of the first blocks, as far as they are computed."""
         self._renumber(0)
 
     def __len__(self) -> int:
         """The number of messages."""
-        return self._count
+        return self.count
 
     def nodes(self) -> Iterator[Any]:
         """What it sorts, without the leaves that they own."""
@@ -114,7 +118,7 @@ class Loose:
             self._renumber(len(self._blocks) - 1)
         else:
             self._put(node, block, at)
-        self._count += 1
+        self.count += 1
         if node.leaves:
             self._attach(node)
 
@@ -124,7 +128,7 @@ class Loose:
         for leaf in owned:
             self.disown(leaf)
         self._take(node)
-        self._count -= 1
+        self.count -= 1
         for leaf in owned:
             self.own(leaf)
 
@@ -167,7 +171,7 @@ class Loose:
         block: _Block = node.home
         node.owned += count
         block.count += count
-        self._count += count
+        self.count += count
         del self._ends[block.number :]
 
     def _find(self, node: Sorted) -> tuple[_Block | None, int]:
@@ -255,7 +259,7 @@ class Layout:
         self._unnamed = Loose()
 
     def __len__(self) -> int:
-        return len(self.fixed) + len(self._named) + len(self._unnamed)
+        return len(self.fixed) + self._named.count + self._unnamed.count
 
     def page(self, start: int, stop: int) -> list[Any]:
         """The messages with these places."""
@@ -364,9 +368,10 @@ class Layout:
         self.top = top
         new: list[Node] = []
         for candidate in reversed(climb):
-            for each in in_topological_order(_unfixed(candidate)):
+            unfixed = in_topological_order(_unfixed(candidate))
+            for each in unfixed:
                 each.place = start  # until it is fixed
-                new.append(each)
+            new += unfixed
             candidate.is_on_chain = True
             self.top = candidate
         taken = [each for each in new if each.home is not None]
@@ -386,17 +391,19 @@ class Layout:
         nodes = [item for item in before if isinstance(item, Node)]
         if node is not None:
             nodes.append(node)
-            before += self._unnamed.slice(0, len(node.leaves))
+            if node.leaves:
+                before += self._unnamed.slice(0, len(node.leaves))
         for each in nodes:
             each.home = None
-            each.owned = 0
-            for leaf in each.leaves:
-                leaf.owner = None
+            if each.leaves:
+                each.owned = 0
+                for leaf in each.leaves:
+                    leaf.owner = None
         for each in new:
             self._fix(each)
         rest = [each for each in nodes if each.place < 0]
         self._named = Loose(in_topological_order(dict.fromkeys(rest)))
-        same = _same_count(before, chain(islice(self.fixed, start, None), self._named))
+        same = _same_count(before, chain(self.fixed[start:], self._named))
         return start + (same if node is not None else min(same, count))
 
     def _move(

@@ -61,11 +61,15 @@ from sdstore.errors import SdstoreError
 from sdstore.ordering.graph import LANE_BITS, Graph, Item, Leaf, Node, meet
 from sdstore.ordering.layout import Layout
 
+_LANE = (1 << LANE_BITS) - 1
+
 WAITING_MAX = 100_000
 """Messages that wait for causes: some 60 MB. Beyond it an indexer's message is refused with an error. Those of
 others fill at most half of it, and of `WAITING_CAUSES_MAX`: beyond that they do not wait."""
 WAITING_CAUSES_MAX = 400_000
 """Causes that they wait for, counted for each message: some 120 MB, if all differ. Beyond it as above."""
+RELEASED_MAX = 1_000
+"""Messages that one call orders, if one arrival releases more: some 40 ms. The next calls order the others."""
 TAIL_MAX = 4_096
 """A longer tail does not follow candidates (rule 4). Two halves of the indexers that always write at once,
 while others are silent, can turn the whole tail over with each message: this bounds its cost to milliseconds."""
@@ -128,6 +132,21 @@ class Proof:
     confirmed_count: int = 0
     hash: str = ""
     breaches: tuple[Breach, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """What an ordering has of an indexer, to see which one confirmation waits for.
+
+    `message_count` is 0 for one that never wrote; then `last_message_id` is "". `unseen_count`: messages of other
+    indexers, in the order, that its last message has not seen. They are confirmed when a majority has
+    seen them, and has seen a majority that has.
+    """
+
+    sender_id: str
+    message_count: int
+    last_message_id: str
+    unseen_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +223,11 @@ class Ordering:
         """The highest confirmed candidate."""
         self._confirmed_view = 0  # when the prefix last grew
         self._hash = hashlib.sha256()
+        self._hashed_count = 0
         self._proof = proof if proof is not None and proof.heads else None
         self._unproved = dict.fromkeys(proof.heads) if proof is not None else {}
         """The messages of the proof that have not been added, as far as known."""
+        self._ready: list[str] = []  # messages that wait for nothing, until a call orders them
         self._held: dict[str, _Waiting] = {}  # indexers' messages, until the proof is complete
         self._proved: dict[str, None] = {}  # those of the proof
         if proof is not None and not proof.heads:
@@ -233,6 +254,8 @@ class Ordering:
                 changed.add(message_id, item.key[0], item.references)
         for message_id, waiting in self._waiting.items():
             changed.add(message_id, waiting.sender_id, waiting.causes)
+        while changed.is_behind:
+            changed.go_on()
         return changed
 
     def _begin_with(self, items: Sequence[Item]) -> None:
@@ -241,7 +264,6 @@ class Ordering:
             leaf.is_settled = True
         self._layout = Layout(self._graph.ground, self._items.values())
         self._confirmed_count = len(self._items)
-        self._hash.update(_names(items))
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -266,19 +288,22 @@ class Ordering:
         if self._proof is not None:
             return self._proof
         view = self._confirmed_view
-        last = [
-            (view >> (LANE_BITS * at)) & ((1 << LANE_BITS) - 1)
-            for at in range(len(self._graph.chains))
-        ]
+        last = [(view >> (LANE_BITS * at)) & _LANE for at in range(len(self._graph.chains))]
         heads = [
             chain[count - 1] for chain, count in zip(self._graph.chains, last, strict=True) if count
         ]
         return Proof(
             tuple([each.message_id for each in heads]),
             self._confirmed_count,
-            self._hash.hexdigest(),
+            self._confirmed_hash(),
             tuple(self.breaches),
         )
+
+    def _confirmed_hash(self) -> str:
+        names = [f"{len(e)}:{e}" for e in self.page(self._hashed_count, self._confirmed_count)]
+        self._hash.update("".join(names).encode("utf-8", "surrogatepass"))
+        self._hashed_count = self._confirmed_count
+        return self._hash.hexdigest()
 
     def __len__(self) -> int:
         """The number of ordered messages."""
@@ -293,6 +318,20 @@ class Ordering:
         """Causes that have not been added, and for which others wait."""
         missing = [each for each in self._waits if each not in self._waiting]
         return missing + [each for each in self._unproved if each not in self._waits]
+
+    @property
+    def indexers(self) -> list[Indexer]:
+        """The indexers by name. A message that waits, or of a fork, is not counted."""
+        graph = self._graph
+        total = sum(map(len, graph.chains))
+        found = []
+        for sender_id, number in self._numbers.items():
+            chain = graph.chains[number]
+            seen = chain[-1].seen if chain else 0
+            seen_count = sum([seen >> (LANE_BITS * at) & _LANE for at in range(len(graph.chains))])
+            last = chain[-1].message_id if chain else ""
+            found.append(Indexer(sender_id, len(chain), last, total - seen_count))
+        return found
 
     @property
     def waiting(self) -> list[str]:
@@ -365,8 +404,10 @@ class Ordering:
         for message_id in self._proved:
             message = held.pop(message_id)
             self._add(message_id, message.sender_id, message.causes, is_leaf=False)
+        while self._ready:
+            self.go_on()
         self._report_all(proof.breaches)
-        if (self._confirmed_count, self._hash.hexdigest()) != (proof.confirmed_count, proof.hash):
+        if (self._confirmed_count, self._confirmed_hash()) != (proof.confirmed_count, proof.hash):
             detail = (
                 f"the messages of the proof confirm {self._confirmed_count} messages, and not the "
                 f"{proof.confirmed_count} that it says: other indexers, or copies with other causes"
@@ -381,6 +422,18 @@ class Ordering:
     def _report_all(self, breaches: Iterable[Breach]) -> None:
         for each in breaches:
             self._report(each)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages that wait for nothing are not in the order yet: see `go_on`."""
+        return bool(self._ready)
+
+    def go_on(self) -> Change:
+        """Order more of the messages that one arrival released, if it released more than a call orders.
+
+        `add` goes on too. Until `is_behind` is false, the order lacks some messages.
+        """
+        return self._take("", None)
 
     def _compare(self, message_id: str, sender_id: str, references: tuple[str, ...]) -> None:
         """Compare a message with the one of the same ID."""
@@ -423,10 +476,11 @@ class Ordering:
         """Add a message, and those that waited for it. `None`: it waits itself; others need only know it."""
         confirmed_before, ordered_before = self._confirmed_count, len(self._layout)
         changed = ordered_before
-        ready: list[str] = []
+        ready, left_count = self._ready, RELEASED_MAX
         if message is None:
             self._release(message_id, ready, leaves_too=False)
-        while message is not None or ready:
+        while message is not None or (ready and left_count):
+            left_count -= 1
             if message is None:
                 message_id = ready.pop()
                 message = self._waiting.pop(message_id, None)
@@ -442,17 +496,18 @@ class Ordering:
 
     def _enter(self, message_id: str, message: _Waiting, ready: list[str]) -> int:
         """Put a message into the order, and what it names; returns the first place that can have changed."""
-        changed = len(self._layout)
         number = self._numbers.get(message.sender_id)
         if number is not None and self._after and not self._is_after(message.causes):
             number = None
             if self._wait(message_id, message.sender_id, message.causes, is_leaf=True):
                 self._release(message_id, ready, leaves_too=False)
-                return changed
+                return len(self._layout)
         if number is None:
             leaf = self._insert_leaf(message_id, message)
-            if not leaf.is_relayed:
-                changed = min(self._layout.place_unnamed(leaf), self._shorten())
+            if leaf.is_relayed:
+                changed = len(self._layout)
+            else:
+                changed = self._shorten(self._layout.place_unnamed(leaf))
         else:
             for each in message.causes:
                 if each not in self._items:  # the node names it, so it waits no longer
@@ -565,13 +620,13 @@ class Ordering:
         changed = layout.place(node, self._end())
         if not self._confirmed.is_settled:
             self._settle()
-        return min(changed, self._shorten())
+        return self._shorten(changed)
 
-    def _shorten(self) -> int:
+    def _shorten(self, changed: int) -> int:
         """A tail that is too long follows no candidates; returns the first place that changed."""
         if self._layout.top is not self._confirmed and self._is_tail_long():
-            return self._layout.place(None, self._confirmed)
-        return len(self._layout)
+            return min(changed, self._layout.place(None, self._confirmed))
+        return changed
 
     def _end(self) -> Node:
         """Rule 4: the candidate up to which the order is known."""
@@ -585,15 +640,8 @@ class Ordering:
 
     def _settle(self) -> None:
         """Rule 3: move the end of the confirmed prefix to the confirmed candidate."""
-        settled = self._layout.settle(self._confirmed, self._confirmed_count)
-        self._hash.update(_names(settled))
         self._confirmed_view = self._everything.seen
-        for item in settled:
+        for item in self._layout.settle(self._confirmed, self._confirmed_count):
             if isinstance(item, Node) and item.depth:
                 self._graph.forget(item)
         self._confirmed_count = self._confirmed.place + 1
-
-
-def _names(items: Iterable[Item]) -> bytes:
-    names = [f"{len(each.message_id)}:{each.message_id}" for each in items]
-    return "".join(names).encode("utf-8", "surrogatepass")

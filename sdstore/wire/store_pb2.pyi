@@ -264,8 +264,20 @@ class OrderBreach(_message.Message):
     other_message_id: str
     def __init__(self, kind: _Optional[str] = ..., sender_id: _Optional[str] = ..., message_id: _Optional[str] = ..., detail: _Optional[str] = ..., other_message_id: _Optional[str] = ...) -> None: ...
 
+class OrderIndexer(_message.Message):
+    __slots__ = ("sender_id", "message_count", "last_message_id", "unseen_count")
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    sender_id: str
+    message_count: int
+    last_message_id: str
+    unseen_count: int
+    def __init__(self, sender_id: _Optional[str] = ..., message_count: _Optional[int] = ..., last_message_id: _Optional[str] = ..., unseen_count: _Optional[int] = ...) -> None: ...
+
 class OrderPage(_message.Message):
-    __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out")
+    __slots__ = ("items", "confirmed_count", "tail_count", "waiting_count", "missing", "breaches", "senderless_count", "complete", "next", "next_confirmed", "left_out", "indexers")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_COUNT_FIELD_NUMBER: _ClassVar[int]
     TAIL_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +289,7 @@ class OrderPage(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NEXT_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    INDEXERS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[OrderItem]
     confirmed_count: int
     tail_count: int
@@ -288,4 +301,5 @@ class OrderPage(_message.Message):
     next: str
     next_confirmed: str
     left_out: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, items: _Optional[_Iterable[_Union[OrderItem, _Mapping]]] = ..., confirmed_count: _Optional[int] = ..., tail_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., breaches: _Optional[_Iterable[_Union[OrderBreach, _Mapping]]] = ..., senderless_count: _Optional[int] = ..., complete: _Optional[bool] = ..., next: _Optional[str] = ..., next_confirmed: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    indexers: _containers.RepeatedCompositeFieldContainer[OrderIndexer]
+    def __init__(self, items: _Optional[_Iterable[_Union[OrderItem, _Mapping]]] = ..., confirmed_count: _Optional[int] = ..., tail_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., breaches: _Optional[_Iterable[_Union[OrderBreach, _Mapping]]] = ..., senderless_count: _Optional[int] = ..., complete: _Optional[bool] = ..., next: _Optional[str] = ..., next_confirmed: _Optional[str] = ..., left_out: _Optional[_Iterable[bytes]] = ..., indexers: _Optional[_Iterable[_Union[OrderIndexer, _Mapping]]] = ...) -> None: ...

@@ -16,6 +16,14 @@ def ordered(text: str, indexers: str = "abc") -> Ordering:
     return ordering
 
 
+def test_an_ordering_says_which_indexer_never_wrote_and_which_is_behind() -> None:
+    ordering = ordered("a0, b0: a0, a1: b0 a0, b1: a1 b0, x0, x1: x0", indexers="abcd")
+    assert [(e.sender_id, e.message_count, e.last_message_id) for e in ordering.indexers] == [
+        ("a", 2, "a1"), ("b", 2, "b1"), ("c", 0, ""), ("d", 0, ""),
+    ]  # fmt: skip
+    assert [each.unseen_count for each in ordering.indexers] == [1, 0, 4, 4]
+
+
 def test_without_indexers_the_order_is_tentative_and_says_why() -> None:
     ordering = ordered(CHAIN, indexers="")
     assert [each.kind for each in ordering.breaches] == [BreachKind.NO_INDEXERS]
@@ -126,6 +134,23 @@ def test_other_writers_who_name_ghosts_leave_room_for_indexers_messages_that_wai
         ordering.add(f"a{number}", "a", ("later", *([f"a{number - 1}"] if number else [])))
     ordering.add("later", "b", ())
     assert ordering.confirmed == ["later", "a0", "a1", "a2", "a3"]
+
+
+def test_messages_that_one_arrival_releases_are_ordered_in_steps() -> None:
+    sent = [("a0", "a", ("late",)), *((f"a{n}", "a", (f"a{n - 1}",)) for n in range(1, 10_000))]
+    ordering, whole = (Ordering(Roles(indexers=("a",))) for _ in range(2))
+    for each in sent:
+        ordering.add(*each)
+    assert ordering.add("late", "b", ()).placed <= 1_000
+    steps, placed = 0, len(ordering)
+    while ordering.is_behind:
+        change = ordering.go_on()
+        assert 0 < change.placed <= 1_000
+        steps, placed = steps + 1, placed + change.placed
+    assert (steps, placed) == (10, 10_001)
+    for each in [("late", "b", ()), *sent]:
+        whole.add(*each)
+    assert (ordering.confirmed, ordering.tail) == (whole.confirmed, whole.tail)
 
 
 def test_many_causes_that_arrive_one_by_one_are_counted_and_not_searched() -> None:

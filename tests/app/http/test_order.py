@@ -128,6 +128,16 @@ def test_both_forms_say_the_same_and_an_item_can_have_its_message(node: RunningN
     for name in ("confirmed_count", "tail_count", "waiting_count", "senderless_count"):
         assert document[name] == getattr(found, name)
     assert (document["waiting_count"], document["senderless_count"]) == (1, 1)
+    assert document["indexers"] == [
+        {
+            "sender_id": each.sender_id,
+            "message_count": each.message_count,
+            "last_message_id": each.last_message_id,
+            "unseen_count": each.unseen_count,
+        }
+        for each in found.indexers
+    ]
+    assert [each["message_count"] for each in document["indexers"]] == [2, 2, 1]
     assert document["missing"] == list(found.missing) == ["gone"]
     assert [each["kind"] for each in document["breaches"]] == ["fork"]
     assert [each.kind for each in found.breaches] == ["fork"]
