@@ -143,6 +143,7 @@ class _Schedule:
 class _Wanted:
     entry: HistoryEntry
     member: Member  # who named it
+    cost: int  # of a request, in requests
     requests: int = 0
     postponements: int = 0  # since our last request
     round: int = 0  # enters the hash
@@ -217,7 +218,9 @@ class Repair:
         message_id = entry.message_id
         if message_id in self._wanted or not (entry.sender_id and self._participant_id):
             return
-        self._wanted[message_id] = wanted = _Wanted(entry, member)
+        cost = 1 + len(serialize_entry(entry)) // REQUEST_BYTES
+        cost = min(cost, self._options.answers_per_requester)
+        self._wanted[message_id] = wanted = _Wanted(entry, member, cost)
         self._shares.add(message_id, member)
         self._arm(wanted, now_ms)
         if len(self._wanted) > self._options.wanted_max:
@@ -256,11 +259,10 @@ class Repair:
 
     def _may_ask_for(self, wanted: _Wanted) -> bool:
         """Count a request against the member who named the message; a long ID counts as several."""
-        account, each_max = wanted.member[:2], self._options.answers_per_requester
-        cost = min(1 + len(serialize_entry(wanted.entry)) // REQUEST_BYTES, each_max)
+        options, account, cost = self._options, wanted.member[:2], wanted.cost
         is_within = (
-            self._requested[account] + cost <= each_max
-            and self._requested.total() + cost <= self._options.answers_in_all
+            self._requested[account] + cost <= options.answers_per_requester
+            and self._requested.total() + cost <= options.answers_in_all
         )
         if is_within:
             self._requested[account] += cost

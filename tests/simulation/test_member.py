@@ -1,0 +1,57 @@
+"""Honest participants beside one hostile member: nothing honest is lost, replaced, hidden or late.
+
+`python -m tests.simulation --member SEED` runs one world. Seeds that failed once are in `member_seeds.txt`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.fault import ENVIRONMENT as PLANTED_FAULT
+from tests.simulation.member import wrong_in
+
+SEEDS = Path(__file__).parent / "member_seeds.txt"
+FAST_S = 12.0
+SLOW_S = 200.0
+SLOW_SCHEDULES = 2_000
+FIRST_SLOW_SEED = 10_000
+
+
+def fail(found: dict[int, str]) -> None:
+    """Keep the seeds that failed, unless a fault is planted, and name them."""
+    wrong = {seed: what for seed, what in found.items() if what}
+    if wrong:
+        if not os.environ.get(PLANTED_FAULT):
+            with SEEDS.open("a", encoding="ascii") as kept:
+                kept.writelines(f"{seed}\n" for seed in wrong)
+        pytest.fail("\n".join(f"{seed}: {what}" for seed, what in wrong.items()), pytrace=False)
+
+
+def test_worlds_that_failed_once_hold() -> None:
+    fail({int(seed): wrong_in(int(seed)) for seed in SEEDS.read_text(encoding="ascii").split()})
+
+
+def test_nothing_honest_suffers_from_a_hostile_member() -> None:
+    ends, seed = time.monotonic() + FAST_S, 0
+    while time.monotonic() < ends:
+        fail({seed: wrong_in(seed)})
+        seed += 1
+    assert seed >= 3
+
+
+@pytest.mark.slow
+def test_nothing_honest_suffers_in_2_000_worlds() -> None:
+    """On all cores, for a bounded time: a slow machine runs fewer."""
+    ends, done = time.monotonic() + SLOW_S, 0
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        while done < SLOW_SCHEDULES and time.monotonic() < ends:
+            seeds = range(FIRST_SLOW_SEED + done, FIRST_SLOW_SEED + done + 20)
+            fail(dict(zip(seeds, pool.map(wrong_in, seeds), strict=True)))
+            done += 20
+    print(f"{done} worlds")
+    assert done >= 40
