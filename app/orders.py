@@ -40,6 +40,7 @@ from app.store.entryrows import LeftOut
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
+from sdstore.sds.schemes import Rank, rank
 
 STEP_S = 0.05
 """Seconds of one step in the thread: the longest wait of another order, and of a caller that left."""
@@ -86,11 +87,15 @@ class Wanted(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The message that arrived first under an ID. `sender_id` is None while its content is lost."""
+    """The message that arrived first under an ID. `sender_id` is None while its content is lost.
+
+    `is_proved`: it is an indexer's, and its ID proves all of it, so another one with this ID is a copy.
+    """
 
     message_id: str
     digest: bytes
     sender_id: str | None
+    is_proved: bool = False
 
 
 class Place(NamedTuple):
@@ -183,11 +188,14 @@ class Order:
             self.lost[item.digest] = None
             return
         self.lost.pop(item.digest, None)
+        if first.is_proved and not is_first:
+            return
         message, _ = decode(item.frame)
         sender_id = self._senders.setdefault(message.sender_id, message.sender_id)
         if is_first:
             self.senderless_count += not sender_id
-            self._remember(first._replace(sender_id=sender_id))
+            is_proved = sender_id in self.wanted.indexers and rank(message) is Rank.WHOLE
+            self._remember(first._replace(sender_id=sender_id, is_proved=is_proved))
         causes = []
         for each in message.causal_history:
             known = self.known.get(each.message_id)

@@ -19,6 +19,7 @@ from sdstore.ordering import Ordering, Roles
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Dialect, HistoryEntry, Message
+from sdstore.sds.schemes import SHA256_MESSAGE
 from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_lost_content import harm_frame
 from tests.app.store.test_frames import cut
@@ -266,6 +267,21 @@ def test_of_two_messages_with_one_id_the_first_is_ordered_and_nothing_more_is_co
     assert found["items"][1]["digest"] == first["digest"]
     [breach] = found["breaches"]
     assert (breach["kind"], breach["message_id"]) == ("variant", "b0")
+
+
+def test_a_copy_of_an_indexers_message_that_its_id_disproves_is_no_breach(
+    node: RunningNode,
+) -> None:
+    previous: tuple[HistoryEntry, ...] = ()
+    for number in range(6):
+        written = Message("", CHANNEL, "a", number, previous, content=b"%d" % number)
+        written = replace(written, message_id=SHA256_MESSAGE.make(written))
+        assert node.publish(encode(written)).status_code == 201
+        copy = replace(written, causal_history=(HistoryEntry("ghost", b"", "m"),))
+        assert node.publish(encode(copy)).status_code == 201
+        previous = (HistoryEntry(written.message_id, b"", "a"),)
+    found = page(node, {"channel_id": CHANNEL, "indexer": ["a"]})
+    assert (found["confirmed_count"], found["breaches"]) == (6, [])
 
 
 CHAIN_ITEMS = [{"message_id": each.message_id} for each in CHAIN]
