@@ -19,10 +19,8 @@ from sdstore.sds import (
     Deliver,
     Effect,
     HistoryEntry,
-    Kind,
     MemoryLog,
     Message,
-    OnLost,
     Participant,
     ParticipantOptions,
     RepairOptions,
@@ -77,8 +75,6 @@ def plan_of(seed: int) -> Plan:
         sync_ms_max=60_000,
         waiting_max=random.choice([15, 15, 4_096]),
         noted_max=random.choice([200, 1_000]),
-        # With a message that was lost, whatever follows a ghost would wait for ever.
-        on_lost=OnLost.HOLD if not is_lossy and random.random() < 0.2 else OnLost.DELIVER,
         repair=RepairOptions(t_min_ms=5_000, t_max_ms=20_000, answers_per_requester=6),
     )
     return Plan(
@@ -146,6 +142,7 @@ class World:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._overheard: list[Message] = []
+        self._said: set[bytes] = set()
         self.members = [Member(self, f"p{number}") for number in range(plan.count)]
         talk = Random(f"talk {plan.seed}")
         for number in range(talk.randint(4, 24)):
@@ -173,6 +170,7 @@ class World:
     def _say(self, talk: Random, number: int) -> None:
         member = talk.choice(self.members)
         text = f"{number} of {member.name}".encode()
+        self._said.add(text)
         member.carry_out(member.participant.send(text, self.now_ms))
 
     def is_genuine(self, message: Message) -> bool:
@@ -189,7 +187,7 @@ class World:
         self.honest_bytes += len(effect.frame)
         self.frame_bytes_max = max(self.frame_bytes_max, len(effect.frame))
         message = decode(effect.frame)[0]
-        if effect.kind is Kind.CONTENT and message.sender_id == sender.name:
+        if message.content in self._said and message.sender_id == sender.name:
             self.honest.setdefault(message.message_id, (_bare(message), self.now_ms))
         self._overheard.append(message)
         for member in self.members:
