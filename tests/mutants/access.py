@@ -26,6 +26,7 @@ _EDITED = (
 )
 _BEHIND = f"{_RELOAD}::test_a_worker_is_behind_until_it_has_read_its_settings_since_the_call"
 _CALLERS = ("tests/app/test_callers.py",)
+_OPERATOR = ("tests/app/cli/test_operator.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _TOKENS) -> Fault:
@@ -140,6 +141,20 @@ def _with_its_own_revision(right: Any) -> Any:
 
 
 FAULTS = [
+    _fault(
+        "callers on this machine are operators",
+        "app.callers:_LOCAL",
+        lambda right: type(right)("local"),
+        _CALLERS,
+    ),
+    _fault(
+        "the operator's token goes to any listener",
+        "app.operator:_serves",
+        returns(True),
+        _OPERATOR,
+    ),
+    _fault("two services use one data directory", "app.operator:_take", nothing, _OPERATOR),
+    _fault("a file that is replaced changes its owner", "app.disk:_take_owner", nothing),
     _fault("any secret will do", "app.tokens:compare_digest", returns(True)),
     _fault("a token never expires", "app.tokens:_is_past", returns(False)),
     _fault("a revocation lets what runs go on", "app.tokens:Tokens._end", nothing),
