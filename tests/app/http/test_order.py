@@ -276,9 +276,9 @@ def test_a_copy_of_an_indexers_message_that_its_id_disproves_is_no_breach(
     for number in range(6):
         written = Message("", CHANNEL, "a", number, previous, content=b"%d" % number)
         written = replace(written, message_id=SHA256_MESSAGE.make(written))
-        assert node.publish(encode(written)).status_code == 201
+        assert node.publish(written).status_code == 201
         copy = replace(written, causal_history=(HistoryEntry("ghost", b"", "m"),))
-        assert node.publish(encode(copy)).status_code == 201
+        assert node.publish(copy).status_code == 201
         previous = (HistoryEntry(written.message_id, b"", "a"),)
     found = page(node, {"channel_id": CHANNEL, "indexer": ["a"]})
     assert (found["confirmed_count"], found["breaches"]) == (6, [])
