@@ -104,6 +104,7 @@ class WriteResult(NamedTuple):
     """The outcome of writing one entry. `received_at_ms` is the arrival of the first copy.
 
     `is_mended`: the store had the entry with lost content, and now has the content again.
+    `hints_dropped`: hints that came with it and were not kept, because the entry has the most.
     """
 
     seq: int
@@ -112,15 +113,20 @@ class WriteResult(NamedTuple):
     is_new: bool
     new_claims: tuple[NewClaim, ...] = ()
     is_mended: bool = False
+    hints_dropped: int = 0
 
 
 class Outcome(NamedTuple):
-    """The outcome of one published message; `digest` is None for relayed messages."""
+    """The outcome of one published message; `digest` is None for relayed messages.
+
+    `hints_dropped`: its hints that were not kept.
+    """
 
     kind: OutcomeKind
     message_id: str
     channel_id: str
     digest: bytes | None = None
+    hints_dropped: int = 0
 
 
 class Token(NamedTuple):

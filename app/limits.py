@@ -91,6 +91,9 @@ class Limits:
     hint_claims_per_entry_max: int = _bound(
         64, "claims", "more claims on one entry are spam; the store keeps the first"
     )
+    hint_claims_with_peers_max: int = _bound(
+        256, "claims", "on one entry, with those of peers: four stores that kept others get all"
+    )
     header_bytes_max: int = _bound(
         32 * KIB,
         "bytes of request line and headers, or of trailers",

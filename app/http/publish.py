@@ -231,6 +231,7 @@ def _outcome_json(outcome: Outcome | Problem) -> dict[str, Any]:
         "channel_id": outcome.channel_id,
         "digest": None if outcome.digest is None else outcome.digest.hex(),
         "outcome": outcome.kind.value,
+        **({"hints_dropped": outcome.hints_dropped} if outcome.hints_dropped else {}),
     }
 
 
@@ -246,4 +247,5 @@ def _outcome_protobuf(outcome: Outcome | Problem) -> wire.PublishOutcome:
         message_id=outcome.message_id,
         channel_id=outcome.channel_id,
         digest=outcome.digest,
+        hints_dropped=outcome.hints_dropped,
     )

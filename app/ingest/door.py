@@ -216,4 +216,5 @@ def _stored(entry: NewEntry, written: Written) -> Outcome | Problem:
     is_stored = written.is_new or written.is_mended
     kind = OutcomeKind.STORED if is_stored else OutcomeKind.DUPLICATE
     message = entry.message
-    return Outcome(kind, message.message_id, message.channel_id, entry.digest)
+    dropped = written.hints_dropped
+    return Outcome(kind, message.message_id, message.channel_id, entry.digest, dropped)

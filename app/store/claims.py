@@ -299,7 +299,7 @@ class HintClaims:
 
     async def _of_one(self, digest: bytes) -> list[Claim]:
         asked = (digest[:PREFIX_BYTES], digest)
-        query = _claims_by_digest(self._sql, self._limits.hint_claims_per_entry_max)
+        query = _claims_by_digest(self._sql, self._limits.hint_claims_with_peers_max)
         rows = await self._database.single(query, asked)
         return [Claim(hint, ClaimSource(source)) for source, hint in rows]
 

@@ -110,6 +110,9 @@ class Group:
     channel_numbers: dict[str, int] = field(default_factory=dict)
     written: list[tuple[NewEntry, WriteResult]] = field(default_factory=list)
     mended: set[int] = field(default_factory=set)
+    dropped: dict[bytes, set[bytes]] = field(
+        default_factory=dict
+    )  # hints beyond the most, by digest
     began_at: Watermark = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +163,11 @@ class GroupWriter:
                 self._insert(transaction, group, mended, places)
                 if group.mended:
                     self._retry_dependents(transaction, group.mended)
-                claims = self._write_claims(transaction, group, _wanted_claims(_claims(entries)))
+                wanted, most = (
+                    _wanted_claims(_claims(entries)),
+                    self._limits.hint_claims_per_entry_max,
+                )
+                claims = self._write_claims(transaction, group, wanted, most)
                 settled = self._references.write(transaction, group, met)
                 self._write_refused(transaction, refused)
                 self._move_watermark(transaction, group)
@@ -176,7 +183,12 @@ class GroupWriter:
             if result.seq in group.mended:
                 group.mended.discard(result.seq)
                 results[position] = result._replace(is_mended=True)
-        return _with_claims(entries, results, claims)
+        results = _with_claims(entries, results, claims)
+        for position, entry in enumerate(entries) if group.dropped else ():
+            gone = group.dropped.get(entry.digest, set())
+            count = sum(claim.hint in gone for claim in entry.claims)
+            results[position] = results[position]._replace(hints_dropped=count)
+        return results
 
     def recheck(self, seqs: Sequence[int]) -> Rechecked:
         """Read again the frames that a reader could not read; mark the lost ones, unmark the others.
@@ -207,7 +219,8 @@ class GroupWriter:
             group = self._begin(transaction)
             self._find_known(transaction, group, {digest for digest, _ in claims})
             wanted = _wanted_claims(each for each in claims if each[0] in group.known)
-            written = self._write_claims(transaction, group, wanted)
+            most = self._limits.hint_claims_with_peers_max
+            written = self._write_claims(transaction, group, wanted, most)
             self._move_watermark(transaction, group)
             return sum(map(len, written.values()))
 
@@ -394,9 +407,14 @@ class GroupWriter:
         )
 
     def _write_claims(
-        self, transaction: Transaction, group: Group, wanted: dict[bytes, dict[bytes, int]]
+        self,
+        transaction: Transaction,
+        group: Group,
+        wanted: dict[bytes, dict[bytes, int]],
+        claims_max: int,
     ) -> dict[bytes, list[NewClaim]]:
-        """New claims by digest. A better source of a known claim replaces the old one."""
+        """New claims by digest, up to the most that an entry has. A better source of a known claim replaces
+        the old one."""
         if not wanted:
             return {}
         here = {group.known[digest].seq: digest for digest in wanted}
@@ -414,8 +432,11 @@ class GroupWriter:
         channel_numbers: list[int] = []
         before = group.watermark.claims
         for digest, hints in wanted.items():
-            room = self._limits.hint_claims_per_entry_max - len(held[digest])
-            new = [hint for hint in hints if hint not in held[digest]][: max(room, 0)]
+            room = max(claims_max - len(held[digest]), 0)
+            new = [hint for hint in hints if hint not in held[digest]]
+            if len(new) > room:
+                group.dropped[digest] = set(new[room:])
+                del new[room:]
             for hint in new:
                 number = before.number + len(rows) + 1
                 claim = NewClaim(number, hint, claim_id(digest, hint))

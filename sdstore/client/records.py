@@ -41,7 +41,8 @@ class PublishOutcome:
     """The outcome of a published message: `stored`, `duplicate`, `relayed` or `refused`.
 
     `digest` is None unless stored or duplicate. `error` is set only if refused; only batches report
-    refusals this way.
+    refusals this way. `hints_dropped` is the number of its hints that the node did not keep, because the
+    entry has the most.
     """
 
     outcome: str
@@ -49,6 +50,7 @@ class PublishOutcome:
     channel_id: str
     digest: bytes | None = None
     error: StoreError | None = None
+    hints_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,7 @@ def _outcome(outcome: wire.PublishOutcome) -> PublishOutcome:
         outcome.channel_id,
         _digest(outcome.digest) if outcome.digest else None,
         _refusal(outcome.problem) if outcome.HasField("problem") else None,
+        outcome.hints_dropped,
     )
 
 

@@ -51,18 +51,20 @@ class Problem(_message.Message):
     def __init__(self, code: _Optional[str] = ..., status: _Optional[int] = ..., title: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class PublishOutcome(_message.Message):
-    __slots__ = ("outcome", "message_id", "channel_id", "digest", "problem")
+    __slots__ = ("outcome", "message_id", "channel_id", "digest", "problem", "hints_dropped")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    HINTS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     message_id: str
     channel_id: str
     digest: bytes
     problem: Problem
-    def __init__(self, outcome: _Optional[str] = ..., message_id: _Optional[str] = ..., channel_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+    hints_dropped: int
+    def __init__(self, outcome: _Optional[str] = ..., message_id: _Optional[str] = ..., channel_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., hints_dropped: _Optional[int] = ...) -> None: ...
 
 class PublishOutcomes(_message.Message):
     __slots__ = ("outcomes",)

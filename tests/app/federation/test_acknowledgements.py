@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.operator import token_for
 from sdstore.client import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import encode
@@ -51,8 +52,8 @@ def test_nothing_is_proved_of_what_a_peer_acknowledged_and_did_not_keep(
     with (
         running_node(tmp_path / "one") as one,
         running_node(tmp_path / "two") as two,
-        StoreClient(one.url) as client,
-        StoreClient(two.url) as upstream,
+        StoreClient(one.url, token=token_for(one.url)) as client,
+        StoreClient(two.url, token=token_for(two.url)) as upstream,
     ):
         lies = [False]
         with lying_peer(two.url, lambda item: lies[0] and drops(item)) as url:
@@ -75,7 +76,10 @@ def test_nothing_is_proved_of_what_a_peer_acknowledged_and_did_not_keep(
 
 
 def test_the_next_session_names_what_a_peer_acknowledged_and_dropped_later(tmp_path: Path) -> None:
-    with running_node(tmp_path / "one") as one, StoreClient(one.url) as client:
+    with (
+        running_node(tmp_path / "one") as one,
+        StoreClient(one.url, token=token_for(one.url)) as client,
+    ):
         replica = Forgetful()
         with forgetful_peer(replica) as url:
             for n in range(20):

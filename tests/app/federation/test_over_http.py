@@ -252,3 +252,33 @@ def test_the_policy_that_comes_with_an_interest_is_a_number_of_32_bits_or_ignore
             return transport.told_policy
 
     assert asyncio.run(told()) == policy
+
+
+def test_hints_beyond_the_most_are_said_to_their_publisher_and_a_pair_settles_on_the_same(
+    tmp_path: Path,
+) -> None:
+    frame = encode(message(1))
+    hints = [b"hint %d" % n for n in range(96)]
+    with (
+        running_node(tmp_path / "one") as one,
+        running_node(tmp_path / "two") as two,
+        StoreClient(one.url, token=token_for(one.url)) as first,
+        StoreClient(two.url, token=token_for(two.url)) as second,
+    ):
+        for client, some in ((first, hints), (second, hints[::-1])):
+            parts = [tuple(some[at : at + 16]) for at in range(0, len(some), 16)]
+            outcomes = [client.publish(frame, part) for part in parts]
+            assert [each.hints_dropped for each in outcomes] == [0, 0, 0, 0, 16, 16]
+            batch = list(client.publish_batch([PublishItem(frame, parts[-1])]))
+            assert [each.hints_dropped for each in batch] == [16]
+            found = client.lookup(hints, presence_only=True)
+            assert set(found.missing) == set(some[64:])
+        body = {"content-type": "application/x-protobuf", "retrieval-hint": hints[-1].hex()}
+        assert (
+            one.http.post("/v1/messages", content=frame, headers=body).json()["hints_dropped"] == 1
+        )
+        report = finished(first, first.start_sync(two.url).id)
+        assert (report["outcome"], report["proved"]) == ("in_sync", True)
+        assert report["set_aside_count"] == 0
+        for client in (first, second):
+            assert not client.lookup(hints, presence_only=True).missing
