@@ -89,7 +89,9 @@ def test_variants_missing_senderless_retired_and_lost_messages_are_shown_as_the_
     extra = [
         by_hand("nobody", "", ids[0]),
         by_hand("orphan", "dora", "nowhere"),
-        by_hand(ids[4], "dora"),  # another message with a known ID
+        by_hand(ids[4], "dora"),  # a copy that the ID disproves
+        by_hand("twice", "ada"),
+        by_hand("twice", "ada", "nobody"),  # another message with a known ID
         by_hand("retired", "dora"),
         by_hand("lost", "dora"),
         by_hand("after", "dora", "retired", "lost"),
@@ -97,13 +99,13 @@ def test_variants_missing_senderless_retired_and_lost_messages_are_shown_as_the_
     path = tmp_path / "sdstore.db"
     fill(path, [*frames, *extra])
     with closing(sqlite3.connect(path)) as database, database:
-        retired, lost = (len(frames) + at for at in (4, 5))
+        retired, lost = (len(frames) + at for at in (6, 7))
         database.execute(f"UPDATE messages SET frame_bytes = 0 WHERE seq = {retired}")
         database.execute(f"DELETE FROM frames WHERE seq IN ({retired}, {lost})")
     of_node, of_snapshot = both(spark, tmp_path, CHANNEL, *INDEXERS, "--relayed", "dora")
     assert of_snapshot == of_node
     whole = of_snapshot[-1]["order"]
-    assert [each["kind"] for each in whole["breaches"]] == ["variant"]
+    assert {each["kind"] for each in whole["breaches"]} == {"fork", "variant"}
     assert whole["senderless_count"] == 1
     assert set(whole["missing"]) == {"nowhere", "retired", "lost"}
     assert len(whole["left_out"]) == 2
