@@ -53,6 +53,9 @@ CANNOT_RUN = {
     "sdstore serve --public-url https://store.example --trusted-proxy 127.0.0.1": (
         "serves until it is stopped, behind a proxy: tests/app/http/test_real_proxies.py"
     ),
+    "sudo sdstore --token-file /var/lib/sdstore/operator.token peers list": (
+        "needs a node of another user: tests/app/cli/test_operator.py names the file"
+    ),
     "sdstore quarantine list": ("needs messages in the quarantine: tests/app/test_policy.py"),
     'spark.read.format("sdstore").option("url", "sqlite:///data/sdstore.db").load()': (
         "lines of a Spark program: tests/pipeline/test_source.py and test_live.py run them"
