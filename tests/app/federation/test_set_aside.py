@@ -409,7 +409,8 @@ def test_stores_with_different_claims_on_a_full_entry_are_found_equal_but_for_th
         assert codes(report) == {("here", "too_many_hints"), ("there", "refused")}
         assert (await sync(one, peer, memory)).requests == 1
 
-    pair(tmp_path, scenario)
+    full = replace(DEFAULT_LIMITS, hint_claims_with_peers_max=64)
+    pair(tmp_path, scenario, one=full, two=full)
 
 
 def test_claims_wait_for_their_entry_and_are_asked_for_when_it_has_come(tmp_path: Path) -> None:

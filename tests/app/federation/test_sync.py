@@ -430,7 +430,7 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
 
 
 def test_claims_on_long_entries_cost_no_more_than_claims_on_short_ones(tmp_path: Path) -> None:
-    count, most = 24, DEFAULT_LIMITS.hint_claims_per_entry_max
+    count, most = 24, DEFAULT_LIMITS.hint_claims_with_peers_max
 
     async def scenario() -> None:
         async with open_nodes(tmp_path, {}) as (node,):
