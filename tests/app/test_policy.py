@@ -385,6 +385,35 @@ def test_a_damaged_quarantine_refuses_and_reads_go_on(tmp_path: Path, content: b
         assert node.http.get("/v1/channels").status_code == 200
 
 
+def test_a_message_too_large_for_the_quarantine_keeps_no_other_of_its_batch_out(
+    tmp_path: Path,
+) -> None:
+    limits = replace(PATIENT, quarantine_bytes_max=5_000)
+    lines = b"".join(
+        json.dumps({"message": to_json(of(content))}).encode() + b"\n"
+        for content in (b"odd" + b"x" * 6_000, b"odd")
+    )
+    with running_node(tmp_path, limits, policy=f"{HERE}:Words") as node:
+        batch = node.http.post(
+            "/v1/messages/batch", content=lines, headers={"content-type": "application/x-ndjson"}
+        ).json()["outcomes"]
+        assert batch[0]["problem"]["policy_code"] == "quarantine_full"
+        assert batch[1]["problem"]["code"] == "quarantined"
+        assert len(held(node)) == 1
+
+
+def test_a_quarantine_that_cannot_be_used_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "quarantine.db").write_bytes(b"no database" * 100)
+    with (
+        caplog.at_level(logging.ERROR, "app.ingest.judge"),
+        running_node(tmp_path, PATIENT, policy=f"{HERE}:Words") as node,
+    ):
+        assert node.publish(of(b"good")).json()["code"] == "policy_failed"
+    assert ["quarantine.db" in each.getMessage() for each in caplog.records] == [True]
+
+
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])
 def test_of_two_decisions_about_a_message_one_counts_and_the_other_is_told(
     stores: Stores, tmp_path: Path, decisions: tuple[str, str]

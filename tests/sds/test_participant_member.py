@@ -338,3 +338,20 @@ def test_requests_for_what_one_member_named_are_bounded_in_frames_and_bytes() ->
     eve.hear(written("m1", "mallory", *long))
     eve.wait(120)
     assert 1 <= len(requests(eve.wait(120))) <= 4
+
+
+def test_the_state_keeps_no_head_that_we_have_named_since() -> None:
+    bob = Device("bob")
+    bob.hear(written("m1", "ada"), written("n0", "carol"))
+    for number in range(1, 150):
+        bob.hear(written(f"n{number}", "carol", HistoryEntry(f"n{number - 1}", b"", "carol")))
+    assert "head/m1" in bob.state
+    bob.say("mine")
+    assert "head/m1" not in bob.state
+
+
+def test_without_sync_messages_nothing_is_broadcast_that_only_asks() -> None:
+    bob = Device("bob", QUIET)
+    bob.hear(written("m2", "carol", *ghosts(3)))
+    assert of(Broadcast, bob.wait(150)) == []
+    assert len(decode(bob.say("mine"))[0].repair_request) == 3

@@ -277,6 +277,22 @@ def test_messages_that_wait_for_each_other_are_delivered_in_the_end() -> None:
     assert bob.delivered[1].is_late
 
 
+def test_a_message_behind_one_that_waits_has_the_time_of_what_that_one_misses() -> None:
+    bob = Device("bob")
+    bob.hear(written("c", 7, "b"))
+    bob.wait(200)
+    bob.hear(written("b", 6, "a"))
+    bob.wait(150)
+    assert bob.texts == []
+    bob.hear(written("a", 5))
+    assert [(each.message.message_id, each.after_gap) for each in bob.delivered] == [
+        ("a", ()),
+        ("b", ()),
+        ("c", ()),
+    ]
+
+
+# ---- bounds
 # ---- bounds
 
 

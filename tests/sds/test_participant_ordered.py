@@ -178,3 +178,17 @@ def test_a_dialect_that_names_no_senders_is_refused() -> None:
 def test_a_participant_without_a_sender_cannot_be_ordered() -> None:
     with pytest.raises(LocalProtocolError, match="bad_option"):
         Participant(CHANNEL, "", options=ORDERED)
+
+
+def test_an_answer_that_is_faster_than_the_store_leaves_our_message_neither_missing_nor_lost() -> (
+    None
+):
+    ada = Device("ada", ORDERED)
+    ada.has_store = False
+    (published,) = of(Publish, ada.carry_out(ada.participant.send(b"first", NOON_MS)))
+    ada.hear(*others(1, published.message_id))
+    assert ada.texts == []
+    ada.carry_out(ada.participant.stored(published.message_id))
+    ada.wait(400)
+    assert ada.texts == ["b"]
+    assert (ada.status.missing, ada.status.lost) == (0, 0)

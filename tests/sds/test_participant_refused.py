@@ -21,6 +21,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
+from sdstore.sds.participant import FRAME_BYTES_MAX
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 QUIET = ParticipantOptions(bloom=None, sync_ms=0)
@@ -179,3 +180,16 @@ def test_a_sync_message_that_a_store_met_is_no_cause_of_senderless_messages_alon
     assert bob.status == Status(missing=1, waiting=1)
     bob.hear(written("older", NOON_MS + 2, "sync-1", sender=""))
     assert bob.texts == ["old", "older"]
+
+
+def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    room = FRAME_BYTES_MAX - len(Device("ada").say("x" * 1_000_000))
+    content = "x" * (1_000_000 + room)
+    with pytest.raises(LocalProtocolError) as caught:
+        ada.say(content + "x")
+    assert caught.value.code == "frame_too_large"
+    frame = ada.say(content)
+    assert len(frame) == FRAME_BYTES_MAX
+    bob.hear(frame)
+    assert bob.texts == [content]

@@ -11,6 +11,7 @@ import pytest
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.repair import Repair, RepairOptions, hash_of_text
+from sdstore.sds.shares import Member
 from tests.support.sds_vectors import load
 
 START = 1_763_000_000_000
@@ -217,6 +218,26 @@ def test_without_a_sender_nothing_is_asked_for_and_nothing_answered(me: str, aut
     assert (repair.request_due_ms, repair.answer_due_ms) == (None, None)
 
 
+def test_others_postpone_a_request_again_once_ours_was_sent() -> None:
+    repair = Repair("me", RepairOptions(postponements_max=1))
+    repair.want(entry("m1"), START)
+    for _ in range(3):
+        due_ms = repair.request_due_ms or 0
+        repair.requested("bob", [entry("m1")], NOTHING, due_ms - 1)
+        postponed_ms = repair.request_due_ms or 0
+        assert postponed_ms > due_ms
+        repair.requested("bob", [entry("m1")], NOTHING, due_ms - 1)
+        assert repair.request_due_ms == postponed_ms
+        assert repair.requests(postponed_ms) == (entry("m1"),)
+
+
+def test_a_message_with_the_longest_id_is_asked_for_too() -> None:
+    repair = Repair("me")
+    longest = entry("m" * 100_000)
+    repair.want(longest, START)
+    assert repair.requests(START + T_MAX) == (longest,)
+
+
 def test_a_request_without_a_requester_is_ignored() -> None:
     repair = Repair("me")
     repair.want(entry("m1"), START)
@@ -242,6 +263,16 @@ def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
     repair.want(entry("m99"), START)
     asked = {message_id for _, message_id in drain(repair, START + T_MAX)}
     assert asked == {"m1", "m2", "m3", "m4", "m99"}
+
+
+def test_what_many_members_named_is_asked_for_within_one_bound_for_all() -> None:
+    repair = Repair("me", RepairOptions(answers_in_all=50))
+    start_ms = START // T_MAX * T_MAX
+    for number in range(200):
+        repair.want(entry(f"m{number}"), start_ms, Member("", f"ada {number % 20}"))
+    for window in (1, 2):
+        due_ms = start_ms + window * T_MAX
+        assert sum(len(repair.requests(due_ms)) for _ in range(100)) == 50
 
 
 # ---- answering
@@ -318,6 +349,19 @@ def test_answers_that_others_give_do_not_count_against_a_requester() -> None:
         repair.requested("bob", [entry(f"m{number}")], EVERYTHING, START)
         assert repair.pending_count == 1
         repair.received(f"m{number}")
+
+
+def test_answers_of_the_last_window_that_others_give_leave_no_room_in_this_one() -> None:
+    repair = Repair("me")
+    per_requester = RepairOptions().answers_per_requester
+    end_ms = (START // T_MAX + 1) * T_MAX
+    old, new = ([entry(f"{name} {n}") for n in range(per_requester)] for name in ("old", "new"))
+    repair.requested("mallory", old, EVERYTHING, end_ms - 1)
+    repair.requested("mallory", new, EVERYTHING, end_ms)
+    for each in old:
+        repair.received(each.message_id)
+    repair.requested("mallory", [entry("more")], EVERYTHING, end_ms + 1)
+    assert repair.pending_count == per_requester
 
 
 def test_pending_answers_are_bounded() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.operator import LOCK_FILE, OPERATOR_FILE, operator_token, token_for
+from app.operator import LOCK_FILE, OPERATOR_FILE, locked, operator_token, token_for
 from tests.support.cli import command, free_port, process
 from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
@@ -80,6 +80,16 @@ def test_an_address_makes_nobody_an_operator_and_the_minute_needs_no_token(
             assert client.get("/v1/peers", headers=forged).status_code == 401
     mode = stat.S_IMODE((store.data_dir / OPERATOR_FILE).stat().st_mode)
     assert mode == 0o600
+
+
+def test_a_new_data_directory_is_its_owners_alone_and_is_free_after_its_service(
+    tmp_path: Path,
+) -> None:
+    data_dir = tmp_path / "data"
+    with locked(data_dir):
+        assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
+    with locked(data_dir):
+        pass
 
 
 def test_a_token_is_worth_nothing_after_the_node_that_made_it(store: StoreProcess) -> None:
