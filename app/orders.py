@@ -13,7 +13,8 @@ Workers of a node read the same arrivals, so their complete orders are equal. St
 other orders; their confirmed prefixes agree as docs/ordering.md says.
 
 Of two messages with one ID the one that arrived first is ordered. If the other has another sender or other
-causes, references to the ID are ambiguous: that is a breach, and nothing more is confirmed.
+causes, references to the ID are ambiguous: that is a breach, and nothing more is confirmed. A copy that its
+ID disproves is neither a message of the order nor a breach.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from app.store.entryrows import LeftOut
 from app.store.store import Store
 from sdstore.ordering import Change, Ordering, OrderingError, Roles
 from sdstore.sds.codec import decode
-from sdstore.sds.schemes import Rank, rank
+from sdstore.sds.schemes import Rank, is_disproved, rank
 
 STEP_S = 0.05
 """Seconds of one step in the thread: the longest wait of another order, and of a caller that left."""
@@ -87,15 +88,11 @@ class Wanted(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The message that arrived first under an ID. `sender_id` is None while its content is lost.
-
-    `is_proved`: it is an indexer's, and its ID proves all of it, so another one with this ID is a copy.
-    """
+    """The message that arrived first under an ID. `sender_id` is None while its content is lost."""
 
     message_id: str
     digest: bytes
     sender_id: str | None
-    is_proved: bool = False
 
 
 class Place(NamedTuple):
@@ -182,20 +179,24 @@ class Order:
         is_first = first.digest == item.digest
         if is_first and first.sender_id is not None:
             return
-        if isinstance(item, LeftOut) or not (is_first or first.sender_id is not None):
+        message = None if isinstance(item, LeftOut) else decode(item.frame)[0]
+        if message is not None and is_disproved(message):
+            self.lost.pop(item.digest, None)
+            if is_first:
+                self.known.pop(item.message_id, None)
+            return
+        if message is None or not (
+            is_first or first.sender_id is not None or rank(message) is Rank.WHOLE
+        ):
             # A variant is compared when its content, and that of the first, can be read.
             self._remember(first)
             self.lost[item.digest] = None
             return
         self.lost.pop(item.digest, None)
-        if first.is_proved and not is_first:
-            return
-        message, _ = decode(item.frame)
         sender_id = self._senders.setdefault(message.sender_id, message.sender_id)
-        if is_first:
+        if first.sender_id is None:
             self.senderless_count += not sender_id
-            is_proved = sender_id in self.wanted.indexers and rank(message) is Rank.WHOLE
-            self._remember(first._replace(sender_id=sender_id, is_proved=is_proved))
+            self._remember(Known(first.message_id, item.digest, sender_id))
         causes = []
         for each in message.causal_history:
             known = self.known.get(each.message_id)

@@ -20,6 +20,7 @@ from sdstore.ordering import Breach, BreachKind, Change, Ordering, OrderingError
 from sdstore.sds.codec import decode
 from sdstore.sds.log import ParticipantLog, Reference
 from sdstore.sds.model import LAMPORT_MAX, Message
+from sdstore.sds.schemes import is_disproved
 
 LOADED_AT_ONCE = 500
 """Messages that one call of `load` orders: some 30 ms of the event loop."""
@@ -66,7 +67,7 @@ class ChannelOrder:
             yield True
 
     def add(self, message_id: str) -> Change:
-        """Order a message of the log. Adding it again changes nothing.
+        """Order a message of the log. Adding it again changes nothing, nor does a copy that its ID disproves.
 
         A message whose causes are not ordered yet waits: it is in `ordering.waiting`, and joins the order
         with the last of its causes. If that releases more than 1,000, `ordering.is_behind` is true, and
@@ -75,6 +76,8 @@ class ChannelOrder:
         arrived. Raises `KeyError` for a message that the log does not have.
         """
         message = self.message(message_id)
+        if is_disproved(message):
+            return Change()
         causes = (entry.message_id for entry in message.causal_history)
         return self.ordering.add(message_id, message.sender_id, causes)
 

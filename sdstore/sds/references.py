@@ -23,6 +23,7 @@ from heapq import nsmallest
 
 from sdstore.sds.model import Dialect, HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
+from sdstore.sds.schemes import is_disproved
 from sdstore.sds.state import HEAD, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -38,7 +39,7 @@ ORDERED_HEADS_MAX = 20_000
 back names 255 of them with each message of its own."""
 
 PARTIAL_MAX = 1_000
-"""Indexers' messages remembered whose view the log lacks a part of. The oldest is forgotten, and never named."""
+"""Indexers' messages remembered whose view the log lacks a part of, and copies that their IDs disprove. The oldest is forgotten, and never named."""
 
 HINT_BYTES_MAX = 256
 """Longer hints of others are not remembered. It is the bound of a store; Waku's hints have 32 bytes."""
@@ -92,7 +93,8 @@ class References:
         self._sender_id = sender_id
         self._turn = turn
         self._own_newest: _Place | None = None  # in ordered mode
-        # In ordered mode: indexers' messages, and those of their causes that are missing or partial.
+        # In ordered mode: indexers' messages, and those of their causes that are missing or partial. A copy that
+        # its ID disproves lacks the message of that ID.
         self._partial: OrderedDict[str, tuple[Message, _Place, set[str]]] = OrderedDict()
         self._newest: list[_Place] = []
         self._heads: dict[str, _Place] = {}
@@ -141,6 +143,7 @@ class References:
         """Forget a logged message, because another one takes its place; whether it was a head."""
         self._newest = [place for place in self._newest if _id(place) != message_id]
         self._unsave(message_id)
+        self._partial.pop(message_id, None)
         return self._heads.pop(message_id, None) is not None
 
     def is_head_again(self, message: Message, hint: bytes) -> None:
@@ -169,12 +172,13 @@ class References:
         while open_:
             message, place, lacks = open_.pop()
             is_own = message.sender_id == self._sender_id
+            if is_disproved(message):  # the order ignores it, and waits for the message of this ID
+                self._put_partial(message, place, {message.message_id})
+                continue
             if message.sender_id in self._options.indexers and not is_own:
                 lacks |= {e.message_id for e in message.causal_history if self._is_partial(e)}
                 if lacks:
-                    self._partial[message.message_id] = message, place, lacks
-                    if len(self._partial) > PARTIAL_MAX:
-                        self._partial.popitem(last=False)
+                    self._put_partial(message, place, lacks)
                     continue
                 self._name(message)
             if is_own:
@@ -187,6 +191,11 @@ class References:
                 if not partial[2]:
                     del self._partial[message_id]
                     open_.append(partial)
+
+    def _put_partial(self, message: Message, place: _Place, lacks: set[str]) -> None:
+        self._partial[message.message_id] = message, place, lacks
+        if len(self._partial) > PARTIAL_MAX:
+            self._partial.popitem(last=False)
 
     def _is_partial(self, entry: HistoryEntry) -> bool:
         return entry.message_id in self._partial

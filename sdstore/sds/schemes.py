@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sdstore.sds.model import Message
 
 _SHA256_HEX_DIGITS = 64
+_HEX_DIGITS = frozenset("0123456789abcdef")
 _DOMAIN = b"sdstore message id v2"
 _U32 = struct.Struct(">I").pack
 _LAMPORT = struct.Struct(">Bq").pack
@@ -106,6 +107,21 @@ def rank(message: Message) -> Rank:
     if _is_of_content(message):
         return Rank.CONTENT
     return Rank.WHOLE if _is_of_message(message) else Rank.UNKNOWN
+
+
+def is_disproved(message: Message) -> bool:
+    """Whether the ID has the form of `sha256-message` and is not the ID of this message: a copy of another one.
+
+    The order of a channel ignores it, and indexers do not name it. The bytes that an ID of ours is made from
+    are no content of a message with the other scheme: that would be a copy that verifies.
+    """
+    message_id = message.message_id
+    if len(message_id) != _SHA256_HEX_DIGITS or not _HEX_DIGITS.issuperset(message_id):
+        return False
+    proves = rank(message)
+    return proves is Rank.UNKNOWN or (
+        proves is Rank.CONTENT and message.content.startswith(_DOMAIN)
+    )
 
 
 def verifies(message: Message) -> bool:

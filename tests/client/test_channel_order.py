@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 
@@ -27,6 +27,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
+from sdstore.sds.schemes import message_id_layout
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 ORDERED = ParticipantOptions(bloom=None, sync_ms=5_000, ordered=True)
@@ -313,6 +314,51 @@ def test_copies_of_a_member_s_message_with_other_causes_change_no_order() -> Non
     assert {"w0", "w1"} < set(confirmed[0])
     assert len(confirmed[0]) > 8
     assert not ada.channel_order.ordering.breaches
+
+
+@pytest.mark.parametrize("arrival", [*permutations(range(4))])
+def test_copies_of_an_indexer_s_message_that_its_id_disproves_change_nothing_in_any_arrival(
+    arrival: tuple[int, ...],
+) -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    ada, bob, cyn = world.members
+    before = len(confirmed_of(world)[0])
+    message = decode(ada.say("true"))[0]
+    ada.out.clear()
+    copies = [
+        message,
+        replace(message, causal_history=(HistoryEntry("ghost", b"", "dora"),)),
+        replace(message, sender_id="mallory"),
+        replace(message, content=message_id_layout(message)),
+    ]
+    for at in arrival:
+        bob.hear(encode(copies[at]))
+        bob.wait(400)
+        world.settle(bob, cyn)  # they go on, and name no copy
+    world.store[message.message_id] = encode(message)
+    confirmed = confirmed_of(world)
+    assert confirmed[0] == confirmed[1] == confirmed[2]
+    assert message.message_id in confirmed[0]
+    assert len(confirmed[0]) > before + 12
+    for member in world.members:
+        ordering = member.channel_order.ordering
+        assert (ordering.breaches, ordering.waiting) == ([], [])
+        member.crash()
+        assert member.channel_order.ordering.confirmed == confirmed[0]
+
+
+def test_a_copy_that_its_id_disproves_and_a_liar_who_names_it_stop_no_other_indexer() -> None:
+    world = three(ORDERED, ORDERED, ORDERED)
+    before = len(confirmed_of(world)[0])
+    ada, bob, _ = world.members
+    copy, lie = by_hand("0" * 64, "bob"), by_hand("lie", "cyn", "0" * 64)
+    for member in (ada, bob):
+        member.hear(copy, lie)
+        member.wait(400)
+    world.members, world.inboxes = [ada, bob], {"ada": [], "bob": []}
+    confirmed = confirmed_of(world)
+    assert len(confirmed[0]) > before + 5
+    assert ada.channel_order.ordering.missing == ["0" * 64]
 
 
 def test_a_log_is_loaded_in_slices_whatever_its_timestamps() -> None:

@@ -86,10 +86,11 @@ def test_variants_missing_senderless_retired_and_lost_messages_are_shown_as_the_
 ) -> None:
     frames = chat(seed=3)
     ids = [decode(frame)[0].message_id for frame in frames]
+    frames.insert(0, by_hand(ids[7], "ada", "nowhere at all"))  # a copy that the ID disproves
     extra = [
         by_hand("nobody", "", ids[0]),
         by_hand("orphan", "dora", "nowhere"),
-        by_hand(ids[4], "dora"),  # a copy that the ID disproves
+        by_hand(ids[4], "dora"),  # another one
         by_hand("twice", "ada"),
         by_hand("twice", "ada", "nobody"),  # another message with a known ID
         by_hand("retired", "dora"),
