@@ -319,7 +319,7 @@ class FileLog:
         database, channel_no = self._database, self.channel_no
         database.index_digests()
         unsaved = {each.digest: each.entry for each in self._unsaved.values()}
-        unstaged = set(self._unstaged.values())
+        unstaged = {*self._unstaged.values(), *self._superseded}
         found = {}
         for digest in digests:
             if entry := unsaved.get(digest):

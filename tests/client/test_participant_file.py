@@ -248,6 +248,17 @@ TestLogs = Logs.TestCase
 TestLogs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
+def test_a_superseded_message_is_served_to_nobody_before_the_next_save(
+    file: ParticipantFile,
+) -> None:
+    log = file.log(CHANNEL)
+    first, second = message_of("a", 2, b"first"), message_of("a", 2, b"second")
+    log.append(entry_of(first, 1))
+    file.save(CHANNEL, [save_of(progress=b"")])
+    log.append(LogEntry(second, encode(second), 2, supersedes=True))
+    assert log.frames([entry_digest(first), entry_digest(second)]).keys() == {entry_digest(second)}
+
+
 # --- faults --------------------------------------------------------------------------------------
 
 

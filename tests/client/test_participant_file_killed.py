@@ -121,7 +121,8 @@ def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> i
         for n in saved:
             found = log.frame(ids[n]) or staged.get(ids[n])
             if found is None:
-                found = file.participant(CHANNEL, "ada")._incoming.frame(ids[n])
+                waiting = file.participant(CHANNEL, "ada")._incoming.waiting(ids[n])
+                found = waiting and waiting.frame
                 assert f"waiting/{ids[n]}" in state
             assert found == frames[n]
         delivered = all_deliveries(log)

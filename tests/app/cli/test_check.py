@@ -219,10 +219,10 @@ CONTRADICTIONS = {
     "UPDATE missing_references SET message_id = 'x' || message_id WHERE channel_no = 1": (
         "which is neither stored nor listed as missing"
     ),
-    "INSERT INTO missing_references SELECT channel_no, message_id FROM messages WHERE seq = 7": (
+    "INSERT INTO missing_references (channel_no, message_id) SELECT channel_no, message_id FROM messages WHERE seq = 7": (
         ": the store has this message"
     ),
-    "INSERT INTO missing_references VALUES (99, 'x')": "'x' of channel number 99: no channel",
+    "INSERT INTO missing_references (channel_no, message_id) VALUES (99, 'x')": "'x' of channel number 99: no channel",
     "INSERT INTO lost_content VALUES (1000000, 0)": "lost content of message number 1000000: no ",
     "INSERT INTO mvds_positions VALUES (99, 1, 1)": "MVDS position of peer number 99 in channel",
     "UPDATE mvds_positions SET channel_no = 99 WHERE peer_no = 1 AND channel_no = 4": (
