@@ -150,18 +150,49 @@ def test_a_message_of_a_higher_rank_waits_in_the_place_of_a_forged_one() -> None
     assert bob.status.lost == 0
 
 
-def test_what_a_forged_message_named_is_named_again_when_it_is_superseded() -> None:
+@pytest.mark.parametrize("count", [5, 400])
+def test_what_a_forged_message_named_is_named_again_when_it_is_superseded(count: int) -> None:
     ada, bob = Device("ada"), Device("bob")
     bob.hear(written("m1", "carol"))
     frame = ada.say("hello")
     forged = changed(frame, content=b"x", causal_history=(HistoryEntry("m1", b"", "carol"),))
     bob.hear(
-        forged, *(written(f"n{n}", "dan", HistoryEntry(f"n{n - 1}", b"", "dan")) for n in range(5))
+        forged,
+        written("n0", "dan"),
+        *(written(f"n{n}", "dan", HistoryEntry(f"n{n - 1}", b"", "dan")) for n in range(1, count)),
     )
     bob.hear(frame)
     bob.crash()
     named = {each.message_id for each in decode(bob.say("mine"))[0].causal_history}
     assert {"m1", id_of(frame)} <= named
+
+
+def test_a_message_that_took_the_place_of_a_forged_one_is_named_once() -> None:
+    ada, bob = Device("ada"), Device("bob")
+    frame = ada.say("hello")
+    bob.hear(changed(frame, content=b"forged", lamport_timestamp=NOON_MS - 5), frame)
+    named = [each.message_id for each in decode(bob.say("mine"))[0].causal_history]
+    assert named == [id_of(frame)]
+
+
+def test_what_a_forged_message_named_becomes_no_more_heads_than_the_bound() -> None:
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, heads_max=20))
+    before = [HistoryEntry(f"m{number}", b"", "carol") for number in range(60)]
+    for number, each in enumerate(before):
+        bob.hear(written(each.message_id, "carol", *before[max(number - 1, 0) : number]))
+    frame = ada.say("hello")
+    bob.hear(changed(frame, content=b"x", causal_history=tuple(before)), frame)
+    assert 1 < len([key for key in bob.state if key.startswith("head/")]) <= 20
+
+
+def test_a_copy_that_is_released_supersedes_what_the_one_that_waited_would_have() -> None:
+    ada, bob = Device("ada", JS_WAKU), Device("bob", JS_WAKU)
+    frame = ada.say("hello")
+    bob.hear(changed(frame, content=b"forged"), changed(frame, causal_history=ghosts(3)))
+    assert (bob.texts, bob.status.waiting) == (["forged"], 1)
+    bob.hear(frame)
+    assert (bob.texts, bob.delivered[-1].supersedes) == (["forged", "hello"], True)
+    assert bob.order == ["hello"]
 
 
 def test_lower_ranks_are_withheld_if_an_option_says_so() -> None:
@@ -201,7 +232,7 @@ def test_a_copy_whose_id_proves_nothing_is_released_by_one_with_fewer_unmet_caus
     bob.hear(written("m2", "mallory", before, content=b"other"))  # not the same content: no copy
     bob.hear(written("m2", "ada", before), written("m1", "ada"))
     assert [each.message.message_id for each in bob.delivered] == ["m1", "m2"]
-    assert bob.delivered[1].after_gap == ()
+    assert (bob.texts, bob.delivered[1].after_gap) == (["x", "x"], ())
 
 
 # ---- floods of names and of ghosts
@@ -285,6 +316,21 @@ def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
     assert "lost" in named
 
 
+@pytest.mark.parametrize("first", ["carol", "mallory"])
+def test_what_a_known_member_named_is_his_whichever_stranger_names_it_too(first: str) -> None:
+    bob = Device("bob", replace(QUIET, lost_max=100))
+    bob.hear(written("m9", "carol"))
+    lost = HistoryEntry("lost", b"", "ada")
+    for sender in sorted(("carol", "mallory"), key=lambda each: each != first):
+        bob.hear(written(f"of {sender}", sender, lost))
+    bob.wait(310)
+    bob.hear(written("m1", "mallory", *ghosts(256)))
+    bob.effects.clear()
+    bob.wait(1_000)
+    named = {each.message_id for effect in of(Missing, bob.effects) for each in effect.entries}
+    assert "lost" in named
+
+
 def hour_of_three(*hostile: bytes) -> int:
     """The bytes that three participants broadcast in an hour, the last member's frames first."""
     members = [Device(name, ParticipantOptions()) for name in ("ada", "bob", "carol")]
@@ -321,6 +367,14 @@ def test_a_frame_that_only_asks_carries_no_filter() -> None:
     ]
     assert any(not each.bloom_filter for each in asking)
     assert max(len(encode(each)) for each in asking if not each.bloom_filter) < 1_000
+
+
+def test_no_frame_is_broadcast_for_requests_that_are_put_off() -> None:
+    bob = Device("bob", ParticipantOptions())
+    bob.hear(written("m1", "mallory", *ghosts(200)))
+    sent = [decode(each.frame)[0] for each in of(Broadcast, bob.wait(600))]
+    assert len(sent) > 20
+    assert all(each.bloom_filter or each.repair_request for each in sent)
 
 
 def test_requests_for_what_one_member_named_are_bounded_in_frames_and_bytes() -> None:

@@ -355,6 +355,49 @@ def test_a_message_that_others_wait_for_too_is_not_lost_when_one_gives_way() -> 
     ]
 
 
+def test_a_message_that_was_passed_is_late_also_after_a_restart() -> None:
+    bob = Device("bob", quiet(waiting_max=1))
+    bob.hear(written("a1", 5, "m"), written("a2", 6, "m"))
+    assert bob.texts == ["a1"]
+    bob.crash()
+    bob.wait(1)
+    bob.hear(written("m", 4))
+    assert [(each.message.message_id, each.is_late) for each in bob.delivered] == [
+        ("a1", False),
+        ("m", True),
+        ("a2", False),
+    ]
+    assert not [key for key in bob.state if key.startswith("passed/")]
+
+
+def test_a_message_that_was_passed_is_late_though_none_waits_for_it_any_more() -> None:
+    bob = Device("bob", quiet(waiting_max=1))
+    bob.hear(written("a1", 5, "m"), written("a2", 6, "m"), written("a2", 6))
+    assert (bob.texts, bob.status.missing, bob.status.lost) == (["a1", "a2"], 0, 1)
+    bob.hear(written("m", 4))
+    assert bob.delivered[-1].is_late
+
+
+def test_what_sync_messages_name_displaces_no_message_that_waits() -> None:
+    bob = Device("bob", quiet(missing_max=5))
+    bob.hear(sync("s", *(f"m{number}" for number in range(20))), written("a", 5, "b"))
+    assert (bob.texts, bob.status.waiting, bob.status.missing) == ([], 1, 21)
+
+
+def test_what_a_message_waits_for_is_asked_for_although_a_sync_message_named_it_first() -> None:
+    bob = Device("bob", quiet(noted_max=3))
+    bob.hear(sync("s1", "m"), written("a", 5, "m"), sync("s2", *(f"g{n}" for n in range(5))))
+    assert bob.status.missing == 4
+    assert "m" in asked(bob.wait(15))
+
+
+def test_a_sync_message_without_a_sender_that_names_another_names_nothing_missing() -> None:
+    bob = Device("bob")
+    bob.hear(sync("s1", sender=""), sync("s2", "s1", sender=""))
+    assert bob.status.missing == 0
+    assert asked(bob.wait(15)) == []
+
+
 def test_a_history_beyond_the_bound_is_ignored() -> None:
     bob = Device("bob")
     bob.hear(written("m", 5, *(f"c{number}" for number in range(257))))
@@ -434,6 +477,13 @@ def test_staged_messages_stop_where_no_more_can_wait() -> None:
     bob.carry_out(bob.participant.take_staged(NOON_MS, 100))
     assert bob.texts == ["nothing3", "m03"]
     assert len(bob.log.staged(100)) == 13
+
+
+def test_staged_messages_stop_where_no_more_can_be_missing() -> None:
+    bob = Device("bob", quiet(missing_max=6))
+    stage(bob, *(written(f"m{n}", 5 + n, f"g{n}", f"h{n}") for n in range(10)))
+    bob.carry_out(bob.participant.take_staged(bob.now_ms, 100))
+    assert (bob.texts, bob.status.waiting, bob.status.missing) == ([], 3, 6)
 
 
 # ---- repair

@@ -193,3 +193,17 @@ def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> No
     assert len(frame) == FRAME_BYTES_MAX
     bob.hear(frame)
     assert bob.texts == [content]
+
+
+def test_what_a_refused_message_named_is_named_after_a_restart_however_much_came_since() -> None:
+    ada = Device("ada")
+    ada.hear(written("m1", NOON_MS))
+    refused = ada.say("refused")
+    assert ada.participant.unstored_count == 1
+    ada.carry_out(ada.participant.rejected(id_of(refused), "policy_refused"))
+    assert ada.participant.unstored_count == 0
+    ada.hear(written("n0", NOON_MS + 10))
+    for number in range(1, 400):
+        ada.hear(written(f"n{number}", NOON_MS + 10 + number, f"n{number - 1}"))
+    ada.crash()
+    assert "m1" in history_of(ada.say("next"))

@@ -47,3 +47,13 @@ def test_who_takes_most_is_known_after_thousands_have_come_and_gone() -> None:
     for number in range(3):
         shares.discard(f"first {number}")
     assert shares.member(shares.first_to_go()).sender_id.startswith("m")
+
+
+def test_memory_stays_bounded_while_messages_come_and_go() -> None:
+    shares = Shares()
+    mallory = Member("", "", "mallory")
+    shares.add("first", mallory)
+    for _ in range(2_000):
+        shares.add("next", mallory)
+        shares.discard("next")
+    assert len(shares._heaps["", ""]) < 100
