@@ -122,6 +122,10 @@ def test_peers_and_sessions_of_one_host_are_those_of_the_others(
         two_hosts(tmp_path, postgres_stores.new_url()) as hosts,
     ):
         one, two = hosts
+
+        def ends_of(sync_id: str) -> list[dict[str, Any]]:
+            return [each.http.get(f"/v1/syncs/{sync_id}").json() for each in hosts]
+
         peer.publish(message(1))
         added = one.http.post("/v1/peers", json={"url": peer.url}).json()
         assert peers_of(two).keys() == {peer.url}
@@ -134,7 +138,11 @@ def test_peers_and_sessions_of_one_host_are_those_of_the_others(
             # The other host follows the session by its record.
             events = other.http.get(f"/v1/syncs/{started['id']}/events").text
             assert events.rstrip().rsplit("event: ", 1)[1].startswith("end")
-            ends = [each.http.get(f"/v1/syncs/{started['id']}").json() for each in hosts]
+            # The host that ran it says so first; its record follows.
+            wait_until(
+                lambda sync_id=started["id"]: all(each["outcome"] for each in ends_of(sync_id)), 5
+            )
+            ends = ends_of(started["id"])
             assert {each["outcome"] for each in ends} == {"in_sync"}
             assert len({each["process"] for each in ends}) == 1
         statuses = [each.http.get(f"/v1/peers/{added['id']}/status").json() for each in hosts]
