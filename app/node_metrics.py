@@ -96,7 +96,7 @@ class _TaskCollector(Collector):
         )
         failing = GaugeMetricFamily(
             "sdstore_task_failing",
-            "1 while a background task fails and is tried again, else 0",
+            "1 from a failure of the background task until it works again, else 0",
             labels=("task",),
         )
         names = self._supervisor.failing
@@ -254,7 +254,7 @@ class _PeerCollector(Collector):
         yield from (proof, state, failures, missing, apart)
         yield _counter(
             "peers_vanished",
-            "Peers that another process removed, or that no live process's settings name any more",
+            "Peers that another process removed, or that no running node's settings name",
             self._peers.vanished_count,
         )
 

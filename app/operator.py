@@ -99,9 +99,7 @@ def _take(lock: int, data_dir: Path) -> None:
             if time.monotonic() > ends_s:
                 other = _document(lock)
                 who = f"process {other.get('pid')} at {other.get('url')}" if other else "a service"
-                detail = (
-                    f"{who} uses the data directory {data_dir}; give this one another --data-dir"
-                )
+                detail = f"{who} uses the data directory {data_dir}; choose another --data-dir"
                 raise InUseError(detail) from None
             time.sleep(_LOOK_S)
         else:
@@ -157,7 +155,7 @@ def token_for(url: str) -> str | None:
 
 
 def _loopback(url: str) -> _Address | None:
-    """The address of a URL that leads to this machine and not through a proxy. Names are none."""
+    """The loopback address of a URL that no proxy handles; None for host names and other addresses."""
     parts = urlsplit(url)
     try:
         host = ip_address(parts.hostname or "")
@@ -221,9 +219,9 @@ def _place() -> str:
 
 
 def _links() -> Path:
-    """The folder in which a user's running nodes leave word: links named ADDRESS_PORT to data directories."""
+    """The folder of links, named ADDRESS_PORT, to the data directories of a user's running nodes."""
     try:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    except RuntimeError:  # a user without a home: nothing can be left there
+    except RuntimeError:  # a user without a home directory
         state = Path(os.devnull)
     return state / "sdstore" / "nodes"

@@ -105,9 +105,9 @@ def checked_verdict(returned: object) -> Verdict:
         raise TypeError(f"{type(returned).__name__} is not a Verdict")
     action, code, detail = Action(returned.action), returned.code, returned.detail
     if not (isinstance(code, str) and isinstance(detail, str)):
-        raise TypeError("the code and the detail of a verdict are texts")
+        raise TypeError("the code and the detail of a verdict must be str")
     if action is Action.REFUSE and not _CODE.fullmatch(code):
-        raise ValueError(f"a code has 1 to 64 characters of a-z, 0-9 and _: {code[:80]!r}")
+        raise ValueError(f"the code {code[:80]!r} is not 1 to 64 characters of a-z, 0-9 and _")
     shown = detail[:DETAIL_CHARACTERS_MAX].encode("utf-8", "replace").decode()
     return Verdict(action, code, shown)
 

@@ -60,7 +60,7 @@ _STATES = """
 SELECT message_id, channel_id, EXISTS (SELECT 1 FROM held WHERE held.digest = told.digest) FROM told
 WHERE message_id IN (SELECT value FROM json_each(?))
 """
-"""`told` has messages that were held or refused and whose IDs verify: of these readers are told."""
+"""`told` contains held and refused messages whose IDs verify; readers learn about these."""
 _COLUMNS = "number, digest, length(frame), message_id, channel_id, way, reason, held_at_ms"
 
 
@@ -120,7 +120,7 @@ class Quarantine:
                 if time.monotonic() > until_s:
                     raise Problem(
                         Code.OVERLOADED,
-                        "another decision about the quarantine is under way",
+                        "another decision about the quarantine is in progress; try again in 5 s",
                         headers={"Retry-After": "5"},
                     )
                 await asyncio.sleep(DECISION_LOOK_S)
@@ -185,7 +185,7 @@ class Quarantine:
         ]
 
     def _tell(self, database: sqlite3.Connection, entries: Sequence[NewEntry]) -> None:
-        """Only of IDs that verify, or anybody could have others' messages skipped."""
+        """Only messages whose IDs verify: otherwise anybody could make readers skip others' messages."""
         rows = [
             (entry.digest, entry.message.message_id, entry.message.channel_id)
             for entry in entries

@@ -110,7 +110,7 @@ def merged(loaded: Loaded) -> tuple[Loaded, Reloaded]:
     if certificate != loaded.certificate:
         old = loaded.certificate
         if certificate is not None and certificate.is_expired and old and not old.is_expired:
-            raise SettingsError(f"{certificate.expiry}, and would replace a valid one")
+            raise SettingsError(f"{certificate.expiry}; the node keeps its valid one")
         changed.add("tls_cert")
     return Loaded(settings, policy, certificate), Reloaded(_in_order(changed), _in_order(fixed))
 

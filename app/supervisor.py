@@ -1,4 +1,4 @@
-"""The supervisor of a node's background tasks: none of them ends in silence.
+"""The supervisor of a node's background tasks: it logs, counts and restarts those that fail.
 
 A task that raises, or returns, is logged, counted (`sdstore_task_failures_total`), and started again after
 a pause that doubles. While it fails, `/readyz` names it.
@@ -152,7 +152,7 @@ class _Kept:
         level = logging.DEBUG if _is_outage(error) else logging.WARNING
         _log.log(
             level,
-            "the task %r failed and is tried again: %s",
+            "the background task %r failed and will be restarted: %s",
             self.name,
             reason,
             exc_info=None if is_expected else error,

@@ -467,7 +467,7 @@ class Tokens:
         found = _TOKEN_ID.search(authorization)
         shown = f"the token {found[1].decode()}" if found else "no token of this node's form"
         _log.warning(
-            "%d requests since the last such line were refused for their token; this one has %s, from %s: %s",
+            "%d requests since the last such line were refused because of their token; the last one sent %s, from %s: %s",
             self._rejected_count,
             shown,
             address,

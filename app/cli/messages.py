@@ -298,7 +298,8 @@ def hint(
 @verbs.command()
 def channels(
     prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="P", help="Only channels that begin so.")
+        str | None,
+        typer.Option("--prefix", metavar="P", help="Only channels whose names begin with P."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="This many channels at most.")
@@ -306,7 +307,7 @@ def channels(
     node: NodeUrl = DEFAULT_NODE,
     as_json: AsJson = False,
 ) -> None:
-    """List the channels a node has messages of, by name, as they are read."""
+    """List the channels that a node has messages of, by name."""
     page_size = min(limit or CHANNELS_PAGE, CHANNELS_PAGE)
     with node_client(node) as client:
         found = islice(client.channels(prefix, page_size=page_size), limit)

@@ -173,11 +173,11 @@ def _print_notes(page: OrderPage) -> None:
     if page.tail_count:
         for each in page.indexers[:NAMED_MAX]:
             if not each.message_count:
-                print_note(f"the indexer {printable(each.sender_id)} has not written")
+                print_note(f"the indexer {printable(each.sender_id)} has not written a message")
             elif each.unseen_count:
                 unseen = counted(each.unseen_count, "message", "messages")
                 name = printable(each.sender_id)
-                print_note(f"the indexer {name} has not answered {unseen} of other indexers")
+                print_note(f"the indexer {name} has not seen {unseen} of other indexers")
     for breach in page.breaches[:NAMED_MAX]:
         shown = " and ".join(dict.fromkeys([breach.message_id, breach.other_message_id]))
         where = f" ({printable(shown)})" if breach.message_id else ""

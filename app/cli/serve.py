@@ -34,8 +34,8 @@ from app.settings import Settings, load_settings
 verbs = typer.Typer()
 
 TRUST = (
-    "programs on this machine read, publish and sync without a token, and so does whoever a proxy here lets "
-    "in; trust_loopback = false demands tokens"
+    "programs on this machine, and all callers of a proxy on it, can read, publish and sync without a token; "
+    "set trust_loopback = false to require tokens"
 )
 _log = logging.getLogger(__name__)
 

@@ -155,7 +155,7 @@ class Peers:
                 await self._records.end_abandoned(_now_ms())
             await self._look()
         except Problem as problem:
-            # The peers of the settings work without their rows; `_look_again` tries again.
+            # Peers of the settings work without their rows; `_look_again` adds these later.
             _log.warning("the peers cannot be written to the database: %s", problem.detail)
             for peer_id, url in self._settings_peers.items():
                 self._begin(self._peers.setdefault(peer_id, Peer(peer_id, url, _SETTINGS)))
@@ -231,7 +231,7 @@ class Peers:
             if peer.origin is _SETTINGS:
                 raise Problem(
                     Code.INVALID_PARAMETER,
-                    "the settings of a running node name this peer; remove it there, then reload that node",
+                    "a running node's settings name this peer: remove it from them, then reload that node",
                 )
             await self._records.remove(peer_id)
             self._forget(peer)
@@ -563,7 +563,7 @@ class Peers:
         for peer in gone:
             self.vanished_count += 1
             _log.warning(
-                "peer %s is gone: it was removed, or no running node's settings name it any more",
+                "peer %s is no longer listed: another process removed it, or no running node's settings name it",
                 url_text(peer.url),
             )
             self._forget(peer)

@@ -130,9 +130,14 @@ async def get_message(
 def _not_here(why: Absence | None) -> Problem:
     match why:
         case Absence.WITHHELD:
-            return Problem(Code.WITHHELD, "an operator of this node decides on the message")
+            return Problem(
+                Code.WITHHELD, "the message is in this node's quarantine until an operator decides"
+            )
         case Absence.REFUSED:
-            return Problem(Code.REFUSED, "the policy of this node refuses the message")
+            return Problem(
+                Code.REFUSED,
+                "this node's policy or operator refused the message; another store might have it",
+            )
         case None:
             return no_such_message()
 

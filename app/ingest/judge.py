@@ -238,7 +238,10 @@ class Judge(Collector):
     def _known(self, fate: Fate) -> Problem:
         if fate is Fate.HELD:
             self.verdicts["quarantined"] += 1
-            return Problem(Code.QUARANTINED, "an operator of this node decides on the message")
+            return Problem(
+                Code.QUARANTINED,
+                "the message is in this node's quarantine until an operator decides",
+            )
         return self._refused(Verdict(Action.REFUSE, "dropped", "an operator dropped the message"))
 
     def _refused(self, verdict: Verdict) -> Problem:

@@ -143,7 +143,7 @@ class EventQueue:
         """
         while not self._events or reader is not self._reader:
             if reader is not self._reader:
-                detail = "a newer iteration of events() reads this channel"
+                detail = "another iteration of events() has taken over this channel; a channel has one reader"
                 raise DriverError("events_taken_over", detail)
             if self._error is not None:
                 raise self._error

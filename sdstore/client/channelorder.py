@@ -104,7 +104,9 @@ def _proof_of(saved: bytes, roles: Roles) -> Proof:
     document = json.loads(saved)
     if document["roles"] != _document(roles):
         indexers = ", ".join(document["roles"][0])
-        raise OrderingError("other_roles", f"the saved order has the indexers {indexers}")
+        raise OrderingError(
+            "other_roles", f"the saved order has other roles; its indexers are {indexers}"
+        )
     proof = document["proof"]
     breaches = tuple(
         Breach(**each | {"kind": BreachKind(each["kind"])}) for each in proof["breaches"]

@@ -62,7 +62,9 @@ class EventReader:
             self._rest, self._rest_bytes = [line], len(line)
         if self._rest_bytes + self._event_bytes > self._bytes_max:
             raise StoreError(
-                "reply_too_large", 0, f"{self._bytes_max} bytes of the stream hold no event"
+                "reply_too_large",
+                0,
+                f"the stream sent more than {self._bytes_max} bytes without a complete event",
             )
         return events
 

@@ -103,7 +103,7 @@ class BreachKind(StrEnum):
     VARIANT = "variant"
     """Another message has the same ID as an indexer's, or as one that claims to be. The first counts."""
     PROOF = "proof"
-    """The messages of a proof confirm something else than the proof says."""
+    """The messages of a proof do not confirm what the proof contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,9 +376,7 @@ class Ordering:
             change = self._add(message_id, message.sender_id, message.causes, is_leaf)
         else:
             if len(self._held) >= WAITING_MAX:
-                detail = (
-                    f"{WAITING_MAX} messages wait for those of a proof: {list(self._unproved)[:5]}"
-                )
+                detail = f"{WAITING_MAX} messages wait for messages of the proof, such as {list(self._unproved)[:5]}; add those first"
                 raise OrderingError("too_many_waiting", detail)
             self._held[message_id] = message
         if message_id in self._unproved:
@@ -409,8 +407,8 @@ class Ordering:
         self._report_all(proof.breaches)
         if (self._confirmed_count, self._confirmed_hash()) != (proof.confirmed_count, proof.hash):
             detail = (
-                f"the messages of the proof confirm {self._confirmed_count} messages, and not the "
-                f"{proof.confirmed_count} that it says: other indexers, or copies with other causes"
+                f"the proof's messages confirm {self._confirmed_count} messages, or others than the "
+                f"{proof.confirmed_count} of the proof: other indexers, or copies with other causes"
             )
             self._report(Breach(BreachKind.PROOF, detail=detail))
         for message_id, message in held.items():
@@ -462,8 +460,8 @@ class Ordering:
             if is_leaf:
                 return False
             detail = (
-                f"{len(waiting)} messages wait for {self._waiting_causes_count} causes that were "
-                f"not added; at most {WAITING_MAX} wait, for {WAITING_CAUSES_MAX}"
+                f"{len(waiting)} messages (at most {WAITING_MAX}) wait for {self._waiting_causes_count} missing "
+                f"causes (at most {WAITING_CAUSES_MAX}); add the causes, then this message again"
             )
             raise OrderingError("too_many_waiting", detail)
         waiting[message_id] = _Waiting(sender_id, references, len(missing), is_leaf)

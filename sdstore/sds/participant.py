@@ -237,7 +237,7 @@ class Participant:
             return self._send_ephemeral(content, now_ms)
         lamport = self._clock.next_lamport()
         if self._unpublished is not None:
-            detail = f"no store has taken or refused {self.unpublished_id!r} yet"
+            detail = f"no store has accepted or refused {self.unpublished_id!r} yet; send again after `stored` or `rejected`"
             raise LocalProtocolError("unpublished", detail)
         message = self._message("", lamport, content)
         message_id = self.options.id_scheme.make(message)

@@ -353,7 +353,8 @@ class Moves:
                 entry = self._aside.get(claim.prepared.entry_id)
                 self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
         if self._left_orphans:
-            raise SyncError(SyncCode.OVERLOADED, "too many claims arrived before their entries")
+            detail = f"over {ORPHANS_MAX} claims, or {ORPHANS_BYTES_MAX} bytes of them, came before their entries"
+            raise SyncError(SyncCode.OVERLOADED, f"{detail}; sync again")
 
     def _set_aside(self, elements: Iterable[AsideElement]) -> None:
         for element in elements:
