@@ -401,6 +401,43 @@ def test_the_order_of_a_file_is_that_of_its_participant(tmp_path: object) -> Non
         assert [again.message(each).content for each in confirmed[:2]] == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_kill_between_the_log_and_what_is_saved_takes_nothing_back(
+    seed: int, tmp_path: object
+) -> None:
+    rng = random.Random(seed)
+    world = three(ORDERED, ORDERED, ORDERED)
+    world.settle(*rng.choices(world.members, k=20))
+    frames = [*world.store.values()]
+    if rng.random() < 0.7:  # bob forks, and both messages of the fork wait for the same one
+        own = [decode(each)[0] for each in frames]
+        last = [each.message_id for each in own if each.sender_id == "bob"][-1:]
+        frames[12:12] = [by_hand("fork", "bob", *last, own[-1].message_id)]
+    path, roles = f"{tmp_path}/order.db", world.members[0].roles
+    reader = replace(ORDERED, indexers=tuple(roles.indexers), lost_after_ms=1_000)
+    with ParticipantFile(path) as file:
+        dora = file.participant(CHANNEL, "dora", reader)
+        live, saved, shown, now_ms = ChannelOrder(dora.log, roles), b"", [""][:0], NOON_MS
+        for frame in frames:
+            now_ms += 5_000
+            effects = dora.receive(frame, now_ms) + dora.tick(now_ms)
+            while effects:
+                file.save(CHANNEL, effects)
+                delivered = of(Deliver, effects)
+                for each in delivered:
+                    # Killed here: the log has the message, and `saved` does not.
+                    again = ChannelOrder(dora.log, roles, saved)
+                    while again.load():
+                        pass
+                    assert again.ordering.confirmed[: len(shown)] == shown
+                    live.add(each.message.message_id)
+                    saved, shown = live.saved, live.ordering.confirmed
+                    if not (live.ordering.breaches or again.ordering.breaches):
+                        assert again.ordering.confirmed[: len(shown)] == shown
+                effects = dora.confirm(delivered[-1].number) if delivered else []
+        assert shown
+
+
 def test_a_message_that_the_log_lacks_is_refused() -> None:
     with pytest.raises(KeyError):
         ChannelOrder(MemoryLog(), Roles(indexers=("ada",))).add("no such message")

@@ -117,6 +117,21 @@ def test_one_indexer_decides_alone_and_others_only_write() -> None:
     assert ordering.tail == ["y1"]
 
 
+def test_a_message_of_no_indexer_is_no_contender() -> None:
+    text = "a0, x0, b0: a0 x0, c0: b0"
+    assert ordered(text).confirmed == ["a0"]
+    assert ordered(text, indexers="abcx").confirmed == []
+
+
+def test_a_relayed_message_enters_the_tail_when_any_indexer_names_it() -> None:
+    ordering = Ordering(Roles(indexers=tuple("abc"), relayed=frozenset("r")))
+    for each in graph("a0, r0: a0"):
+        ordering.add(*each)
+    assert whole(ordering) == ["a0"]
+    ordering.add("b0", "b", ("a0", "r0"))
+    assert (ordering.confirmed, ordering.tail) == ([], ["a0", "r0", "b0"])
+
+
 def test_a_relayed_message_is_ordered_once_an_indexer_names_it() -> None:
     ordering = Ordering(Roles(indexers=("s",), relayed=frozenset("r")))
     for each in graph("s0, r0: s0, r1: r0"):
