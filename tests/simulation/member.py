@@ -3,6 +3,11 @@
 The hostile member hears every frame and sends what it likes, under any name, to whom it likes. Everything
 is shorter than by default by a factor of six or so. A world either loses frames or has forged copies of honest
 messages: a copy that comes first and whose original never comes cannot be told from an original.
+
+In ordered worlds all members are indexers, the hostile one too. She forges copies of indexers' messages and names
+ghosts in a chain of her own; she neither forks it nor writes new messages under other indexers' names, which nobody can
+hold against. Frames are not lost, and her flood reaches everybody: there is no store to get from what an honest indexer
+names, and repairs of hundreds of messages that one member has take longer than a world.
 """
 
 from __future__ import annotations
@@ -10,8 +15,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 
+from sdstore.client import ChannelOrder
+from sdstore.ordering import Roles
 from sdstore.sds import (
     SHA256_CONTENT,
     SHA256_MESSAGE,
@@ -19,10 +27,12 @@ from sdstore.sds import (
     Deliver,
     Effect,
     HistoryEntry,
+    Kind,
     MemoryLog,
     Message,
     Participant,
     ParticipantOptions,
+    Publish,
     RepairOptions,
     decode,
     encode,
@@ -39,6 +49,8 @@ CALM_MS = 600_000
 
 AMPLIFICATION_MAX = 270
 """Bytes that all honest members together send more, for each byte of the hostile one."""
+
+HOSTILE = "mallory the indexer"
 
 NOISE_FRAMES = 60
 """What a world sends more or less because its sync messages come at other times."""
@@ -87,6 +99,24 @@ def plan_of(seed: int) -> Plan:
     )
 
 
+def ordered_plan_of(seed: int) -> Plan:
+    """The same in ordered mode."""
+    plan = plan_of(seed)
+    indexers = (HOSTILE, *(f"p{number}" for number in range(max(plan.count, 2))))
+    options = replace(
+        plan.options,
+        id_scheme=SHA256_MESSAGE,
+        bloom=None,
+        ordered=True,
+        indexers=indexers,
+        waiting_max=4_096,
+        repair=replace(plan.options.repair, answers_per_requester=1_000),
+    )
+    return replace(
+        plan, options=options, count=len(indexers) - 1, loss=0.0, attacks=plan.attacks + 4
+    )
+
+
 class Member:
     """An honest participant with its log."""
 
@@ -99,13 +129,19 @@ class Member:
         """By ID: the message that counts, and when its author's own one was delivered first."""
         self.known: set[str] = set()
         """Those of whom something was delivered with all its causes; the others share one account."""
+        self.order = ChannelOrder(self.log, Roles(indexers=options.indexers))
 
     def carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Broadcast):
                 self.world.broadcast(self, effect)
+                if effect.kind is Kind.CONTENT and self.log.frame(effect.message_id):
+                    self._put_in_order(effect.message_id)
+            elif isinstance(effect, Publish):
+                self.carry_out(self.participant.stored(effect.message_id))
             elif isinstance(effect, Deliver):
                 message = effect.message
+                self._put_in_order(message.message_id)
                 is_known = message.sender_id in self.known
                 if not self.world.plan.loss and is_known and self.world.is_genuine(message):
                     skipped = self.world.honest.keys() & {*effect.after_gap}
@@ -117,6 +153,13 @@ class Member:
                 if not effect.after_gap:
                     self.known.add(message.sender_id)
                 self.carry_out(self.participant.confirm(effect.number))
+
+    def _put_in_order(self, message_id: str) -> None:
+        if self.world.plan.options.ordered:
+            before = self.order.ordering.confirmed
+            self.order.add(message_id)
+            after = self.order.ordering.confirmed
+            law(after[: len(before)] == before, f"{self.name} takes back what it confirmed")
 
     def logged(self) -> list[Message]:
         """Its log, in log order."""
@@ -150,10 +193,16 @@ class World:
         for member in self.members:
             for at_ms in range(talk.randint(0, TICK_MS), SETTLE_MS, TICK_MS):
                 self._at(at_ms, lambda m=member: m.carry_out(m.participant.tick(self.now_ms)))
+        if plan.options.ordered:  # two rounds confirm what was said before
+            for number in range(3 * plan.count):
+                member, pause_ms = self.members[number % plan.count], CALM_MS + 25_000 * number
+                self._at(pause_ms, lambda m=member, n=number: self._say_as(m, f"calm {n}".encode()))
         if is_hostile:
             self._attacker = Attacker(Random(f"attack {plan.seed}"), plan)
             for _ in range(plan.attacks):
                 self._at(self._attacker.random.randint(0, TALK_MS + 20_000), self._attack)
+            if plan.options.ordered:
+                return
             self._at(TALK_MS + 100, lambda: self._attack(self._attacker.references))
             self._at(TALK_MS + 21_000, lambda: self._attack(self._attacker.sync_ids))
 
@@ -169,7 +218,9 @@ class World:
 
     def _say(self, talk: Random, number: int) -> None:
         member = talk.choice(self.members)
-        text = f"{number} of {member.name}".encode()
+        self._say_as(member, f"{number} of {member.name}".encode())
+
+    def _say_as(self, member: Member, text: bytes) -> None:
         self._said.add(text)
         member.carry_out(member.participant.send(text, self.now_ms))
 
@@ -208,6 +259,8 @@ class World:
         if make is None:
             make = attacker.random.choice(attacker.kinds)
         victims = [each for each in self.members if attacker.random.random() < 0.7]
+        if self.plan.options.ordered and make == attacker.flood:
+            victims = self.members
         for message in make(self._overheard):
             frame = encode(message)
             self.hostile_bytes += len(frame)
@@ -226,7 +279,10 @@ class Attacker:
             self.ghosts, self.sync_ghosts, self.references, self.flood, self.flood, self.requests,
             self.sync_ids,
         ]  # fmt: skip
-        if not plan.loss:
+        self._chain: tuple[HistoryEntry, ...] = ()
+        if plan.options.ordered:
+            self.kinds = [self.flood, self.copies, self.histories, self.chain, self.senders]
+        elif not plan.loss:
             self.kinds += [self.copies, self.copies, self.histories, self.histories]
 
     def _id(self) -> str:
@@ -274,6 +330,15 @@ class Attacker:
         content = [each for each in overheard if each.content]
         return [Message(each.message_id, CHANNEL, self._name(), START_MS) for each in content[-20:]]
 
+    def chain(self, _: list[Message]) -> list[Message]:
+        """The hostile indexer's own, with ghosts."""
+        message = self._message(HOSTILE, (*self._chain, *self._ghosts(1)), b"x")
+        self._chain = (HistoryEntry(message.message_id, b"", HOSTILE),)
+        return [message]
+
+    def senders(self, overheard: list[Message]) -> list[Message]:
+        return [replace(each, sender_id=HOSTILE) for each in self._victims(overheard)]
+
     def copies(self, overheard: list[Message]) -> list[Message]:
         return [replace(each, content=b"forged") for each in self._victims(overheard)]
 
@@ -314,10 +379,27 @@ def check(seed: int) -> None:
     )
 
 
-def wrong_in(seed: int) -> str:
+def check_order(seed: int) -> None:
+    """Run the ordered world of a seed; raises `BrokenLawError` if a law is broken."""
+    plan = ordered_plan_of(seed)
+    world = World(plan)
+    world.run()
+    orders = sorted((each.order.ordering.confirmed for each in world.members), key=len)
+    for shorter, longer in pairwise(orders):
+        law(longer[: len(shorter)] == shorter, "two honest readers confirm different orders")
+    for member in world.members:
+        law(not member.order.ordering.breaches, f"{member.order.ordering.breaches}")
+        confirmed = {*member.order.ordering.confirmed}
+        for message_id, (message, at_ms) in world.honest.items():
+            is_early = at_ms < START_MS + TALK_MS
+            name = f"{message.content.decode()!r} at {member.name}"
+            law(not is_early or message_id in confirmed, f"{name} is not confirmed")
+
+
+def wrong_in(seed: int, *, is_ordered: bool = False) -> str:
     """Empty, or what is wrong in the world of a seed."""
     try:
-        check(seed)
+        (check_order if is_ordered else check)(seed)
     except BrokenLawError as broken:
         return str(broken)
     except Exception as error:  # noqa: BLE001 (whatever is raised belongs to the seed)

@@ -16,6 +16,8 @@ from tests.mutants.fault import ENVIRONMENT as PLANTED_FAULT
 from tests.simulation.member import wrong_in
 
 SEEDS = Path(__file__).parent / "member_seeds.txt"
+ORDERED_WORLDS = 4
+ORDERED_S = 5.0
 FAST_S = 12.0
 SLOW_S = 200.0
 SLOW_SCHEDULES = 2_000
@@ -42,6 +44,14 @@ def test_nothing_honest_suffers_from_a_hostile_member() -> None:
         fail({seed: wrong_in(seed)})
         seed += 1
     assert seed >= 3
+
+
+def test_a_hostile_indexer_stops_no_order_and_no_two_honest_readers_disagree() -> None:
+    """The first worlds, and more for a while."""
+    ends, seed = time.monotonic() + ORDERED_S, 0
+    while seed < ORDERED_WORLDS or time.monotonic() < ends:
+        assert not (wrong := wrong_in(seed, is_ordered=True)), f"ordered world {seed}: {wrong}"
+        seed += 1
 
 
 @pytest.mark.slow
