@@ -281,7 +281,9 @@ class Limits:
         100_000, "digests", "that an operator dropped; the oldest is forgotten and judged again"
     )
     quarantine_told_max: int = _bound(
-        100_000, "messages", "held or refused, of which readers are told; the oldest are forgotten"
+        100_000,
+        "messages",
+        "refused or held, of which readers are told; the oldest that no operator decides on are forgotten",
     )
 
     # --- the audit ---------------------------------------------------------------------------

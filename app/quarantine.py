@@ -185,7 +185,10 @@ class Quarantine:
         ]
 
     def _tell(self, database: sqlite3.Connection, entries: Sequence[NewEntry]) -> None:
-        """Only messages whose IDs verify: otherwise anybody could make readers skip others' messages."""
+        """Only messages whose IDs verify: otherwise anybody could make readers skip others' messages.
+
+        The oldest refused ones are forgotten; of a held one readers are told until an operator decides.
+        """
         rows = [
             (entry.digest, entry.message.message_id, entry.message.channel_id)
             for entry in entries
@@ -196,7 +199,10 @@ class Quarantine:
         )
         [last] = database.execute("SELECT coalesce(max(number), 0) FROM told").fetchone()
         until = last - self._limits.quarantine_told_max
-        database.execute("DELETE FROM told WHERE number <= ?", (until,))
+        database.execute(
+            "DELETE FROM told WHERE number <= ? AND digest NOT IN (SELECT digest FROM held)",
+            (until,),
+        )
 
     def page(self, after: int, limit: int) -> list[Held]:
         """Messages in the quarantine, oldest first, after a number."""

@@ -42,6 +42,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import to_json
 from sdstore.sds.model import Message
+from sdstore.sds.schemes import SHA256_MESSAGE
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire import recon_pb2 as wire
 from tests.support.cli import cli
@@ -412,6 +413,36 @@ def test_a_quarantine_that_cannot_be_used_is_logged(
     ):
         assert node.publish(of(b"good")).json()["code"] == "policy_failed"
     assert ["quarantine.db" in each.getMessage() for each in caplog.records] == [True]
+
+
+def test_readers_are_told_of_a_held_message_however_many_others_are_refused(tmp_path: Path) -> None:
+    limits = replace(PATIENT, quarantine_told_max=2)
+
+    def proved(content: bytes) -> Message:
+        message = of(content)
+        return replace(message, message_id=SHA256_MESSAGE.make(message))
+
+    with running_node(tmp_path, limits, policy=f"{HERE}:Words") as node:
+
+        def told(message: Message) -> str:
+            node.publish(message)
+            return str(node.http.get(f"/v1/messages/{message.message_id}").json()["code"])
+
+        odd = proved(b"odd")
+        assert told(odd) == "withheld"
+        flood = [proved(b"bad %d" % number) for number in range(5)]
+        assert [told(each) for each in flood] == ["refused"] * 5
+        assert told(odd) == "withheld"
+        codes = [
+            node.http.get(f"/v1/messages/{each.message_id}").json()["code"]
+            for each in (odd, *flood)
+        ]
+        assert codes == ["withheld", *["not_found"] * 3, "refused", "refused"]
+        [waiting] = held(node)
+        node.http.delete(f"/v1/quarantine/{waiting['digest']}")
+        assert told(proved(b"bad")) == "refused"
+        found = node.http.get(f"/v1/messages/{odd.message_id}").json()
+        assert found["code"] == "not_found", "it is forgotten in its turn"
 
 
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])
