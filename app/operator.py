@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -83,8 +84,12 @@ def locked(data_dir: Path) -> Iterator[int]:
     try:
         _take(lock, data_dir)
         os.truncate(lock, 0)
+        token = data_dir / OPERATOR_FILE
+        with suppress(OSError):  # a new file would take over who can read the one it replaces
+            if token.lstat().st_mode != stat.S_IFREG | 0o600:
+                token.unlink()
         with suppress(OSError):  # on a full disk, which can be read from, the old token stays
-            replace_file(data_dir / OPERATOR_FILE, _new_token())
+            replace_file(token, _new_token())
         yield lock
     finally:
         os.close(lock)

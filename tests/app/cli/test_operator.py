@@ -108,6 +108,27 @@ def test_a_token_is_worth_nothing_after_the_node_that_made_it(store: StoreProces
     assert status == {first: 401, second: 200}
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o666, None])
+def test_nobody_else_reads_the_new_token_whoever_could_read_the_old_one(
+    tmp_path: Path, mode: int | None
+) -> None:
+    store = StoreProcess(tmp_path / "data")
+    file = store.data_dir / OPERATOR_FILE
+    store.data_dir.mkdir()
+    old = tmp_path / "old" if mode is None else file
+    old.write_text("sds_operator_" + "a" * 64)
+    old.chmod(mode or 0o644)
+    if mode is None:
+        file.symlink_to(old)
+    store.start()
+    try:
+        assert file.lstat().st_mode == stat.S_IFREG | 0o600
+        assert process("peers", "list", "--node", store.url).code == 0
+    finally:
+        store.end(signal.SIGTERM)
+    assert mode is not None or old.read_text() == "sds_operator_" + "a" * 64
+
+
 def test_the_operator_still_gets_in_while_the_file_of_the_tokens_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_bytes(b"[" * 100_000)
     with running_node(tmp_path, trust_loopback=False) as node:
