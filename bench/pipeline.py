@@ -121,11 +121,11 @@ def measure(spark: SparkSession, folder: Path, rows_count: int) -> list[dict[str
     steps.take("verify", lambda: verify_snapshot(spark, first))
     steps.take("restore, verified first", restore)
     steps.take("restore again, verified first", restore)
-    steps.take("diff with a store", lambda: diff(spark, first, copy_url))
+    steps.take("diff with a store", lambda: diff(first, copy_url, 0))
     in_child(add, url, rows_count, round(rows_count * CHANGE))
     grow = partial(export_snapshot, spark, url, second, parent=first)
     steps.take("incremental export, 1 % new", grow, reads_all=False)
-    steps.take("diff of two snapshots", lambda: diff(spark, first, second), reads_all=False)
+    steps.take("diff of two snapshots", lambda: diff(first, second, 0), reads_all=False)
     return steps.table(limit="plain Parquet copy")
 
 

@@ -174,7 +174,6 @@ def diff(
     left: Annotated[str, typer.Argument(metavar="A", help="Snapshot, data folder, or URL.")],
     right: Annotated[str, typer.Argument(metavar="B", help="Snapshot, data folder, or URL.")],
     limit: Annotated[int, typer.Option(min=0, help="Rows to list for each side.")] = _ROWS_SHOWN,
-    master: Master = None,
     as_json: AsJson = False,
 ) -> int:
     """List the entries that only one of two sides has."""
@@ -183,14 +182,14 @@ def diff(
     ranges_count = 0
     rows: dict[str, Any] = {name: {"count": 0, "rows": []} for name in ("left_only", "right_only")}
     if not _have_equal_roots(*sides):
-        with opened(master, *sides) as spark:
+        with faults_told():
             from pipeline.diff import diff as compare
 
-            found = compare(spark, *sides)
-            ranges, ranges_count = [asdict(each) for each in found.ranges], found.ranges_count
-            for name, only in (("left_only", found.left_only), ("right_only", found.right_only)):
-                listed = [_plain(row) for row in only.take(limit)]
-                rows[name] = {"count": only.count(), "rows": listed}
+            found = compare(*sides, limit)
+        ranges, ranges_count = [asdict(each) for each in found.ranges], found.ranges_count
+        for name, only in (("left_only", found.left_only), ("right_only", found.right_only)):
+            listed = [{**row, "digest": row["digest"].hex()} for row in only.rows]
+            rows[name] = {"count": only.count, "rows": listed}
     if as_json:
         equal = not ranges_count
         print_json({"equal": equal, "ranges_count": ranges_count, "ranges": ranges, **rows})
@@ -333,10 +332,6 @@ def _summary(manifest: Any) -> dict[str, Any]:
     names = ("snapshot_id", "created_at", "parent", "watermark", "entries", "claims")
     made = {name: document[name] for name in (*names, "bytes_written")}
     return {**made, "lost": manifest.lost_count}
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    return {**row.asDict(), "digest": bytes(row["digest"]).hex()}
 
 
 def _print_difference(left: str, right: str, rows: dict[str, Any], ranges_count: int) -> None:

@@ -12,7 +12,8 @@ class PipelineError(Exception):
 
 
 class ManifestError(PipelineError):
-    """The folder is not a snapshot, or its manifest is damaged or of an unknown version."""
+    """The folder is not a snapshot, its manifest is damaged or of an unknown version, or a file cannot
+    be read."""
 
     code = "damaged_snapshot"
 

@@ -206,7 +206,7 @@ def test_a_cluster_exports_verifies_and_compares(
     made = run(tmp_path, *export(url, tmp_path / "a"), master=cluster.url)
     assert made["entries"]["count"] == MESSAGES
     assert run(tmp_path, "verify", "a", master=cluster.url)["findings"] == []
-    assert run(tmp_path, "diff", "a", url, master=cluster.url)["equal"]
+    assert run(tmp_path, "diff", "a", url)["equal"]
 
 
 def test_on_a_cluster_the_size_of_shuffles_is_left_to_spark(

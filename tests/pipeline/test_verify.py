@@ -221,16 +221,14 @@ def test_an_empty_store_has_a_snapshot_too(spark: SparkSession, tmp_path: Path) 
     assert restore_snapshot(tmp_path / "empty", url).rows_count == 0
 
 
-def test_a_diff_names_what_each_side_lacks(
-    spark: SparkSession, snapshot: Path, tmp_path: Path
-) -> None:
+def test_a_diff_names_what_each_side_lacks(snapshot: Path, tmp_path: Path) -> None:
     """Two stores with a common past, each with messages of its own."""
     url = f"sqlite:///{tmp_path / 'sdstore.db'}"
     fill_store(url, conversation(seed=1), 2_950)
     fill_store(url, conversation(seed=5), 20)
-    found = diff(spark, snapshot, url)
-    ours = {row["digest"] for row in found.left_only.collect()}
-    theirs = {row["digest"] for row in found.right_only.collect()}
+    found = diff(snapshot, url, 3_000)
+    ours = {row["digest"] for row in found.left_only.rows}
+    theirs = {row["digest"] for row in found.right_only.rows}
     assert (len(ours), len(theirs)) == (50, 20)
     assert sum(each.left_count - each.right_count for each in found.ranges) == 30
 
