@@ -49,7 +49,7 @@ NonIndexers = Annotated[
 ]
 Relayed = Annotated[
     list[str] | None,
-    _senders("--relayed", "A sender whose messages are ordered once another refers to them"),
+    _senders("--relayed", "A sender whose messages are in the tail once an indexer names them"),
 ]
 
 

@@ -57,7 +57,7 @@ Relayed = Annotated[
     list[str],
     Query(
         default_factory=list,
-        description="a sender whose messages are ordered once another refers to them; repeatable",
+        description="a sender whose messages are in the tail once an indexer names them; repeatable",
     ),
 ]
 

@@ -25,6 +25,7 @@ from sdstore.wire import store_pb2 as wire
 from tests.app.http.test_lost_content import harm_frame
 from tests.app.store.test_frames import cut
 from tests.ordering.graphs import Sent, graph, random_graph
+from tests.support.cli import cli
 from tests.support.server import PROTOBUF, WANTS_PROTOBUF, RunningNode, running_node
 from tests.support.stores import PostgresStores, Stores, taken_back
 
@@ -163,6 +164,20 @@ def test_an_unknown_channel_has_an_empty_order(node: RunningNode) -> None:
 
 
 # ---- cursors
+
+
+def test_messages_of_a_relayed_sender_are_in_the_tail_once_an_indexer_names_them(
+    node: RunningNode,
+) -> None:
+    publish(node, graph("a0, r0: a0, x0: a0"))
+    relayed = ABC | {"relayed": ["r"]}
+    assert ids(page(node)["items"]) == ["a0", "r0", "x0"]
+    assert ids(page(node, relayed)["items"]) == ["a0", "x0"]
+    named = ["--indexer", "a", "--indexer", "b", "--indexer", "c", "--relayed", "r"]
+    items = cli("order", CHANNEL, *named, "--json", "--node", node.url).lines[:-1]
+    assert [each["message_id"] for each in items] == ["a0", "x0"]
+    publish(node, graph("b0: a0 r0"))
+    assert ids(page(node, relayed)["items"]) == ["a0", "r0", "b0", "x0"]
 
 
 def test_a_cursor_of_the_confirmed_prefix_holds_for_ever(node: RunningNode) -> None:
