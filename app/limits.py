@@ -248,7 +248,7 @@ class Limits:
         1_000_000, "IDs", "sync messages cost nothing to send; the store forgets the oldest first"
     )
     named_by_sync_max: int = _bound(
-        1_000, "IDs", "of a channel that only sync messages name; the oldest are forgotten first"
+        1_000, "IDs", "named only by sync messages, per channel; the oldest are forgotten first"
     )
     refused_digests_max: int = _bound(
         100_000, "digests", "that local policy refuses; a forgotten one costs another fetch"
@@ -303,7 +303,7 @@ class Limits:
         5, "seconds", "for a connection; longer than a restart of the server"
     )
     database_read_s: int = _bound(
-        10, "seconds", "one read; each takes milliseconds, and its caller waits"
+        10, "seconds", "for one read; reads take milliseconds, and callers wait for them"
     )
     database_statement_s: int = _bound(
         60, "seconds", "one statement that writes, or a wait for another writer"

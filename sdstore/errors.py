@@ -2,4 +2,4 @@
 
 
 class SdstoreError(Exception):
-    """Any error of `sdstore`: of a store, a driver, a participant's file, an order, or a message."""
+    """Base class of the errors of `sdstore`: of a store, a driver, a participant's file, an order, or a message."""

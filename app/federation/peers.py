@@ -532,8 +532,8 @@ class Peers:
     async def _look_now(self) -> None:
         """Renew the leases, take those that have expired, and learn of peers that came or went.
 
-        The settings of each process say which peers it wants. A look that finds no row of one adds it; a
-        row that no live process wants is not shown, and is forgotten later.
+        The settings of each process name the peers it wants. If one has no row, it is added. A row that no
+        running process wants is not shown, and is removed later.
         """
         rows = await self._hold()
         if self._settings_are_new:

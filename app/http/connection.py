@@ -47,8 +47,8 @@ LINGER_BYTES_MAX = 64 * 1_048_576
 the whole body before they read the answer. Twice the largest body."""
 
 LINGER_STEP_BYTES = 2 * 1_048_576
-"""The node lingers for as long as so many bytes arrive in `unread_body_linger_s`. As many are dropped behind
-a refusal of what is no body."""
+"""The node keeps reading while this many bytes arrive in `unread_body_linger_s`. It drops at most as many after it
+refused data that is not a body."""
 
 _HEADERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "request line and headers together")
 _TRAILERS_TOO_LARGE = Problem(Code.HEADERS_TOO_LARGE, "trailers and chunk headers")

@@ -195,7 +195,7 @@ class ReferenceWriter:
     def _write_missing(self, transaction: Transaction, names: Sequence[Name]) -> None:
         here = self._held_among(transaction, names)
         missing = [name for name in names if name not in here]
-        # Where a sync message alone named it before, it gives way.
+        # Replaces the row if only a sync message named it before.
         by_name = self._sql.delete_each(missing_references, "channel_no", "message_id")
         transaction.many(by_name, missing)
         rows = [(*name, 0) for name in missing]

@@ -262,7 +262,7 @@ class Incoming:
                 self._forget_missing(self._noted.first_to_go())
 
     def note_sync(self, message_id: str) -> None:
-        """The ID of a sync message without a sender: no missing message for those who name it so."""
+        """The ID of a sync message without a sender: messages that name it do not wait for it."""
         if message_id in self._sync_ids:
             return
         self._sync_ids[message_id] = None

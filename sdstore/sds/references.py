@@ -159,7 +159,7 @@ class References:
         return max(heads_max, ORDERED_HEADS_MAX) if self._options.ordered else heads_max
 
     def _name(self, message: Message) -> None:
-        """What a message names is no head any more."""
+        """Messages that a message names are no longer heads."""
         for entry in message.causal_history:
             head = self._heads.get(entry.message_id)
             if head is not None and (entry.sender_id or not self._can_name_author(head)):

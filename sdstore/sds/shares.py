@@ -1,4 +1,4 @@
-"""What each member of the channel takes of a bounded table: whoever fills it loses what is his own.
+"""Each member's share of a bounded table: a member that fills the table loses its own entries.
 
 A sender's name costs nothing, so those of whom no message was delivered with all its causes are strangers,
 and the strangers of a path of arrival have one account.
