@@ -37,7 +37,8 @@ class Deliver:
     """A content message for the application, which then calls `Participant.confirm(number)`.
 
     Numbers start at 1 and grow by 1 in a channel. `after_gap`: the IDs of causes of this message that
-    are lost. `is_late`: the message was lost, and messages that depend on it were delivered before.
+    are lost. `is_late`: the message was lost, and messages that depend on it were delivered before (if it
+    supersedes another one, since that one).
     `rank`: what its ID proves. `supersedes`: a message of a lower rank was delivered under this ID
     before; this one takes its place, in the log too. `message` comes without the bloom filter and the
     repair request of its frame.

@@ -390,6 +390,7 @@ class Ledger:
         is_right = effect.is_late == was_skipped
         if peer.world.schedule.is_cramped:  # it may have forgotten that it skipped the message
             is_right |= was_skipped
+        is_right |= effect.supersedes  # the message that it replaces was the late one
         law(is_right, f"is_late of {message_id} is {effect.is_late}")
         self.delivered[number] = effect
         self.number_of[message_id] = number
