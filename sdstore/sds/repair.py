@@ -216,6 +216,9 @@ class Repair:
         """A cause is missing, which this member named. Has no effect if it is wanted already or has no
         known author."""
         message_id = entry.message_id
+        known = self._wanted.get(message_id)
+        if known is not None and member.account and not known.member.account:
+            self._forget(message_id)  # a stranger named it first, who could have invented it
         if message_id in self._wanted or not (entry.sender_id and self._participant_id):
             return
         cost = 1 + len(serialize_entry(entry)) // REQUEST_BYTES

@@ -305,6 +305,18 @@ def test_ghosts_of_one_member_do_not_keep_what_another_names_from_being_asked_fo
     assert "lost" in {each.message_id for each in requests(bob.wait(125))}
 
 
+def test_a_stranger_who_names_a_message_first_among_ghosts_does_not_keep_it_from_being_asked_for() -> (
+    None
+):
+    bob = Device("bob", ParticipantOptions(bloom=None))
+    lost = HistoryEntry("lost", b"", "ada")
+    bob.hear(written("m9", "carol"), written("m0", "mallory", *ghosts(200), lost))
+    for number in range(1, 5):
+        bob.hear(written(f"m{number}", "mallory", *ghosts(200, start=200 * number)))
+    bob.hear(written("m10", "carol", lost))
+    assert "lost" in {each.message_id for each in requests(bob.wait(150))}
+
+
 def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
     bob = Device("bob", replace(QUIET, lost_max=100))
     bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
