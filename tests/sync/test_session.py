@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import sdstore.sync.memory as memory_module
+from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
 from recon.limits import ID_BYTES
 from recon.session import Interest
-from sdstore.sync.memory import RETRY_S_MAX, PeerMemory
+from sdstore.sync.memory import RETRY_FACTOR, RETRY_S_MAX, RETRY_S_MIN, PeerMemory
 from sdstore.sync.replica import LostPage, Prepared, Stored
 from sdstore.sync.report import Progress, SyncCode, SyncError, SyncOutcome, SyncReport
 from sdstore.sync.session import LOST_FETCHED_MAX, sync_with_peer
@@ -191,6 +192,29 @@ def test_sets_are_not_proved_equal_while_the_peer_states_another_total() -> None
     assert ours.contents == set(CONTENTS[:80])
 
 
+def test_a_peer_that_shows_no_difference_and_states_another_total_is_at_fault() -> None:
+    class Splitting(Overstating):
+        """Takes its ranges apart as if they differed; their parts are equal."""
+
+        async def _answer(self, request: ReconRequest) -> ReconResponse:
+            if request.total and request.ranges.hashes:
+                request.ranges.hashes = bytes(len(request.ranges.hashes))
+            return await super()._answer(request)
+
+    report, memory = synced(MemoryReplica(CONTENTS), Splitting(MemoryReplica(CONTENTS)))
+    assert (report.outcome, report.code) == (SyncOutcome.PEER_FAULT, SyncCode.PEER_MISBEHAVED)
+    assert "its total differs" in report.detail
+    assert memory.proof is None
+
+
+def test_a_peer_whose_set_never_stops_growing_is_accused_of_nothing() -> None:
+    theirs = MemoryReplica(CONTENTS[20:80])
+    more = iter(CONTENTS[80:])
+    peer = MemoryPeer(theirs, gives_marks=False, asked=lambda _: theirs.add(next(more)))
+    report, _ = synced(MemoryReplica(CONTENTS[:60]), peer)
+    assert (report.outcome, report.detail, report.proved) == (SyncOutcome.IN_SYNC, "", False)
+
+
 class Withholding(MemoryPeer):
     """Names an element and never serves it."""
 
@@ -303,6 +327,36 @@ def test_a_session_asks_for_a_bounded_number_of_lost_entries_and_the_next_one_go
     assert ours.pages_count <= 3  # to know that nothing is due, and after the pass
 
 
+def test_the_budget_of_a_session_grows_with_the_lost_content_that_comes_back() -> None:
+    large = [content(n, "large" * 20_000) for n in range(60)]
+    assert sum(map(len, large)) > RECON_LIMITS.bytes_base + RECON_LIMITS.bytes_per_element * 60
+    ours = MemoryReplica(large)
+    for raw in large:
+        ours.lose(raw)
+    report, _ = synced(ours, MemoryPeer(MemoryReplica(large)))
+    assert (report.outcome, report.mended) == (SyncOutcome.IN_SYNC, len(large))
+
+
+def test_lost_content_that_a_peer_cannot_serve_is_asked_of_it_after_ever_longer_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = MemoryReplica(CONTENTS[:50]), MemoryReplica(CONTENTS[:50])
+    ours.lose(CONTENTS[3])
+    theirs.lose(CONTENTS[3])
+    peer, memory = MemoryPeer(theirs), PeerMemory()
+    now_s = time.time()
+    for wait_s in (0.0, RETRY_S_MIN, RETRY_S_MIN * RETRY_FACTOR, RETRY_S_MIN * RETRY_FACTOR**2):
+        for later_s, is_asked in ((wait_s - 2, False), (wait_s + 2, True)):
+            if later_s < 0:
+                continue
+            clock = SimpleNamespace(time=lambda at_s=now_s + later_s: at_s)
+            monkeypatch.setattr(memory_module, "time", clock)
+            peer.requests.clear()
+            _, memory = synced(ours, peer, memory)
+            assert any(each.HasField("fetch") for each in peer.requests) is is_asked, wait_s
+        now_s += wait_s + 2
+
+
 def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:
     class Unreachable(MemoryPeer):
         async def interest(self) -> bytes:
@@ -311,6 +365,16 @@ def test_the_report_of_a_session_that_ends_early_claims_nothing() -> None:
     report, _ = synced(MemoryReplica(CONTENTS[:10]), Unreachable(MemoryReplica()))
     nothing = SyncReport(outcome=SyncOutcome.PEER_FAULT, code=SyncCode.PEER_UNREACHABLE)
     assert replace(report, detail="", seconds=0.0) == nothing
+
+
+def test_the_progress_of_a_session_that_ends_early_shows_what_is_here() -> None:
+    ours, seen = Failing(), list[Progress]()
+    report, _ = synced(ours, MemoryPeer(MemoryReplica(CONTENTS)), seen=seen)
+    assert report.outcome is SyncOutcome.LOCAL_FAULT
+    assert 0 < len(ours.contents) < len(CONTENTS)
+    here_percent = 100 * len(ours.contents) / len(CONTENTS)
+    assert seen[-1].in_sync_percent == pytest.approx(here_percent)
+    assert sum(share for _, share in seen[-1].segments) == pytest.approx(1)
 
 
 def test_only_hints_that_are_kept_count_as_received() -> None:
