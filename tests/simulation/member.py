@@ -85,7 +85,7 @@ def plan_of(seed: int) -> Plan:
         resend_ms_max=60_000,
         sync_ms=10_000,
         sync_ms_max=60_000,
-        waiting_max=random.choice([15, 15, 4_096]),
+        waiting_max=random.choice([40, 40, 4_096]),
         noted_max=random.choice([200, 1_000]),
         repair=RepairOptions(t_min_ms=5_000, t_max_ms=20_000, answers_per_requester=6),
     )
@@ -129,6 +129,8 @@ class Member:
         """By ID: the message that counts, and when its author's own one was delivered first."""
         self.known: set[str] = set()
         """Those of whom something was delivered with all its causes; the others share one account."""
+        self.given_up: set[str] = set()
+        """Honest messages on which the hostile member's own messages waited when they were displaced."""
         self.order = ChannelOrder(self.log, Roles(indexers=options.indexers))
 
     def carry_out(self, effects: list[Effect]) -> None:
@@ -142,9 +144,12 @@ class Member:
             elif isinstance(effect, Deliver):
                 message = effect.message
                 self._put_in_order(message.message_id)
-                is_known = message.sender_id in self.known
-                if not self.world.plan.loss and is_known and self.world.is_genuine(message):
-                    skipped = self.world.honest.keys() & {*effect.after_gap}
+                skipped = self.world.honest.keys() & {*effect.after_gap} - self.given_up
+                if not self.world.is_genuine(message):
+                    self.given_up |= skipped
+                elif (
+                    not self.world.plan.loss and message.sender_id in self.known - self.world.abused
+                ):
                     law(not skipped, f"{message.content.decode()!r} comes before its causes")
                 _, at_ms = self.delivered.get(message.message_id, (message, 0))
                 if not at_ms and self.world.is_genuine(message):
@@ -181,6 +186,8 @@ class World:
         self.now_ms = START_MS
         self.honest: dict[str, tuple[Message, int]] = {}
         """By ID: every honest message with content, and when it was sent."""
+        self.abused: set[str] = set()
+        """Names under which the hostile member wrote messages of her own: those count against that name."""
         self.honest_bytes = self.hostile_bytes = self.frame_bytes_max = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -264,6 +271,8 @@ class World:
         for message in make(self._overheard):
             frame = encode(message)
             self.hostile_bytes += len(frame)
+            if message.message_id.startswith("hostile"):
+                self.abused.add(message.sender_id)
             for member in victims or self.members:
                 self._fly(member, frame, attacker.random.randint(0, 100))
 
