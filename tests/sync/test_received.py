@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -11,9 +13,10 @@ import sdstore.sync.received as received
 from sdstore.sync.received import Row, WriteBehind
 from sdstore.sync.replica import Element, Prepared, Stored
 from sdstore.sync.report import SyncCode, SyncError, SyncOutcome
+from sdstore.sync.session import sync_with_peer
 from sdstore.wire import recon_pb2 as wire
-from sdstore.wire.recon_pb2 import ReconRequest, ReconResponse
-from tests.support.memory_sync import MemoryPeer, MemoryReplica, content, element_of
+from sdstore.wire.recon_pb2 import Item, ReconRequest, ReconResponse
+from tests.support.memory_sync import EVERYTHING, MemoryPeer, MemoryReplica, content, element_of
 from tests.sync.test_session import synced
 
 AT_ONCE = 10
@@ -209,6 +212,72 @@ def test_what_came_before_a_peer_broke_off_is_stored() -> None:
     assert report.outcome is SyncOutcome.PEER_FAULT
     assert 0 < report.entries_received < len(CONTENTS) // 2
     assert report.entries_received == len(ours.contents) - len(CONTENTS) // 2 == peer.served_count
+
+
+def test_what_is_being_read_when_a_peer_breaks_off_is_stored() -> None:
+    class Reading(MemoryReplica):
+        """Reads what it was served only after the peer has broken off, in several turns."""
+
+        async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
+            await gone.wait()
+            await turns()
+            return await super().prepare(items)
+
+    class Breaking(BreaksOff):
+        async def _answer(self, request: ReconRequest) -> ReconResponse:
+            try:
+                return await super()._answer(request)
+            except SyncError:
+                gone.set()
+                raise
+
+    gone = asyncio.Event()
+    ours = Reading(CONTENTS[::2])
+    peer = Breaking(MemoryReplica(CONTENTS), contents_max=2)
+    report, _ = synced(ours, peer)
+    assert report.outcome is SyncOutcome.PEER_FAULT
+    assert (
+        report.entries_received == len(ours.contents) - len(CONTENTS) // 2 == peer.served_count > 0
+    )
+
+
+def test_a_session_that_is_cancelled_leaves_nothing_behind() -> None:
+    class Silent(BreaksOff):
+        """Serves one batch, then answers no more."""
+
+        async def _answer(self, request: ReconRequest) -> ReconResponse:
+            try:
+                return await super()._answer(request)
+            except SyncError:
+                return await asyncio.Future[ReconResponse]()
+
+    class Reading(Patient):
+        async def prepare(self, items: Sequence[Item]) -> list[Prepared]:
+            came.set()
+            return await super().prepare(items)
+
+    came = asyncio.Event()
+
+    async def begun_and_cancelled() -> weakref.ref[Patient]:
+        ours = Reading(CONTENTS[::2])
+        peer = Silent(MemoryReplica(CONTENTS), contents_max=1)
+        session = asyncio.create_task(sync_with_peer(ours, peer, EVERYTHING))
+        await came.wait()
+        await turns()  # what came waits for a transaction
+        session.cancel()
+        await asyncio.wait({session})
+        assert session.cancelled()
+        assert len(ours.contents) == len(CONTENTS) // 2
+        return weakref.ref(ours)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(60):
+            replica = await begun_and_cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        gc.collect()
+        assert replica() is None
+
+    asyncio.run(scenario())
 
 
 def test_a_session_ends_when_everything_is_stored() -> None:
