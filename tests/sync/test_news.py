@@ -89,6 +89,17 @@ def test_a_proved_pair_compares_only_what_arrived_since_and_moves_it_in_three_tr
     assert was_over_news(peer)
 
 
+def test_four_dozen_news_on_each_side_take_no_more_trips_than_one() -> None:
+    ours, theirs, peer, memory = proved_pair(3_000)
+    for raw in contents(500, 500 + comparison_module.NEWS_UNCUT_MAX, "ours"):
+        ours.add(raw)
+    for raw in contents(2_000, 2_000 + comparison_module.NEWS_UNCUT_MAX, "theirs"):
+        theirs.add(raw)
+    report, _ = synced(ours, peer, memory)
+    assert (report.proved, report.requests) == (True, 3)
+    assert ours.contents == theirs.contents
+
+
 def test_empty_news_prove_an_idle_pair_equal_in_one_small_round_trip() -> None:
     ours, _, peer, memory = proved_pair()
     up, down = peer.bytes_up, peer.bytes_down
@@ -130,6 +141,44 @@ def test_a_pair_that_is_never_equal_at_one_moment_still_gets_marks() -> None:
         assert theirs.contents >= before, number
         assert was_over_news(peer) is (number > 0)
         assert report.requests <= (4 if number else 10), number
+
+
+def test_what_reaches_the_peer_during_a_pass_is_news_of_the_next_session() -> None:
+    ours, theirs = MemoryReplica(contents(0, 3_000)[::3]), MemoryReplica(contents(0, 3_000))
+    meanwhile = contents(0, 3_000, "meanwhile")[::10]
+
+    def arrive(request: ReconRequest) -> None:
+        if request.HasField("ranges") and not request.mark:  # it has given its mark
+            for raw in meanwhile:
+                theirs.add(raw)
+
+    peer = MemoryPeer(theirs, asked=arrive)
+    report, memory = synced(ours, peer)
+    assert (report.proved, report.entries_received) == (True, 2_000)
+    assert theirs.contents >= set(meanwhile)
+    assert not ours.contents & set(meanwhile)
+    peer.asked = lambda _: None
+    report, _ = synced(ours, peer, memory)
+    assert (report.proved, report.entries_received) == (True, len(meanwhile))
+    assert was_over_news(peer)
+    assert ours.contents == theirs.contents
+
+
+def test_a_pass_that_moves_too_much_for_a_baseline_is_not_cut_short_by_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the pass itself sends, the peer counts as arrived after its mark."""
+    for module in (news_module, comparison_module):
+        monkeypatch.setattr(module, "MOVED_MAX", 100)
+    for module in (moves_module, comparison_module):
+        monkeypatch.setattr(module, "MOVE_ELEMENTS_MAX", 50)
+    ours, theirs = MemoryReplica(contents(0, 2_000)), MemoryReplica(contents(1_000, 3_000))
+    theirs.news_max = 100
+    peer = MemoryPeer(theirs)
+    report, _ = synced(ours, peer)
+    assert (report.outcome, report.proved) == (SyncOutcome.IN_SYNC, True)
+    assert (report.entries_received, report.entries_sent) == (1_000, 1_000)
+    assert sum(each.total for each in peer.requests) == 2, "one pass, and the totals at its end"
 
 
 def test_a_memory_with_a_baseline_survives_as_json() -> None:
@@ -418,6 +467,31 @@ def test_a_shorter_time_between_whole_sessions_is_obeyed(monkeypatch: pytest.Mon
         monkeypatch.setattr(memory_module.time, "time", lambda later=later: now + later)
         synced(ours, peer, memory, limits=limits)
         assert was_over_news(peer) is expected
+
+
+def test_what_a_peer_wants_is_read_again_once_it_is_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Telling(MemoryPeer):
+        reads_count = 0
+
+        async def interest(self) -> bytes:
+            self.reads_count += 1
+            return await super().interest()
+
+    monkeypatch.setattr(memory_module.time, "time", lambda: now_s)
+    now_s = 1_000_000.0
+    ours, peer = MemoryReplica(contents(0, 10)), Telling(MemoryReplica(contents(0, 10)))
+    _, memory = synced(ours, peer)
+    _, memory = synced(ours, peer, memory)  # the first did not know its policy
+    for wait_s, reads_count in (
+        (0, 0),
+        (DEFAULT_LIMITS.nonce_lifetime_s, 0),
+        (DEFAULT_LIMITS.nonce_lifetime_s + 1, 1),
+    ):
+        now_s, peer.reads_count = 1_000_000.0 + wait_s, 0
+        synced(ours, peer, memory)
+        assert peer.reads_count == reads_count, wait_s
 
 
 # --- the law, in random worlds -----------------------------------------------------------------------
