@@ -124,7 +124,7 @@ DAMAGES: list[tuple[str, Callable[[str], None], Kind]] = [
     (
         "a stored message is listed as missing",
         sql(
-            "INSERT INTO missing_references SELECT channel_no, message_id FROM messages"
+            "INSERT INTO missing_references (channel_no, message_id) SELECT channel_no, message_id FROM messages"
             f" WHERE seq = {BAD}"
         ),
         Kind.REFERENCE,

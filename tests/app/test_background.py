@@ -103,7 +103,7 @@ async def test_a_task_that_ends_in_any_way_is_logged_counted_shown_and_begun_aga
         assert (supervisor.failures["weeding"], supervisor.failing) == (3, ["weeding"])
         await until(lambda: not supervisor.failing)
     lines = [record.getMessage() for record in caplog.records if "'weeding'" in record.getMessage()]
-    assert [line.split("weeding' ")[1][:12] for line in lines] == ["failed and i", "works again "]
+    assert [line.split("weeding' ")[1][:10] for line in lines] == ["failed and", "works agai"]
 
 
 async def test_a_task_that_keeps_failing_is_tried_again_after_pauses_that_grow_up_to_a_bound(

@@ -79,7 +79,7 @@ def messages(channel_id: str, numbers: Iterable[int], text: str = "content") -> 
 def publish(node: RunningNode, some: Iterable[Message], *hints: bytes) -> None:
     with StoreClient(node.url) as client:
         items = [PublishItem(encode(each), hints) for each in some]
-        outcomes = list(client.publish_batch(items, Batcher(items_max=5_000)))
+        outcomes = list(client.publish_stream(items, Batcher(items_max=5_000)))
     assert all(each.outcome == "stored" for each in outcomes)
 
 

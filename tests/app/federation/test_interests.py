@@ -329,7 +329,7 @@ def test_a_process_that_cannot_read_the_interest_keeps_the_last_one(
 
     run(scenario())
     texts = [record.getMessage() for record in caplog.records]
-    assert sum("'interests' failed and is tried again" in text for text in texts) == 1
+    assert sum("'interests' failed and will be restarted" in text for text in texts) == 1
     assert sum("is damaged, so it stays" in text for text in texts) >= 5
 
 

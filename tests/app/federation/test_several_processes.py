@@ -168,11 +168,11 @@ def test_a_peer_of_one_hosts_settings_is_known_to_the_other_and_held_by_the_firs
             assert peers_of(one)[DEAD]["origin"] == "settings"
             refused = one.http.delete(f"/v1/peers/{peers_of(one)[DEAD]['id']}")
             assert (refused.status_code, refused.json()["code"]) == (400, "invalid_parameter")
-            assert "remove it there" in refused.json()["detail"]
+            assert "remove it from them" in refused.json()["detail"]
         with caplog.at_level(logging.WARNING, "app.federation.peers"):
             caplog.clear()
             assert peers_of(one) == {}
-            assert any(f"peer {DEAD} is gone" in each for each in caplog.messages)
+            assert any(f"peer {DEAD} is no longer listed" in each for each in caplog.messages)
         assert "sdstore_peers_vanished_total 1.0" in one.http.get("/metrics").text
 
 
