@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recon.codec import Asks, fill, pack_asks, read_total
+from recon.elements import U64
 from recon.errors import LocalProtocolError, RemoteProtocolError
 from recon.events import (
     Busy,
@@ -45,7 +46,7 @@ from recon.events import (
     Unsupported,
     measure,
 )
-from recon.learning import Asked, Learning
+from recon.learning import NO_ORDERS, Asked, Learning
 from recon.limits import (
     DEFAULT_LIMITS,
     FRAME_BYTES_MIN,
@@ -89,7 +90,11 @@ class OutgoingRequest(NamedTuple):
 
 
 class Initiator:
-    """One session. `seed` makes the random cuts; `recent` counts own arrivals since the last session."""
+    """One session. `seed` makes the random cuts; `recent` counts own arrivals since the last session.
+
+    `apart`: ascending orders of elements that are here, but not in the view. A range that can contain one is
+    not fetched as a whole, but by names.
+    """
 
     def __init__(
         self,
@@ -100,8 +105,10 @@ class Initiator:
         limits: Limits = DEFAULT_LIMITS,
         seed: int = 0,
         recent: int = 0,
+        apart: U64 = NO_ORDERS,
     ) -> None:
         self._view = view
+        self._apart = apart
         self._header = header
         self._options = options or Options()
         self._limits = limits
@@ -249,7 +256,7 @@ class Initiator:
         if refusal := refusal_of(response, self._header.responder_nonce):
             self._over = True
             return [refusal]
-        learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap)
+        learning = Learning(self._view, flying, self._limits.depth_max, self._list_cap, self._apart)
         learned = learning.from_answers(response.answers, self._phase())
         self._settled += learned.settled
         self._parts = learned.peer_parts or self._parts

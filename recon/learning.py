@@ -34,6 +34,7 @@ from sdstore.wire.recon_pb2 import Answers
 
 CHUNK_IDS = 1 << 14  # short ids compared at a time: sorting stays inside the cache
 _WHOLE_COUNT = 1 << 14  # elements of a need without names: some are fetched side by side
+NO_ORDERS = np.empty(0, np.uint64)
 _WHOLE_NEEDS = 1 << 10  # of ranges that touch, about, however many elements the peer claims
 
 
@@ -61,8 +62,12 @@ class Learned:
 class Learning:
     """Reads one answer to what was asked."""
 
-    def __init__(self, view: View, asked: Asked, depth_max: int, list_cap: int) -> None:
+    def __init__(
+        self, view: View, asked: Asked, depth_max: int, list_cap: int, apart: U64 = NO_ORDERS
+    ) -> None:
+        """`apart`: ascending orders of elements that are here, but not in the view."""
         self._view = view
+        self._apart = apart
         self._work = asked.work
         self._parts = asked.parts
         self._phase = asked.phase
@@ -85,7 +90,10 @@ class Learning:
         self._settle(work.ranges.take(equal), work.counts[equal], RangeState.IN_SYNC)
         # Only they hold some: fetch the whole range.
         whole = ((reply.kinds == COUNT) & ~is_empty).nonzero()[0]
+        by_name = np.empty(0, np.int64)
         if len(whole):
+            has_apart = self._has_apart(work.ranges.take(whole))
+            by_name, whole = whole[has_apart], whole[~has_apart]
             self._need_whole(work.ranges.take(whole), reply.counts[whole])
         # A list, perhaps an empty one: send and fetch what one side alone names.
         lists = ((reply.kinds == LIST) | ((reply.kinds == COUNT) & is_empty)).nonzero()[0]
@@ -95,8 +103,20 @@ class Learning:
         parents = (reply.kinds == SPLIT).nonzero()[0]
         again = self._compare_parts(parents, reply, tiles, phase)
         # Not answered: ask again.
-        self._out.work = Work.concatenate([work.take(slice(answered, None)), again])
+        left = work.take(slice(answered, None))
+        named = self._to_be_listed(work.take(by_name), reply.counts[by_name])
+        self._out.work = Work.concatenate([left, again, named])
         return self._out
+
+    def _has_apart(self, ranges: RangeColumns) -> Mask:
+        """Which ranges can contain elements that are here, but not in the view."""
+        first = np.searchsorted(self._apart, ranges.lower_orders, "left")
+        return first < np.searchsorted(self._apart, ranges.upper_orders, "right")
+
+    def _to_be_listed(self, work: Work, theirs: I64) -> Work:
+        """Ask for the names in ranges of which the view holds nothing: some of them can be here."""
+        listed = replace(work, listed=np.ones(len(work), bool), sizes=theirs)
+        return join_lists(listed, self._out.list_cap) if len(listed) else listed
 
     @staticmethod
     def _check_kinds(reply: Reply, listed: Mask, counts: I64) -> None:
@@ -174,7 +194,10 @@ class Learning:
         kinds = decide(hashes, ours, reply.parts.hashes, theirs, list_max=0)
         equal, lacking = kinds == EQUAL, kinds == COUNT
         self._settle(ranges.take(equal), ours[equal], RangeState.IN_SYNC)
-        self._need_whole(ranges.take(lacking), theirs[lacking])
+        by_name = lacking.copy()
+        by_name[lacking] = self._has_apart(ranges.take(lacking))
+        whole = lacking & ~by_name
+        self._need_whole(ranges.take(whole), theirs[whole])
         expected = differences(owner, reply.parts.sizes, ours, theirs, ~equal)
         # Parts that we lack count for the estimate of differences around them, but need no plan.
         expected = expected[~lacking[~equal]]
@@ -187,7 +210,18 @@ class Learning:
             ours[open_],
             hashes[open_],
         )
-        return self._planned(work, where.take(open_), expected, phase)
+        named = Work(
+            ranges.take(by_name),
+            np.ones(int(by_name.sum()), bool),
+            depths[owner[by_name]],
+            theirs[by_name],
+            ours[by_name],
+            hashes[by_name],
+        )
+        planned = self._planned(work, where.take(open_), expected, phase)
+        if len(named):
+            planned = Work.concatenate([planned, self._to_be_listed(named, theirs[by_name])])
+        return planned
 
     def _lower_list_cap(self, refused: I64) -> None:
         """Ask for lists of half the length that was refused, if that is shorter than now."""

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from recon.events import Busy, Event, Expired, Fault, Have, Need, NotThere, Stated, Unsupported
 from recon.initiator import Initiator, Options, OutgoingRequest
 from recon.limits import DEFAULT_LIMITS as RECON_LIMITS
@@ -21,6 +23,7 @@ from recon.limits import Limits
 from recon.session import SessionHeader
 from recon.view import View
 from sdstore.sync.exchange import InterestChangedError, NonceExpiredError, error_of
+from sdstore.sync.memory import LackedBy
 from sdstore.sync.moves import MOVE_ELEMENTS_MAX, Moves
 from sdstore.sync.news import MOVED_MAX, PASSED_OVER_MAX
 from sdstore.wire.recon_pb2 import ReconResponse
@@ -56,6 +59,7 @@ def new_initiator(
         limits=_limits(RECON_LIMITS, session.limits.answer_bytes_max),
         seed=secrets.randbits(64),
         recent=recent or 0,
+        apart=np.sort(session.aside.columns(LackedBy.THERE).orders),
     )
 
 

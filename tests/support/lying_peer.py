@@ -69,8 +69,13 @@ def acknowledged(response: ReconResponse, dropped: Sequence[bool]) -> None:
 
 
 @contextmanager
-def lying_peer(upstream: str, drops: Drops) -> Iterator[str]:
-    """The URL of a peer that answers as the node at `upstream`, which gets only what is not dropped."""
+def lying_peer(
+    upstream: str, drops: Drops, changes: Callable[[ReconResponse], None] = lambda _: None
+) -> Iterator[str]:
+    """The URL of a peer that answers as the node at `upstream`, which gets only what is not dropped.
+
+    `changes` changes the answers.
+    """
 
     def recon(raw: bytes) -> bytes:
         request = ReconRequest.FromString(raw)
@@ -81,6 +86,7 @@ def lying_peer(upstream: str, drops: Drops) -> Iterator[str]:
         )
         if response.status == wire.OK:
             acknowledged(response, dropped)
+        changes(response)
         return response.SerializeToString()
 
     def interest() -> bytes:
@@ -89,6 +95,13 @@ def lying_peer(upstream: str, drops: Drops) -> Iterator[str]:
 
     with _served(interest, recon) as url:
         yield url
+
+
+def refuses(response: ReconResponse) -> None:
+    """Have an answer say that all that was stored is refused."""
+    response.push_outcomes[:] = [
+        wire.PUSH_REFUSED if each == wire.STORED else each for each in response.push_outcomes
+    ]
 
 
 class Forgetful(MemoryReplica):
