@@ -240,5 +240,5 @@ def test_backup_and_check_work_beside_the_workers_and_a_second_service_is_refuse
         assert process("check", "--data-dir", tmp_path).code == 0
         second = process("serve", "--port", 0, "--data-dir", tmp_path, "--workers", 2)
         assert second.code == 6
-        assert "another process writes" in second.err
+        assert "data_dir_in_use" in second.err
         assert publish(url, 2) == 201
