@@ -197,7 +197,15 @@ class Pass:
 
 
 class Confirmation(Pass):
-    """A pass over elements that the peer has acknowledged. It sends nothing: `moves.moved` has what is lacking."""
+    """A pass over elements that the peer has acknowledged. It sends nothing: `moves.moved` has what is lacking.
+
+    A claim that others brought can come without its entry, which the next session compares.
+    """
+
+    async def run(self) -> None:
+        """As a pass."""
+        self.moves.sets_orphans_aside = False
+        await super().run()
 
     def _take(self, event: Event) -> None:
         match event:

@@ -222,6 +222,7 @@ class Moves:
         self._started_s = time.monotonic()
         self._outbox = Outbox()
         self._fetches = FetchQueue(view)
+        self.sets_orphans_aside = True
         self._orphans: list[bytes] = []
         self._orphans_bytes = 0
         self._left_orphans = False
@@ -351,7 +352,8 @@ class Moves:
         async for claims in self._take_orphans():
             for claim in claims:
                 entry = self._aside.get(claim.prepared.entry_id)
-                self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
+                if entry or self.sets_orphans_aside:
+                    self._set_aside(aside_of(claim, entry.code if entry else NO_ENTRY))
         if self._left_orphans:
             detail = f"over {ORPHANS_MAX} claims, or {ORPHANS_BYTES_MAX} bytes of them, came before their entries"
             raise SyncError(SyncCode.OVERLOADED, f"{detail}; sync again")

@@ -419,11 +419,13 @@ def test_stores_that_are_written_all_the_time_never_blame_each_other(tmp_path: P
             asked.set()
             await asyncio.gather(*writers)
             assert {(each.outcome, each.detail) for each in reports} == {(SyncOutcome.IN_SYNC, "")}
-            assert {each.set_aside_count for each in reports} == {0}
+            # A claim that arrives between two passes can come before its entry; the end shows that it heals.
+            codes = {aside["code"] for each in reports for aside in each.set_aside}
+            assert codes <= {"no_entry"}
             for _ in range(2):
                 for one, two in pairs:
                     report = await sync(nodes[one], nodes[two], memory=memories[one, two])
-            assert report.outcome is SyncOutcome.IN_SYNC
+            assert (report.outcome, report.set_aside_count) == (SyncOutcome.IN_SYNC, 0)
             assert await holdings(nodes[0]) == await holdings(nodes[1]) == await holdings(nodes[2])
 
     run(scenario())
