@@ -39,7 +39,7 @@ def conversation() -> Iterator[bytes]:
     for number in range(MESSAGES):
         writer = rng.choice(WRITERS)
         causes = {*newest[-rng.randint(1, 3) :], *([last[writer]] if writer in last else [])}
-        message_id = f"{rng.getrandbits(256):064x}"
+        message_id = f"m{rng.getrandbits(256):064x}"  # of no scheme that we could check
         newest = [*newest[-4:], message_id]
         last[writer] = message_id
         history = tuple(map(HistoryEntry, sorted(causes)))
