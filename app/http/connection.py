@@ -17,6 +17,7 @@ whose application is running, `_waiting` those in between, `_rest` the bytes tha
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import MutableMapping
 from typing import Any
@@ -107,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_refused = False
         self._dropped_bytes = 0
         self._linger_bytes_max = LINGER_BYTES_MAX
+        # By `time.monotonic`: the loop counts milliseconds, and two connections can share one.
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._headers_timer: asyncio.TimerHandle | None = None
@@ -121,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; close it if there are too many."""
         self.transport = transport
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()
         # With a mark of 0, paused writing means that bytes are unread.
         transport.set_write_buffer_limits(high=0)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
@@ -417,7 +419,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write_refusal(self._refusal)
             return
         elif not self._is_in_headers and not self._rest:
-            self._idle_since = self.loop.time()
+            self._idle_since = time.monotonic()
             if self._idle_timer is None:
                 self._idle_timer = self.loop.call_later(
                     self.limits.connection_idle_s, self._look_at_idler
@@ -433,7 +435,7 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_timer = None
         if not self.is_idle:
             return
-        left_s = self._idle_since + self.limits.connection_idle_s - self.loop.time()
+        left_s = self._idle_since + self.limits.connection_idle_s - time.monotonic()
         if left_s > 0:
             self._idle_timer = self.loop.call_later(left_s, self._look_at_idler)
         else:
