@@ -26,8 +26,8 @@ from bench.loading import load_file
 from bench.scratch import in_scratch
 from bench.table import publish
 from sdstore.client import AsyncStoreClient
-from sdstore.client.backfill import drain
-from sdstore.client.participantfile import ParticipantFile
+from sdstore.participant.backfill import drain
+from sdstore.participant.file import ParticipantFile
 from sdstore.sds import Deliver, Participant
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest

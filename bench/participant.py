@@ -34,7 +34,7 @@ from typing import Any
 
 from bench.scratch import in_scratch
 from bench.table import publish
-from sdstore.client.participantfile import ParticipantFile
+from sdstore.participant.file import ParticipantFile
 from sdstore.sds.bloom import Form
 from sdstore.sds.effects import Broadcast, Deliver, Effect
 from sdstore.sds.log import LogEntry, MemoryLog

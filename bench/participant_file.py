@@ -27,7 +27,7 @@ from typing import Any
 from bench.frame_workloads import filter_frames
 from bench.scratch import in_scratch
 from bench.table import publish
-from sdstore.client import ParticipantFile
+from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.effects import Save
 from sdstore.sds.log import LogEntry

@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
-from sdstore.client import (
+from sdstore.participant import (
     Connection,
     DriverError,
     DriverOptions,
@@ -46,7 +46,7 @@ from sdstore.client import (
     Unpublished,
     Unsaved,
 )
-from sdstore.client.stores import BackOff
+from sdstore.participant.stores import BackOff
 from sdstore.sds import LAMPORT_MAX, decode
 from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, Rejected, StoredRemotely
 from sdstore.sds.log import ParticipantLog

@@ -19,7 +19,7 @@ from app.cli.files import (
 from app.cli.options import PATIENCE
 from app.cli.output import CliError, Exit
 from sdstore.client import AsyncStoreClient
-from sdstore.client.backfill import Fetched
+from sdstore.participant.backfill import Fetched
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import claim_id, entry_digest
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, Noted, Staged

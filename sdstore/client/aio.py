@@ -46,7 +46,7 @@ from sdstore.sds.model import Message
 from sdstore.sync.report import Progress, SyncReport
 
 if TYPE_CHECKING:
-    from sdstore.client.backfill import Memories
+    from sdstore.participant.backfill import Memories
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -260,7 +260,7 @@ class AsyncStoreClient:
     ) -> SyncReport:
         """Stage in `log` exactly the messages of a channel that it lacks, by reconciliation.
 
-        `sdstore.client.backfill.drain` then feeds them to the participant. With `send` the store gets
+        `sdstore.participant.backfill.drain` then feeds them to the participant. With `send` the store gets
         what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
         code. What was fetched by then is staged, and the next call fetches the rest. If the node
         does not reconcile with this caller, the whole channel is read in pages. Raises
@@ -269,13 +269,13 @@ class AsyncStoreClient:
         check_argument("channel_id", channel_id, str, "a string")
         if not hasattr(log, "elements"):
             raise bad_argument("log", log, "a BackfillLog")
-        from sdstore.client.backfill import (  # noqa: PLC0415 - brings numpy
+        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
+        from sdstore.participant.backfill import (  # noqa: PLC0415 - brings numpy
             PAGE_MESSAGES,
             Memories,
             StoreTransport,
             reconcile,
         )
-        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
 
         self._memories = self._memories or Memories()
         transport = StoreTransport(

@@ -107,7 +107,7 @@ ELEMENTS_PER_PIECE_MAX = 65_536
 
 
 class BackfillLog(Protocol):
-    """What a backfill asks of a log (`sdstore.client.backfill`). No method blocks for long."""
+    """What a backfill asks of a log (`sdstore.participant.backfill`). No method blocks for long."""
 
     def elements(self) -> Iterator[tuple[Sequence[int], bytes]]:
         """All elements, in pieces of at most `ELEMENTS_PER_PIECE_MAX`, in any order: Lamport timestamps, and their IDs.

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sdstore.client import MvdsSession, Options, StoreClient, StoreError
+from sdstore.client import Options, StoreClient, StoreError
 from sdstore.client.calls import MvdsMode
-from sdstore.client.mvds import STORE, message_of
 from sdstore.client.retry import Retry
 from sdstore.mvds import Deliver, MemoryState, Message
+from sdstore.participant import MvdsSession
+from sdstore.participant.mvds import STORE, message_of
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message as SdsMessage
 from tests.support.store_process import StoreProcess

@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, nothing, returns
 
-_TESTS = ("tests/client/test_backfill.py",)
+_TESTS = ("tests/participant/test_backfill.py",)
 
 
 def _fault(name: str, seam: str, plant: Plant) -> Fault:
-    return Fault(f"backfill: {name}", f"sdstore.client.backfill:{seam}", plant, _TESTS)
+    return Fault(f"backfill: {name}", f"sdstore.participant.backfill:{seam}", plant, _TESTS)
 
 
 def _stages_nothing_noted(right: Any) -> Any:
@@ -42,7 +42,7 @@ def _forgets_the_last_piece(right: Any) -> Any:
 
 
 def _replica() -> Any:
-    from sdstore.client.backfill import LogReplica
+    from sdstore.participant.backfill import LogReplica
 
     return LogReplica
 
@@ -73,7 +73,9 @@ FAULTS = [
         "backfill: the next request waits for the work on an answer",
         "sdstore.sync.moves:Moves.__init__",
         after(lambda _, moves, *__: setattr(moves, "_carry_more", lambda: None)),
-        ("tests/client/test_backfill.py::test_the_next_request_leaves_before_an_answer_is_stored",),
+        (
+            "tests/participant/test_backfill.py::test_the_next_request_leaves_before_an_answer_is_stored",
+        ),
     ),
     Fault(
         "backfill: the summaries of the old key are kept",

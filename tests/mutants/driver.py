@@ -7,14 +7,14 @@ from typing import Any
 
 from tests.mutants.fault import Fault, Plant, after, before, instead, nothing, returns
 
-_PARTS = "tests/client/test_driver_parts.py::test_"
-_WHOLE = "tests/client/test_driver.py::test_"
-_SAVING = "tests/client/test_driver_saving.py::test_"
+_PARTS = "tests/participant/test_driver_parts.py::test_"
+_WHOLE = "tests/participant/test_driver.py::test_"
+_SAVING = "tests/participant/test_driver_saving.py::test_"
 _LIVE = "tests/client/test_live.py::test_"
 
 
 def _fault(name: str, seam: str, plant: Plant, *tests: str) -> Fault:
-    return Fault(f"driver: {name}", f"sdstore.client.{seam}", plant, tests)
+    return Fault(f"driver: {name}", f"sdstore.{seam}", plant, tests)
 
 
 class _Careless:
@@ -84,169 +84,169 @@ def _dropped(queue: Any) -> None:
 FAULTS = [
     _fault(
         "effects are carried out before they are saved",
-        "driver:ParticipantDriver.save",
+        "participant.driver:ParticipantDriver.save",
         _saved_carelessly,
         f"{_WHOLE}nothing_is_delivered_or_published_before_it_is_saved",
     ),
     _fault(
         "nobody hears that nothing can be saved",
-        "driver:ParticipantDriver.saving_failed",
+        "participant.driver:ParticipantDriver.saving_failed",
         nothing,
         f"{_SAVING}an_application_hears_of_a_full_disk_and_of_room_and_nothing_leaves_meanwhile",
     ),
     _fault(
         "the end of a driver does not say that the last changes are not saved",
-        "driver:ParticipantDriver._last_save",
+        "participant.driver:ParticipantDriver._last_save",
         nothing,
         f"{_SAVING}the_end_of_a_driver_says_if_the_last_changes_are_not_saved",
     ),
     _fault(
         "gaps are answered at once for ever",
-        "live:Following._note_gap",
+        "client.live:Following._note_gap",
         instead(_gap_noted),
         f"{_LIVE}a_node_that_sends_nothing_but_gaps_is_given_up_after_the_attempts",
     ),
     _fault(
         "a store that ends each stream is healthy at once",
-        "follower:Follower._lasting",
+        "participant.follower:Follower._lasting",
         before(_healthy_at_once),
         f"{_WHOLE}a_store_that_ends_each_stream_is_called_ever_less_often",
     ),
     _fault(
         "the cursor of a failed catch-up is kept",
-        "follower:Follower._catch_up",
+        "participant.follower:Follower._catch_up",
         _without_store_errors,
         f"{_WHOLE}a_catch_up_that_fails_goes_on_with_another_store",
     ),
     _fault(
         "nothing is read after a kept cursor",
-        "follower:Follower._read_missed",
+        "participant.follower:Follower._read_missed",
         instead(_true),
         f"{_WHOLE}the_last_message_is_found_when_a_broken_connection_comes_back",
     ),
     _fault(
         "every absence is long",
-        "follower:Follower._read_missed",
+        "participant.follower:Follower._read_missed",
         instead(_false),
         f"{_WHOLE}after_a_short_absence_one_page_brings_what_was_missed",
     ),
     _fault(
         "no cursor is kept",
-        "follower:Follower._keep_cursor",
+        "participant.follower:Follower._keep_cursor",
         nothing,
         f"{_WHOLE}after_a_short_absence_one_page_brings_what_was_missed",
     ),
     _fault(
         "nothing is backfilled",
-        "follower:Follower._reconcile",
+        "participant.follower:Follower._reconcile",
         instead(_none),
         f"{_WHOLE}after_a_long_absence_the_log_is_backfilled",
     ),
     _fault(
         "what is staged is not taken",
-        "follower:Follower.take_staged",
+        "participant.follower:Follower.take_staged",
         returns(False),
         f"{_WHOLE}after_a_long_absence_the_log_is_backfilled",
     ),
     _fault(
         "time passes while no store answers",
-        "driver:ParticipantChannel.tick",
+        "participant.driver:ParticipantChannel.tick",
         before(_is_caught_up),
         f"{_WHOLE}while_no_store_answers_nothing_is_lost_or_given_up",
     ),
     _fault(
         "confirmations are ignored",
-        "driver:ParticipantChannel.confirm",
+        "participant.driver:ParticipantChannel.confirm",
         instead(_none),
         f"{_WHOLE}an_application_that_confirms_gets_nothing_twice",
     ),
     _fault(
         "the participant does not learn what is stored",
-        "driver:ParticipantChannel.on_published",
+        "participant.driver:ParticipantChannel.on_published",
         nothing,
         f"{_WHOLE}a_burst_is_published_in_batches",
     ),
     _fault(
         "lost content stays lost",
-        "follower:Follower._note_left_out",
+        "participant.follower:Follower._note_left_out",
         nothing,
         f"{_WHOLE}content_that_one_store_lost_comes_from_another",
     ),
     _fault(
         "deliveries are dropped with other events",
-        "channelevents:EventQueue._drop",
+        "participant.events:EventQueue._drop",
         instead(_dropped),
         f"{_PARTS}events_are_dropped_from_the_oldest_and_deliveries_never",
     ),
     _fault(
         "what a store refuses is offered to no other",
-        "outbox:Outbox._leave_undecided",
+        "participant.outbox:Outbox._leave_undecided",
         nothing,
         f"{_PARTS}a_message_is_refused_only_when_the_store_that_did_not_answer_refuses_it_too",
     ),
     _fault(
         "readers wait for what every store refuses",
-        "follower:Follower._is_unobtainable",
+        "participant.follower:Follower._is_unobtainable",
         nothing,
-        "tests/client/test_driver_refused.py::test_a_message_that_an_operator_releases_arrives_late",
+        "tests/participant/test_driver_refused.py::test_a_message_that_an_operator_releases_arrives_late",
     ),
     _fault(
         "no other store gets a copy",
-        "outbox:Outbox._copy",
+        "participant.outbox:Outbox._copy",
         nothing,
         f"{_WHOLE}participants_that_follow_different_stores_hear_each_other",
     ),
     _fault(
         "frames that could not be published are dropped",
-        "outbox:Outbox._put_back",
+        "participant.outbox:Outbox._put_back",
         nothing,
         f"{_PARTS}what_a_store_cannot_store_now_is_published_later_in_order",
     ),
     _fault(
         "the outbox has no bound",
-        "outbox:OUTBOX_BYTES_MAX",
+        "participant.outbox:OUTBOX_BYTES_MAX",
         instead(1 << 40),
         f"{_PARTS}a_full_outbox_takes_no_more_and_loses_nothing_else",
     ),
     _fault(
         "a failed store is tried again at once",
-        "stores:BackOff.pause_s",
+        "participant.stores:BackOff.pause_s",
         returns(0.0),
         f"{_WHOLE}a_busy_store_is_left_alone_for_as_long_as_it_asks",
     ),
     _fault(
         "the first healthy store is taken",
-        "stores:Stores.ready",
+        "participant.stores:Stores.ready",
         after(lambda found, stores, _: [each for each in stores.all if each in found]),
         f"{_PARTS}the_home_is_drawn_at_random_and_kept",
     ),
     _fault(
         "a refusal of one channel is taken for a dead node",
-        "stores:concerns_the_request",
+        "participant.stores:concerns_the_request",
         returns(False),
         f"{_PARTS}a_refusal_concerns_only_what_was_refused",
     ),
     _fault(
         "other stores are not asked for missing messages",
-        "stores:Stores.ready",
+        "participant.stores:Stores.ready",
         after(lambda found, *_: found[:1]),
         f"{_WHOLE}a_missing_chain_of_1000_comes_from_another_store_in_few_calls",
     ),
     _fault(
         "causes are looked up one by one",
-        "retrieval:Retrieval._walk",
+        "participant.retrieval:Retrieval._walk",
         instead(_false),
         f"{_WHOLE}a_missing_chain_of_1000_comes_from_another_store_in_few_calls",
     ),
     _fault(
         "a walk does not stop at what the log has",
-        "retrieval:KNOWN_MAX",
+        "participant.retrieval:KNOWN_MAX",
         instead(0),
         f"{_PARTS}a_hint_leads_to_the_wanted_message_only_and_its_causes_follow",
     ),
     _fault(
         "whatever a hint leads to is taken",
-        "retrieval:Retrieval._keep",
+        "participant.retrieval:Retrieval._keep",
         before(lambda retrieval, messages, *_: (retrieval, messages)),
         f"{_PARTS}a_hint_leads_to_the_wanted_message_only_and_its_causes_follow",
     ),

@@ -11,7 +11,7 @@ _UNITS = tuple(
     f"tests/sds/test_participant_{name}.py"
     for name in ("acks", "causality", "missing", "restore", "dialects")
 )
-_ORDERED = ("tests/sds/test_participant_ordered.py", "tests/client/test_channel_order.py")
+_ORDERED = ("tests/sds/test_participant_ordered.py", "tests/participant/test_channel_order.py")
 _BLOOM = ("tests/sds/test_bloom.py",)
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from sdstore.client import ChannelOrder
 from sdstore.ordering import Roles
+from sdstore.participant import ChannelOrder
 from sdstore.sds import (
     SHA256_CONTENT,
     SHA256_MESSAGE,

@@ -11,11 +11,11 @@ from unittest.mock import patch
 import httpx
 
 from sdstore.client import AsyncStoreClient, Options, Retry
-from sdstore.client.channelevents import ChannelEvent, Connection
-from sdstore.client.driver import ParticipantChannel, ParticipantDriver
-from sdstore.client.driveroptions import DriverOptions
-from sdstore.client.persistence import MemoryPersistence, Persistence
-from sdstore.client.stores import BackOff
+from sdstore.participant.driver import ParticipantChannel, ParticipantDriver
+from sdstore.participant.events import ChannelEvent, Connection
+from sdstore.participant.options import DriverOptions
+from sdstore.participant.persistence import MemoryPersistence, Persistence
+from sdstore.participant.stores import BackOff
 from sdstore.sds.effects import Deliver
 from sdstore.sds.options import ParticipantOptions
 

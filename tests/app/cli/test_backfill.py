@@ -14,11 +14,12 @@ import pytest
 
 import app.cli.filestore as filestore
 import app.recon.endpoint as recon_endpoint
-import sdstore.client.backfill as client_backfill
+import sdstore.participant.backfill as client_backfill
 import sdstore.sync.moves as moves
 from app.cli.files import ExistingMessages, FileFormat, format_of_name
 from app.node import Node
-from sdstore.client import ParticipantFile, StoreClient
+from sdstore.client import StoreClient
+from sdstore.participant import ParticipantFile
 from sdstore.sds.codec import decode, encode
 from sdstore.sync.report import SyncOutcome, SyncReport
 from sdstore.wire.recon_pb2 import REFUSED, ReconRequest, ReconResponse

@@ -19,7 +19,11 @@ from tests.support.cli import cli, process
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "cli.md"
-SOURCES = [*(ROOT / "app/cli").glob("*.py"), *(ROOT / "sdstore/client").glob("*.py")]
+SOURCES = [
+    path
+    for folder in ("app/cli", "sdstore/client", "sdstore/participant")
+    for path in (ROOT / folder).glob("*.py")
+]
 
 
 def test_the_reference_is_that_of_the_verbs() -> None:

@@ -14,13 +14,14 @@ from app.limits import DEFAULT_LIMITS
 from app.mvds import Exchange
 from app.node import Node
 from app.settings import Settings
-from sdstore.client import AsyncMvdsSession, AsyncStoreClient
+from sdstore.client import AsyncStoreClient
 from sdstore.client.calls import MvdsMode
-from sdstore.client.mvds import STORE, message_of
 from sdstore.mvds import Acknowledged, Deliver, Payload
 from sdstore.mvds import Message as MvdsMessage
 from sdstore.mvds import decode as decode_payload
 from sdstore.mvds import encode as encode_payload
+from sdstore.participant import AsyncMvdsSession
+from sdstore.participant.mvds import STORE, message_of
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 from tests.support.server import PROTOBUF, RunningNode, running_node

@@ -8,8 +8,8 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from sdstore.client import ChannelOrder, ParticipantFile
 from sdstore.ordering import BreachKind, OrderingError, Roles
+from sdstore.participant import ChannelOrder, ParticipantFile
 from sdstore.sds import (
     Broadcast,
     Deliver,

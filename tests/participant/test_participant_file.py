@@ -27,13 +27,8 @@ from sqlalchemy import (
     select,
 )
 
-from sdstore.client import (
-    ParticipantFile,
-    ParticipantFileError,
-    participantdatabase,
-    participantlog,
-    participanttables,
-)
+from sdstore.participant import ParticipantFile, ParticipantFileError, database
+from sdstore.participant import file as file_module
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.effects import Broadcast, Deliver, Effect, Save, Status
@@ -299,9 +294,9 @@ def test_an_older_schema_is_upgraded_with_its_content(
         ("ALTER TABLE sds_channels ADD COLUMN second INTEGER",),
         ("ALTER TABLE sds_channels ADD COLUMN third INTEGER", "UPDATE sds_channels SET third = 3"),
     )
-    before = participantdatabase.UPGRADES
+    before = database.UPGRADES
     for count in (1, 2, 2):
-        monkeypatch.setattr(participantdatabase, "UPGRADES", (*before, *steps[:count]))
+        monkeypatch.setattr(database, "UPGRADES", (*before, *steps[:count]))
         with ParticipantFile(path) as file, file.transaction() as connection:
             columns = columns_of_channels(connection)
             assert ("second" in columns, "third" in columns) == (True, count == 2)
@@ -341,8 +336,8 @@ def test_a_failed_upgrade_leaves_the_file_as_it_was(
     ParticipantFile(path).close()
     with monkeypatch.context() as patched:
         broken = ("ALTER TABLE sds_channels ADD COLUMN second INTEGER", "no statement")
-        upgrades = (*participantdatabase.UPGRADES, broken)
-        patched.setattr(participantdatabase, "UPGRADES", upgrades)
+        upgrades = (*database.UPGRADES, broken)
+        patched.setattr(database, "UPGRADES", upgrades)
         with pytest.raises(Exception, match="syntax error"):
             ParticipantFile(path)
     with ParticipantFile(path) as file, file.transaction() as connection:
@@ -454,7 +449,7 @@ def test_another_connection_that_writes_delays_a_save_and_then_fails_it(
 def test_too_much_without_a_save_ends_the_use_of_the_file(
     path: Path, file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participantlog, "UNSAVED_BYTES_MAX", 3_000)
+    monkeypatch.setattr(file_module, "UNSAVED_BYTES_MAX", 3_000)
     log = file.log(CHANNEL)
     log.append(entry_of(message_of("a", 1, b"x" * 2_000), 1))
     file.save(CHANNEL, [save_of(progress=b"1")])
@@ -569,7 +564,7 @@ def test_rows_are_found_by_their_index_whatever_sqlite_guesses(file: Participant
         "STAGED_IN_ORDER": "sds_staged_in_order (channel_no=? AND (lamport,message_id)>(?,?))",
     }
     for name, index in wanted.items():
-        statement = getattr(participanttables, name)
+        statement = getattr(database, name)
         values = (0,) * statement.count("?")
         plan = [
             row[3] for row in file._database.raw.execute(f"EXPLAIN QUERY PLAN {statement}", values)
@@ -765,8 +760,8 @@ def test_a_staged_message_that_waited_is_logged_with_its_frame(path: Path) -> No
 def test_deliveries_of_large_messages_are_read_some_at_a_time(
     file: ParticipantFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participantlog, "ROWS_PER_READ", 2)
-    monkeypatch.setattr(participantlog, "READ_BYTES_MAX", 25_000)
+    monkeypatch.setattr(file_module, "ROWS_PER_READ", 2)
+    monkeypatch.setattr(file_module, "READ_BYTES_MAX", 25_000)
     log = file.log(CHANNEL)
     for n in range(1, 11):
         log.append(entry_of(message_of(f"m{n}", n, b"x" * 10_000), n))

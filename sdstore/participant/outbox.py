@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sdstore.client.batching import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from sdstore.client.errors import StoreError
 from sdstore.client.records import PublishItem, PublishOutcome
-from sdstore.client.stores import PUBLISHING, Store, Stores, concerns_the_request
+from sdstore.participant.stores import PUBLISHING, Store, Stores, concerns_the_request
 from sdstore.sds.effects import Broadcast
 from sdstore.sds.model import Kind
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from sdstore.client.exchange import Options
 from sdstore.client.retry import Retry
-from sdstore.client.stores import BackOff
 from sdstore.errors import SdstoreError
+from sdstore.participant.stores import BackOff
 from sdstore.sds.errors import LocalProtocolError
 
 

@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from sdstore.client.channelevents import BackfillProgress, Connection
-from sdstore.client.driveroptions import DriverOptions
 from sdstore.client.errors import StoreError
-from sdstore.client.persistence import CURSOR_KEY, ChannelLog, unsaved_code
 from sdstore.client.records import LiveMessage
-from sdstore.client.retrieval import Retrieval
-from sdstore.client.stores import Store, Stores, channel_scope
+from sdstore.participant.events import BackfillProgress, Connection
+from sdstore.participant.options import DriverOptions
+from sdstore.participant.persistence import CURSOR_KEY, ChannelLog, unsaved_code
+from sdstore.participant.retrieval import Retrieval
+from sdstore.participant.stores import Store, Stores, channel_scope
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import frame_hash
 from sdstore.sds.model import Dialect, HistoryEntry, MessageError

@@ -14,12 +14,14 @@ import httpx
 import pytest
 
 from app.limits import DEFAULT_LIMITS
-from sdstore.client import ParticipantFile, StoreClient, driver, participantlog
-from sdstore.client.channelevents import BackfillProgress, Connection
-from sdstore.client.driver import ParticipantDriver
-from sdstore.client.driveroptions import DriverError
-from sdstore.client.persistence import CURSOR_KEY, MemoryPersistence
-from sdstore.client.stores import BackOff
+from sdstore.client import StoreClient
+from sdstore.participant import ParticipantFile, driver
+from sdstore.participant import file as file_module
+from sdstore.participant.driver import ParticipantDriver
+from sdstore.participant.events import BackfillProgress, Connection
+from sdstore.participant.options import DriverError
+from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
+from sdstore.participant.stores import BackOff
 from sdstore.sds import participant
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
@@ -343,7 +345,7 @@ def test_causes_too_far_back_for_a_walk_are_backfilled(
     url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     frames = chain(place["channel_id"], 400)
-    monkeypatch.setattr("sdstore.client.retrieval.WALKS_MAX", 1)
+    monkeypatch.setattr("sdstore.participant.retrieval.WALKS_MAX", 1)
 
     async def scenario(other: str) -> None:
         with StoreClient(other) as store:
@@ -664,8 +666,8 @@ def test_large_messages_are_saved_before_they_fill_the_memory_of_the_file(
     missed_messages_max: int,
 ) -> None:
     """All bounds are a hundredth: the file keeps 0.67 MB that are not saved, and 1.5 MB arrive."""
-    monkeypatch.setattr(participantlog, "UNSAVED_BYTES_MAX", 670_000)
-    monkeypatch.setattr(participantlog, "READ_BYTES_MAX", 80_000)
+    monkeypatch.setattr(file_module, "UNSAVED_BYTES_MAX", 670_000)
+    monkeypatch.setattr(file_module, "READ_BYTES_MAX", 80_000)
     for module in (driver, participant):
         monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 80_000)
     monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
@@ -958,7 +960,7 @@ def test_a_file_takes_the_confirmation_in_the_transaction_of_the_application(
 
 PROGRAM = """
 import asyncio, sys
-from sdstore.client import ParticipantDriver, ParticipantFile
+from sdstore.participant import ParticipantDriver, ParticipantFile
 
 async def main(url, path, channel_id):
     with ParticipantFile(path) as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sdstore.client import ParticipantFile
+from sdstore.participant import ParticipantFile
 from sdstore.sds.effects import Deliver
 from tests.support.chatting import QUICK, SMALL, Network, joined
 from tests.support.server import running_node

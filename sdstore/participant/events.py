@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from sdstore.client.driveroptions import DriverError
+from sdstore.participant.options import DriverError
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,

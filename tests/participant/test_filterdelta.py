@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sdstore.client.filterdelta import FILTER_BYTES_MIN, FilterPacker, unpack
+from sdstore.participant.filterdelta import FILTER_BYTES_MIN, FilterPacker, unpack
 
 
 @pytest.mark.parametrize("size", [FILTER_BYTES_MIN, 18_752])

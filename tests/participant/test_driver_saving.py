@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from sdstore.client import (
+from sdstore.client import StoreClient
+from sdstore.participant import (
     DriverError,
     ParticipantDriver,
     ParticipantFile,
     ParticipantFileError,
     SavedAgain,
-    StoreClient,
     Unsaved,
 )
-from sdstore.client.channelevents import Connection
+from sdstore.participant.events import Connection
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import StoredRemotely
 from sdstore.sds.model import Message
@@ -51,8 +51,8 @@ def place(request: pytest.FixtureRequest, shared_node: RunningNode) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def quick_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdstore.client.driver.SAVE_RETRY_S", 0.02)
-    monkeypatch.setattr("sdstore.client.follower.UNSAVED_PAUSE_S", 0.02)
+    monkeypatch.setattr("sdstore.participant.driver.SAVE_RETRY_S", 0.02)
+    monkeypatch.setattr("sdstore.participant.follower.UNSAVED_PAUSE_S", 0.02)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_leaving_ends_with_the_driver(file: ParticipantFile) -> None:
 
 PROGRAM = """
 import asyncio, sys
-from sdstore.client import ParticipantDriver, ParticipantFile
+from sdstore.participant import ParticipantDriver, ParticipantFile
 
 async def main(url, path, channel_id):
     with ParticipantFile(path) as file:

@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 import zstandard
 
-import sdstore.client.backfill as backfill
+import sdstore.participant.backfill as backfill
 import sdstore.sync.moves as moves
 from recon.elements import ALL_ORDERS
 from recon.index import RangeIndex
 from recon.initiator import Initiator
 from recon.session import Interest, SessionHeader
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
-from sdstore.client.backfill import LogReplica, StoreTransport, drain
 from sdstore.client.batching import Batcher
-from sdstore.client.participantfile import ParticipantFile
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpxCalls
+from sdstore.participant.backfill import LogReplica, StoreTransport, drain
+from sdstore.participant.file import ParticipantFile
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Deliver, Effect, Save

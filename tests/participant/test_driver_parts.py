@@ -11,14 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-import sdstore.client.follower as follower_module
-import sdstore.client.retrieval as retrieval_module
+import sdstore.participant.follower as follower_module
+import sdstore.participant.retrieval as retrieval_module
 from sdstore.client import (
     AsyncStoreClient,
-    DriverError,
-    DriverOptions,
-    ParticipantDriver,
-    ParticipantFileError,
     PublishItem,
     PublishOutcome,
     Retry,
@@ -26,8 +22,11 @@ from sdstore.client import (
     StoreClient,
     StoreError,
 )
-from sdstore.client.channelevents import EventQueue, EventsDropped
-from sdstore.client.outbox import (
+from sdstore.mvds.wire import MvdsError
+from sdstore.ordering import OrderingError
+from sdstore.participant import DriverError, DriverOptions, ParticipantDriver, ParticipantFileError
+from sdstore.participant.events import EventQueue, EventsDropped
+from sdstore.participant.outbox import (
     COPIES_BYTES_MAX,
     COPIES_MAX,
     OUTBOX_FRAMES_MAX,
@@ -35,8 +34,8 @@ from sdstore.client.outbox import (
     Waiting,
     _Copier,
 )
-from sdstore.client.retrieval import Retrieval
-from sdstore.client.stores import (
+from sdstore.participant.retrieval import Retrieval
+from sdstore.participant.stores import (
     NODE,
     PUBLISHING,
     BackOff,
@@ -45,8 +44,6 @@ from sdstore.client.stores import (
     channel_scope,
     concerns_the_request,
 )
-from sdstore.mvds.wire import MvdsError
-from sdstore.ordering import OrderingError
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import Acknowledged, Broadcast, Deliver, Status
 from sdstore.sds.errors import LocalProtocolError

@@ -11,8 +11,8 @@ import pytest
 
 from app.callers import Authorizer, Caller, Scope
 from recon.session import Interest
-from sdstore.client.driveroptions import DriverError
-from sdstore.client.persistence import MemoryPersistence
+from sdstore.participant.options import DriverError
+from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Acknowledged, Lost, StoredRemotely

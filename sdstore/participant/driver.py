@@ -34,7 +34,9 @@ from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.arguments import bad_argument, check_argument
-from sdstore.client.channelevents import (
+from sdstore.client.errors import StoreError
+from sdstore.client.records import PublishOutcome
+from sdstore.participant.events import (
     ChannelEvent,
     EventQueue,
     PublishedAgain,
@@ -42,13 +44,11 @@ from sdstore.client.channelevents import (
     Unpublished,
     Unsaved,
 )
-from sdstore.client.driveroptions import DriverError, DriverOptions
-from sdstore.client.errors import StoreError
-from sdstore.client.follower import Follower, StoreAccess
-from sdstore.client.outbox import Outbox, Waiting
-from sdstore.client.persistence import MemoryPersistence, Persistence, unsaved_code
-from sdstore.client.records import PublishOutcome
-from sdstore.client.stores import PUBLISHING, Store, Stores
+from sdstore.participant.follower import Follower, StoreAccess
+from sdstore.participant.options import DriverError, DriverOptions
+from sdstore.participant.outbox import Outbox, Waiting
+from sdstore.participant.persistence import MemoryPersistence, Persistence, unsaved_code
+from sdstore.participant.stores import PUBLISHING, Store, Stores
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
 from sdstore.sds.model import Kind

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
 
-from sdstore.client import ParticipantFile, ParticipantFileError
-from sdstore.client.participantlog import FileLog
+from sdstore.participant import ParticipantFile, ParticipantFileError
+from sdstore.participant.file import FileLog
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.effects import Broadcast, Deliver

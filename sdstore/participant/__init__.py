@@ -1,0 +1,86 @@
+"""SDS participants of programs: they talk through store nodes and live in a SQLite file.
+
+`ParticipantDriver` runs participants (`sdstore.sds.Participant`) on stores; `ParticipantFile` keeps them.
+docs/python.md shows how they are used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sdstore.client.errors import StoreError
+from sdstore.errors import SdstoreError
+from sdstore.participant.channelorder import ChannelOrder
+from sdstore.participant.driver import ParticipantChannel, ParticipantDriver
+from sdstore.participant.events import (
+    BackfillProgress,
+    ChannelEvent,
+    Connection,
+    EventsDropped,
+    PublishedAgain,
+    SavedAgain,
+    Unpublished,
+    Unsaved,
+)
+from sdstore.participant.mvds import AsyncMvdsSession, MvdsSession
+from sdstore.participant.options import DriverError, DriverOptions
+from sdstore.participant.persistence import MemoryPersistence, Persistence
+from sdstore.sds.effects import (
+    Acknowledged,
+    Deliver,
+    Ephemeral,
+    GaveUp,
+    Lost,
+    PossiblyAcknowledged,
+    Rejected,
+    Status,
+    StoredRemotely,
+)
+
+if TYPE_CHECKING:
+    from sdstore.participant.database import ParticipantFileError
+    from sdstore.participant.file import ParticipantFile
+
+__all__ = [
+    "Acknowledged",
+    "AsyncMvdsSession",
+    "BackfillProgress",
+    "ChannelEvent",
+    "ChannelOrder",
+    "Connection",
+    "Deliver",
+    "DriverError",
+    "DriverOptions",
+    "Ephemeral",
+    "EventsDropped",
+    "GaveUp",
+    "Lost",
+    "MemoryPersistence",
+    "MvdsSession",
+    "ParticipantChannel",
+    "ParticipantDriver",
+    "ParticipantFile",
+    "ParticipantFileError",
+    "Persistence",
+    "PossiblyAcknowledged",
+    "PublishedAgain",
+    "Rejected",
+    "SavedAgain",
+    "SdstoreError",
+    "Status",
+    "StoreError",
+    "StoredRemotely",
+    "Unpublished",
+    "Unsaved",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`ParticipantFile` on first use: it brings SQLAlchemy and numpy, half a second of imports."""
+    if name == "ParticipantFile":
+        from sdstore.participant.file import ParticipantFile  # noqa: PLC0415
+
+        return ParticipantFile
+    if name == "ParticipantFileError":
+        from sdstore.participant.database import ParticipantFileError  # noqa: PLC0415
+
+        return ParticipantFileError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
