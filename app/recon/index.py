@@ -292,7 +292,7 @@ class NodeIndex:
             self._roots.popitem(last=False)
 
     async def _read_more(self, claims_end: int) -> bool:
-        """Read the next elements; False at the end. `claims_end`: the number of the last claim."""
+        """Read the next elements; False at the end. `claims_end`: as of `Arrivals.elements_after`."""
         seq, claim_no = (token.number for token in self._read)
         columns = await self._store.arrivals.elements_after(
             seq, claim_no, ELEMENTS_PER_READ, claims_end=claims_end

@@ -198,13 +198,14 @@ class Arrivals:
     ) -> ElementColumns:
         """Entries after `seq`, and once they end here claims after `claim_no`; up to `limit` of each.
 
-        Empty columns at the end. `claims_end`: the number of the last claim, if the caller knows it.
+        Empty columns at the end. `claims_end`: the last claim to read. If the caller learned it before, no
+        claim comes without its entry, however fast both arrive meanwhile.
         """
         rows = await self._database.rows(_entry_elements(self._sql), after=seq, limit=limit)
         entries, claims = _columns(rows, group_of_entries), _columns((), group_of_claims)
         if len(rows) < limit and claim_no < claims_end:
             query = _claim_elements(self._sql)
-            rows = await self._database.rows(query, after=claim_no, limit=limit)
+            rows = await self._database.rows(query, after=claim_no, up_to=claims_end, limit=limit)
             claims = _columns(rows, group_of_claims)
         return ElementColumns(
             np.concatenate([entries.orders, claims.orders]),
@@ -359,7 +360,7 @@ def _entry_elements(sql: SqlDialect) -> Query:
 
 @cache
 def _claim_elements(sql: SqlDialect) -> Query:
-    """The rows of `_columns`, after a claim's number."""
+    """The rows of `_columns`, after a claim's number, up to another."""
     claims = published_claims
     claimed = select(
         claims.c.claim_no,
@@ -369,7 +370,9 @@ def _claim_elements(sql: SqlDialect) -> Query:
         claims.c.arrival_sum,
     ).join_from(claims, messages, claims.c.seq == messages.c.seq)
     after: Any = bindparam("after", type_=BigInteger())
-    claimed = claimed.where(claims.c.claim_no > after).order_by(claims.c.claim_no)
+    up_to: Any = bindparam("up_to", type_=BigInteger())
+    claimed = claimed.where(claims.c.claim_no > after, claims.c.claim_no <= up_to)
+    claimed = claimed.order_by(claims.c.claim_no)
     return sql.query(claimed.limit(bindparam("limit", type_=Integer())))
 
 

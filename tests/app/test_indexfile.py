@@ -10,7 +10,10 @@ from app.ingest.prepare import Publication
 from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
-from sdstore.sds.codec import encode
+from app.store.arrivals import _entry_elements
+from app.store.database import Query, Row
+from sdstore.sds.codec import decode, encode
+from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Message
 
 
@@ -97,3 +100,33 @@ def test_an_older_copy_of_the_database_put_back_is_noticed(tmp_path: Path) -> No
     # The same numbers, given to other messages.
     asyncio.run(publish(tmp_path, range(100, 120)))
     assert asyncio.run(opened(tmp_path))[0] == 60
+
+
+def test_the_index_never_has_a_claim_without_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries and claims are read by two statements; here a message arrives between them."""
+
+    async def scenario() -> None:
+        async with Node.open(Settings(data_dir=tmp_path)) as node:
+            database = node.store.arrivals._database
+            rows, statements = database.rows, []
+
+            async def with_news_between(query: Query, **arguments: int) -> list[Row]:
+                found = await rows(query, **arguments)
+                statements.append(query)
+                if statements.count(_entry_elements(database.sql)) == 1:
+                    await node.door.publish_many([publication(9)])
+                return found
+
+            await node.door.publish_many([publication(1)])
+            await node.index.catch_up()
+            digest = entry_digest(decode(publication(1).frame)[0])
+            await node.door.publish_claims([(digest, b"late")])
+            monkeypatch.setattr(database, "rows", with_news_between)
+            await node.index.catch_up()
+            assert len(node.index.elements) == 3
+            await node.index.catch_up()
+            assert len(node.index.elements) == 5
+
+    asyncio.run(scenario())
