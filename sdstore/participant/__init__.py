@@ -4,11 +4,10 @@
 docs/python.md shows how they are used.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from sdstore.client.errors import StoreError
 from sdstore.errors import SdstoreError
 from sdstore.participant.channelorder import ChannelOrder
+from sdstore.participant.database import ParticipantFileError
 from sdstore.participant.driver import ParticipantChannel, ParticipantDriver
 from sdstore.participant.events import (
     BackfillProgress,
@@ -20,6 +19,7 @@ from sdstore.participant.events import (
     Unpublished,
     Unsaved,
 )
+from sdstore.participant.file import ParticipantFile
 from sdstore.participant.mvds import AsyncMvdsSession, MvdsSession
 from sdstore.participant.options import DriverError, DriverOptions
 from sdstore.participant.persistence import MemoryPersistence, Persistence
@@ -34,10 +34,6 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
-
-if TYPE_CHECKING:
-    from sdstore.participant.database import ParticipantFileError
-    from sdstore.participant.file import ParticipantFile
 
 __all__ = [
     "Acknowledged",
@@ -71,16 +67,3 @@ __all__ = [
     "Unpublished",
     "Unsaved",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`ParticipantFile` on first use: it brings SQLAlchemy and numpy, half a second of imports."""
-    if name == "ParticipantFile":
-        from sdstore.participant.file import ParticipantFile  # noqa: PLC0415
-
-        return ParticipantFile
-    if name == "ParticipantFileError":
-        from sdstore.participant.database import ParticipantFileError  # noqa: PLC0415
-
-        return ParticipantFileError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,45 +32,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
-
 from sdstore.participant.database import (
-    ALONE_FRAMES,
-    ALONE_LOG,
-    CHANNELS,
-    COUNTS,
-    DELETE_FRAME,
-    DELETE_LOG,
-    DELETE_STATE,
-    DELIVERIES,
-    FIND_FRAME,
-    FIND_LOGGED,
-    FIND_NOTED,
-    FIND_STAGED,
-    FRAME_OF_DIGEST,
     HASH_BYTES,
-    INSERT_FILTER,
-    INSERT_FRAME,
-    INSERT_LOG,
-    INSERT_NOTED,
-    LOG_STAGED,
-    LOGGED_ELEMENTS,
-    LOGGED_OF_KEYS,
-    NEWEST,
-    NEWEST_FILTERS,
-    NOTED_ELEMENTS,
-    OF_KEYS,
-    PUT_STATE,
-    SET_COUNTS,
     STAGED,
-    STAGED_ELEMENTS,
-    STAGED_IN_ORDER,
-    STATE,
     ParticipantDatabase,
     ParticipantFileError,
-    id_bytes,
-    id_text,
-    sql,
 )
 from sdstore.participant.filterdelta import FILTER_BYTES_MIN, REFERENCES_MAX, FilterPacker
 from sdstore.participant.persistence import DRIVER_KEYS
@@ -101,6 +67,23 @@ READ_BYTES_MAX = 8 << 20
 
 IDS_PER_READ = 1_024
 """IDs looked up at once, some 20 kB of keys: a backfill asks about that many at a time."""
+
+
+# Rows are limited by `fetchmany`. The + keeps SQLite from using an index of channels.
+_FRAME = "sds_frames.hash, filter_no, data FROM sds_log JOIN sds_frames USING (log_no)"
+_HAS_ID = "id_key = ? AND channel_no = ? AND message_id = ?"
+_HAS_KEY = "id_key IN (SELECT value FROM json_each(?)) AND +channel_no = ?"
+
+
+def id_bytes(value: str) -> bytes:
+    """A string as its column holds it."""
+    # Strings of a program can hold lone surrogates, which UTF-8 has no bytes for.
+    return value.encode("utf-8", "surrogatepass")
+
+
+def id_text(value: bytes) -> str:
+    """The string of a column."""
+    return value.decode("utf-8", "surrogatepass")
 
 
 class _Offered(NamedTuple):
@@ -182,7 +165,7 @@ class FileLog:
             return True
         if message_id in self._not_logged:
             return False
-        if self._database.row(FIND_LOGGED, self._of_id(message_id)) is None:
+        if self._find(message_id, "number >= 0") is None:
             return False
         self._remember(message_id)
         return True
@@ -203,7 +186,9 @@ class FileLog:
         """See `ParticipantLog`."""
         if unsaved := self._unsaved.get(message_id):
             return unsaved.entry.frame
-        row = self._database.row(FIND_FRAME, self._of_id(message_id))
+        row = self._database.row(
+            f"SELECT {_FRAME} WHERE {_HAS_ID} AND number >= 0", self._of_id(message_id)
+        )
         return None if row is None else self._database.frame(*row)
 
     def append(self, entry: LogEntry) -> None:
@@ -238,7 +223,7 @@ class FileLog:
             lamport, digest = unsaved.entry.message.lamport_timestamp or 0, unsaved.digest
             if unsaved.staged_no is not None:
                 self._superseded[unsaved.staged_no] = message_id
-        elif row := self._database.row(FIND_LOGGED, self._of_id(message_id)):
+        elif row := self._find(message_id, "number >= 0"):
             log_no, lamport, digest = row
             self._superseded[log_no] = message_id
             self._superseded_count += 1
@@ -251,11 +236,15 @@ class FileLog:
 
     def deliveries(self, after_number: int, count: int) -> list[LogEntry]:
         """See `ParticipantLog`."""
+        statement = (
+            f"SELECT number, hint, gap, {_FRAME}"
+            " WHERE channel_no = ? AND number > 0 AND number > ? ORDER BY number"
+        )
         found: list[LogEntry] = []
         room, last = READ_BYTES_MAX, after_number
         while len(found) < count and room > 0:
             wanted = min(count - len(found), ROWS_PER_READ)
-            rows = self._database.rows(DELIVERIES, (self.channel_no, last), wanted)
+            rows = self._database.rows(statement, (self.channel_no, last), wanted)
             if not rows:
                 unsaved = [each for each in self._unsaved_numbers if each.number > after_number]
                 return found + unsaved[: count - len(found)]
@@ -283,8 +272,8 @@ class FileLog:
             found.append(Staged(self._database.message(frame), frame, digest, hint))
             found_bytes += len(frame)
             self._offered[message_id] = _Offered(log_no, Noted(place[0], digest), frame)
-        logged = self._rows_of(self._keys(self._offered), LOGGED_OF_KEYS)
-        self._not_logged = self._offered.keys() - {id_text(row[0]) for row in logged}
+        rows = self._rows_of(self._keys(self._offered))
+        self._not_logged = self._offered.keys() - {id_text(row[0]) for row in rows if row[3] >= 0}
         self._not_logged -= self._unsaved.keys()
         return found
 
@@ -295,7 +284,7 @@ class FileLog:
                 continue
             if offered := self._offered.get(message_id):
                 log_no, noted = offered.log_no, offered.noted
-            elif row := self._database.row(FIND_STAGED, self._of_id(message_id)):
+            elif row := self._find(message_id, "number < 0"):
                 log_no, noted = row[0], Noted(*row[1:])
             else:
                 continue
@@ -317,15 +306,23 @@ class FileLog:
             piece = unsaved[start : start + ELEMENTS_PER_PIECE_MAX]
             yield [each[0] for each in piece], b"".join([each[1] for each in piece])
         read, channel_no, count = self._database.rows, self.channel_no, ELEMENTS_PER_PIECE_MAX
-        for statement in (STAGED_ELEMENTS, LOGGED_ELEMENTS):
+        for kind in ("number < 0", "number >= 0"):
+            statement = (
+                f"SELECT lamport, message_id, digest FROM sds_log WHERE channel_no = ? AND {kind}"
+                " AND (lamport, message_id) > (?, ?) ORDER BY lamport, message_id"
+            )
             place = _FIRST_PLACE
             while rows := read(statement, (channel_no, *place), count):
                 place = rows[-1][:2]
-                if statement == STAGED_ELEMENTS:  # the unstaged ones are logged, or noted by now
+                if kind == "number < 0":  # the unstaged ones are logged, or noted by now
                     rows = [row for row in rows if id_text(row[1]) not in self._unstaged]
                 yield [row[0] for row in rows], b"".join([row[2] for row in rows])
+        statement = (
+            "SELECT lamport, element_id FROM sds_noted WHERE channel_no = ?"
+            " AND (element_id, lamport) > (?, ?) ORDER BY element_id, lamport"
+        )
         name = (b"", 0)
-        while rows := read(NOTED_ELEMENTS, (channel_no, *name), count):
+        while rows := read(statement, (channel_no, *name), count):
             name = (rows[-1][1], rows[-1][0])
             yield [row[0] for row in rows], b"".join([row[1] for row in rows])
 
@@ -355,6 +352,10 @@ class FileLog:
         """See `BackfillLog`. The first call reads all digests: 1 s for a million messages."""
         database, channel_no = self._database, self.channel_no
         database.index_digests()
+        statement = (
+            f"SELECT log_no, hint, {_FRAME} WHERE digest = ? AND channel_no = ?"
+            " AND log_no IN (SELECT log_no FROM sds_digests WHERE start = ?)"
+        )
         unsaved = {each.digest: each.entry for each in self._unsaved.values()}
         unstaged = {*self._unstaged.values(), *self._superseded}
         found = {}
@@ -362,9 +363,7 @@ class FileLog:
             if entry := unsaved.get(digest):
                 found[digest] = (entry.frame, entry.retrieval_hint)
                 continue
-            for log_no, hint, *packed in database.rows(
-                FRAME_OF_DIGEST, (digest[:8], digest, channel_no)
-            ):
+            for log_no, hint, *packed in database.rows(statement, (digest, channel_no, digest[:8])):
                 if log_no not in unstaged:
                     found[digest] = (database.frame(*packed), hint)
         return found
@@ -391,8 +390,7 @@ class FileLog:
                     rows.append(self._log_row(log_no, *entry))
                     frames.append((log_no, *self._packed(raw, message, each.frame)))
                     log_no += 1
-                raw.executemany(INSERT_LOG, rows)
-                raw.executemany(INSERT_FRAME, frames)
+                self._insert_rows(raw, rows, frames)
                 self._write_noted(raw, new_noted, self._saved_count)
         except BaseException:
             self.forget_references()
@@ -431,9 +429,9 @@ class FileLog:
         puts = [
             (channel_no, key, value) for key, value in self._changes.items() if value is not None
         ]
-        raw.executemany(PUT_STATE, puts)
+        raw.executemany("INSERT OR REPLACE INTO sds_state VALUES (?, ?, ?)", puts)
         deletions = [(channel_no, key) for key, value in self._changes.items() if value is None]
-        raw.executemany(DELETE_STATE, deletions)
+        raw.executemany("DELETE FROM sds_state WHERE channel_no = ? AND key = ?", deletions)
         log_no = self._database.next_log_no
         rows, frames, taken = [], [], []
         unstaged = {*self._unstaged.values(), *self._superseded}
@@ -451,10 +449,10 @@ class FileLog:
             )
             frames.append((log_no, *self._packed(raw, message, entry.frame)))
             log_no += 1
-        if taken and raw.executemany(LOG_STAGED, taken).rowcount != len(taken):
+        update = "UPDATE sds_log SET sender_id = ?, hint = ?, number = ?, gap = ? WHERE log_no = ?"
+        if taken and raw.executemany(update, taken).rowcount != len(taken):
             raise self._database.give_up("damaged", "rows of staged messages are gone")
-        raw.executemany(INSERT_LOG, rows)
-        raw.executemany(INSERT_FRAME, frames)
+        self._insert_rows(raw, rows, frames)
         self._delete_rows(raw, unstaged)
         self._write_noted(raw, self._new_noted, len(self))
         self._database.next_log_no = log_no
@@ -500,8 +498,14 @@ class FileLog:
             keys[message_id] = to_number(hasher.digest(), "big", signed=True)
         return keys
 
-    def _rows_of(self, keys: Mapping[str, int], statement: str = OF_KEYS) -> list[Any]:
+    def _find(self, message_id: str, kind: str) -> Any:
+        """Row, Lamport timestamp and digest of the message with this ID, logged or staged; None without it."""
+        statement = f"SELECT log_no, lamport, digest FROM sds_log WHERE {_HAS_ID} AND {kind}"
+        return self._database.row(statement, self._of_id(message_id))
+
+    def _rows_of(self, keys: Mapping[str, int]) -> list[Any]:
         """ID, digest, row and number of all rows with these IDs."""
+        statement = f"SELECT message_id, digest, log_no, number FROM sds_log WHERE {_HAS_KEY}"
         found = []
         numbers = list(keys.values())
         for start in range(0, len(numbers), IDS_PER_READ):
@@ -534,8 +538,14 @@ class FileLog:
 
     def _delete_rows(self, raw: sqlite3.Connection, log_nos: Iterable[int]) -> None:
         values = [(each,) for each in log_nos]
-        raw.executemany(DELETE_LOG, values)
-        raw.executemany(DELETE_FRAME, values)
+        raw.executemany("DELETE FROM sds_log WHERE log_no = ?", values)
+        raw.executemany("DELETE FROM sds_frames WHERE log_no = ?", values)
+
+    def _insert_rows(
+        self, raw: sqlite3.Connection, rows: Sequence[Any], frames: Sequence[Any]
+    ) -> None:
+        raw.executemany("INSERT INTO sds_log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        raw.executemany("INSERT INTO sds_frames VALUES (?, ?, ?, ?)", frames)
 
     def _remember(self, message_id: str) -> None:
         self._recent.add(message_id)
@@ -551,7 +561,13 @@ class FileLog:
             )
 
     def _newest_saved(self, count: int, last_lamport: int) -> list[_Place]:
-        rows = self._database.rows(NEWEST, (self.channel_no, max(last_lamport, -(2**63))), count)
+        statement = (
+            "SELECT lamport, message_id, hint, sender_id FROM sds_log"
+            " WHERE channel_no = ? AND lamport <= ? AND number >= 0"
+            " ORDER BY lamport DESC, message_id DESC"
+        )
+        values = (self.channel_no, max(last_lamport, -(2**63)))
+        rows = self._database.rows(statement, values, count)
         return [
             (
                 lamport,
@@ -573,9 +589,13 @@ class FileLog:
 
         They begin at `_staged_from`.
         """
+        statement = (
+            f"SELECT log_no, lamport, message_id, digest, hint, {_FRAME} WHERE channel_no = ?"
+            " AND (lamport, message_id) >= (?, ?) AND number < 0 ORDER BY lamport, message_id"
+        )
         place, after = self._staged_from, b""
         while rows := self._database.rows(
-            STAGED_IN_ORDER, (self.channel_no, place[0], place[1] + after), ROWS_PER_READ
+            statement, (self.channel_no, place[0], place[1] + after), ROWS_PER_READ
         ):
             for log_no, lamport, raw_id, digest, hint, *packed in rows:
                 place, after = (lamport, raw_id), b"\0"
@@ -585,19 +605,20 @@ class FileLog:
         return noted in self._new_noted or self._is_on_disk(noted)
 
     def _is_on_disk(self, noted: Noted) -> bool:
-        return (
-            self._database.row(
-                FIND_NOTED, (self.channel_no, noted.element_id, noted.lamport_timestamp)
-            )
-            is not None
+        statement = (
+            "SELECT 1 FROM sds_noted WHERE channel_no = ? AND element_id = ? AND lamport = ?"
         )
+        values = (self.channel_no, noted.element_id, noted.lamport_timestamp)
+        return self._database.row(statement, values) is not None
 
     def _write_noted(self, raw: sqlite3.Connection, noted: set[Noted], logged_count: int) -> None:
         """Write noted names that are not on the disk, and the counts of the channel."""
         rows = [(self.channel_no, each.element_id, each.lamport_timestamp) for each in noted]
-        raw.executemany(INSERT_NOTED, rows)
+        raw.executemany("INSERT OR IGNORE INTO sds_noted VALUES (?, ?, ?)", rows)
         counts = (logged_count, self._saved_noted_count + len(noted), self.channel_no)
-        raw.execute(SET_COUNTS, counts)
+        raw.execute(
+            "UPDATE sds_channels SET logged_count = ?, noted_count = ? WHERE channel_no = ?", counts
+        )
 
     def _packed(
         self, raw: sqlite3.Connection, message: Message, frame: bytes
@@ -606,14 +627,21 @@ class FileLog:
         packer = self._packer
         if packer is None:
             packer = self._packer = FilterPacker()
-            rows = raw.execute(NEWEST_FILTERS, (self.channel_no,)).fetchmany(REFERENCES_MAX)
+            rows = raw.execute(
+                "SELECT filter_no, filter FROM sds_filters WHERE channel_no = ?"
+                " ORDER BY filter_no DESC LIMIT ?",
+                (self.channel_no, REFERENCES_MAX),
+            ).fetchall()
             for filter_no, bloom_filter in reversed(rows):
                 packer.add_reference(filter_no, bloom_filter, is_used=True)
         bloom_filter = message.bloom_filter
         if not bloom_filter and len(frame) - len(message.content) > FILTER_BYTES_MIN:
             bloom_filter = decode(frame)[0].bloom_filter  # participants log messages without it
         while (packed := packer.pack(frame, bloom_filter)) is None:
-            added = raw.execute(INSERT_FILTER, (self.channel_no, bloom_filter))
+            added = raw.execute(
+                "INSERT INTO sds_filters (channel_no, filter) VALUES (?, ?)",
+                (self.channel_no, bloom_filter),
+            )
             packer.add_reference(added.lastrowid or 0, bloom_filter, is_used=False)
         return frame_hash(frame)[:HASH_BYTES], packed.reference_no, packed.data
 
@@ -641,7 +669,7 @@ class ParticipantFile:
         self.path = Path(path)
         self._database = ParticipantDatabase(self.path)
         self._logs: dict[str, FileLog] = {}
-        self._confirming: Connection | None = None
+        self._is_confirming = False
 
     def __enter__(self) -> Self:
         return self
@@ -666,18 +694,25 @@ class ParticipantFile:
         """
         rows = self._database.rows
         faults = [row[0] for row in rows("PRAGMA integrity_check", ()) if row[0] != "ok"]
-        for channel_id, logged, noted, found_logged, found_noted in rows(COUNTS, ()):
-            counts = (("logged messages", logged, found_logged), ("names", noted, found_noted))
-            faults += [
-                f"channel {id_text(channel_id)!r} has {found} {what}, and counts {counted}"
-                for what, counted, found in counts
-                if found != counted
-            ]
-        for what, statement in (
-            ("rows without a frame", ALONE_LOG),
-            ("frames without a row", ALONE_FRAMES),
+        counts = """
+            SELECT channel_id,
+                logged_count, (SELECT count(*) FROM sds_log l WHERE l.channel_no = c.channel_no AND number >= 0),
+                noted_count, (SELECT count(*) FROM sds_noted n WHERE n.channel_no = c.channel_no)
+            FROM sds_channels c"""
+        for channel_id, *found in rows(counts, ()):
+            for what, counted, count in (
+                ("logged messages", *found[:2]),
+                ("names", *found[2:]),
+            ):
+                if count != counted:
+                    channel = repr(id_text(channel_id))
+                    faults.append(f"channel {channel} has {count} {what}, and counts {counted}")
+        for what, table, other in (
+            ("rows without a frame", "sds_log", "sds_frames"),
+            ("frames without a row", "sds_frames", "sds_log"),
         ):
-            if count := rows(statement, ())[0][0]:
+            alone = f"SELECT count(*) FROM {table} WHERE log_no NOT IN (SELECT log_no FROM {other})"
+            if count := rows(alone, ())[0][0]:
                 faults.append(f"the log has {count} {what}")
         return faults
 
@@ -685,7 +720,7 @@ class ParticipantFile:
 
     def channels(self) -> list[str]:
         """The IDs of the channels in the file, ordered by their bytes."""
-        rows = self._database.rows(sql(select(CHANNELS.c.channel_id)), ())
+        rows = self._database.rows("SELECT channel_id FROM sds_channels", ())
         return sorted((id_text(each) for (each,) in rows), key=id_bytes)
 
     def log(self, channel_id: str) -> FileLog:
@@ -696,18 +731,19 @@ class ParticipantFile:
         return log
 
     def _make_log(self, channel_id: str) -> FileLog:
-        of_channel = select(
-            CHANNELS.c.channel_no, CHANNELS.c.logged_count, CHANNELS.c.noted_count
-        ).where(CHANNELS.c.channel_id == id_bytes(channel_id))
-        with self._database.transaction() as connection:
-            row = connection.execute(of_channel).first()
+        statement = (
+            "SELECT channel_no, logged_count, noted_count FROM sds_channels WHERE channel_id = ?"
+        )
+        with self._database.writing() as raw:
+            values = (id_bytes(channel_id),)
+            row = raw.execute(statement, values).fetchone()
             if row is None:
-                connection.execute(
-                    insert(CHANNELS).values(
-                        channel_id=id_bytes(channel_id), logged_count=0, noted_count=0, confirmed=0
-                    )
+                raw.execute(
+                    "INSERT INTO sds_channels (channel_id, logged_count, noted_count, confirmed)"
+                    " VALUES (?, 0, 0, 0)",
+                    values,
                 )
-                row = connection.execute(of_channel).one()
+                row = raw.execute(statement, values).fetchone()
         return FileLog(self._database, *row)
 
     def participant(
@@ -729,10 +765,9 @@ class ParticipantFile:
     def state(self, channel_id: str) -> dict[str, bytes]:
         """The state of a channel as the saved `Save` effects and `confirm` left it."""
         channel_no = self.log(channel_id).channel_no
-        wanted = select(STATE.c.key, STATE.c.value).where(STATE.c.channel_no == bindparam("no"))
-        state = {
-            id_text(key): value for key, value in self._database.rows(sql(wanted), (channel_no,))
-        }
+        statement = "SELECT key, value FROM sds_state WHERE channel_no = ?"
+        rows = self._database.rows(statement, (channel_no,))
+        state = {id_text(key): value for key, value in rows}
         confirmed = self.confirmed(channel_id)
         if confirmed and PROGRESS in state:
             progress = unseal(PROGRESS, state[PROGRESS], Progress)
@@ -771,36 +806,37 @@ class ParticipantFile:
     # --- the application's transaction -----------------------------------------------------------
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction for the application's own tables, on the disk at the end of the block.
 
         An exception in the block rolls it back. Nothing can be saved or staged inside of the block
         (`busy`): do not await in it if a driver uses the file.
         """
-        with self._database.transaction() as connection:
-            self._confirming = connection
+        with self._database.writing() as raw:
+            self._is_confirming = True
             try:
-                yield connection
+                yield raw
             finally:
-                self._confirming = None
+                self._is_confirming = False
+            if not raw.in_transaction:
+                raise ParticipantFileError(
+                    "misuse", "the transaction was ended inside of its block"
+                )
 
-    def confirm(self, connection: Connection, channel_id: str, number: int) -> None:
-        """Confirm a channel's deliveries up to `number`, in the transaction of `connection`.
+    def confirm(self, channel_id: str, number: int) -> None:
+        """Confirm a channel's deliveries up to `number`, inside of a `transaction`.
 
         After a restart they are not delivered again. Call `Participant.confirm(number)` after the
         transaction, so that the running participant knows as well.
         """
-        if connection is not self._confirming:
-            raise ParticipantFileError("misuse", "confirm takes the connection of `transaction`")
-        higher = func.max(CHANNELS.c.confirmed, number)
-        of_channel = CHANNELS.c.channel_id == id_bytes(channel_id)
-        if not connection.execute(
-            update(CHANNELS).where(of_channel).values(confirmed=higher)
-        ).rowcount:
+        if not self._is_confirming:
+            raise ParticipantFileError("misuse", "confirm is called inside of a `transaction`")
+        update = "UPDATE sds_channels SET confirmed = max(confirmed, ?) WHERE channel_id = ?"
+        if not self._database.raw.execute(update, (number, id_bytes(channel_id))).rowcount:
             raise ParticipantFileError("misuse", f"the file has no channel {channel_id!r}")
 
     def confirmed(self, channel_id: str) -> int:
         """The highest number given to `confirm`, 0 before the first."""
-        wanted = select(CHANNELS.c.confirmed).where(CHANNELS.c.channel_id == bindparam("id"))
-        row = self._database.row(sql(wanted), (id_bytes(channel_id),))
+        statement = "SELECT confirmed FROM sds_channels WHERE channel_id = ?"
+        row = self._database.row(statement, (id_bytes(channel_id),))
         return 0 if row is None else int(row[0])

@@ -943,8 +943,8 @@ def test_a_file_takes_the_confirmation_in_the_transaction_of_the_application(
                     for text in texts(3):
                         await ada.channel.send(text)
                     await bob.until(lambda bob: len(bob.texts) == 3)
-                    with file.transaction() as connection:
-                        file.confirm(connection, place["channel_id"], 2)
+                    with file.transaction():
+                        file.confirm(place["channel_id"], 2)
                     await bob.channel.send(b"hello, ada")
             await ada.until(lambda ada: ada.texts == [b"hello, ada"])
             with ParticipantFile(path) as file:

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
 
 from sdstore.participant import ParticipantFile, ParticipantFileError
 from sdstore.participant.file import FileLog
@@ -23,7 +22,7 @@ from sdstore.sds.participant import Participant
 
 CHANNEL = "general"
 MESSAGES_COUNT = 1_500
-INBOX = Table("inbox", MetaData(), Column("number", Integer), Column("content", LargeBinary))
+INBOX = "CREATE TABLE IF NOT EXISTS inbox (number INTEGER, content BLOB)"
 
 
 def conversation() -> list[bytes]:
@@ -44,7 +43,7 @@ def program(path: Path, frames: list[bytes], seed: int, report: int) -> None:
     random = Random(seed)
     with ParticipantFile(path) as file:
         with file.transaction() as connection:
-            INBOX.create(connection, checkfirst=True)
+            connection.execute(INBOX)
         ada = file.participant(CHANNEL, "ada")
         log = file.log(CHANNEL)
         effects = ada.tick(5_000)
@@ -75,9 +74,9 @@ def program(path: Path, frames: list[bytes], seed: int, report: int) -> None:
                 for effect in effects:
                     if isinstance(effect, Deliver):
                         with file.transaction() as connection:
-                            values = {"number": effect.number, "content": effect.message.content}
-                            connection.execute(insert(INBOX).values(values))
-                            file.confirm(connection, CHANNEL, effect.number)
+                            values = (effect.number, effect.message.content)
+                            connection.execute("INSERT INTO inbox VALUES (?, ?)", values)
+                            file.confirm(CHANNEL, effect.number)
                         os.write(report, b"confirmed\n")
                 numbers = [each.number for each in effects if isinstance(each, Deliver)]
                 effects = ada.confirm(numbers[-1]) if numbers else []
@@ -130,8 +129,8 @@ def check(path: Path, frames: list[bytes], saved: set[int], confirmed: int) -> i
         contents = [each.message.content for each in delivered]
         assert contents == [b"message %d" % n for n in range(len(delivered))]  # causal order
         with file.transaction() as connection:
-            rows = connection.execute(select(INBOX).order_by(INBOX.c.number)).all()
-        assert [tuple(row) for row in rows] == list(enumerate(contents[: len(rows)], 1))
+            rows = connection.execute("SELECT * FROM inbox ORDER BY number").fetchall()
+        assert rows == list(enumerate(contents[: len(rows)], 1))
         assert len(rows) >= confirmed
         own = len(log) - len(delivered)
         assert own >= 0
@@ -154,7 +153,7 @@ def kill_and_check(path: Path, seconds: float, seed: int) -> tuple[int, int]:
         if not path.exists():
             continue
         with ParticipantFile(path) as file, file.transaction() as connection:
-            INBOX.create(connection, checkfirst=True)
+            connection.execute(INBOX)
         saved |= {int(each) for each in reports if each != "confirmed"}
         confirmed += reports.count("confirmed")
         delivered = check(path, frames, saved, confirmed)
@@ -229,8 +228,8 @@ def test_a_power_cut_at_any_byte_of_the_log_leaves_a_save_as_a_whole(tmp_path: P
             effects += ada.take_staged(5_000, 4)
             file.save(CHANNEL, effects)
             ends.append(wal.stat().st_size)
-            with file.transaction() as connection:
-                file.confirm(connection, CHANNEL, len(log.deliveries(0, 1_000)) - 1)
+            with file.transaction():
+                file.confirm(CHANNEL, len(log.deliveries(0, 1_000)) - 1)
             ends.append(wal.stat().st_size)
         assert path.read_bytes() == main  # no checkpoint meanwhile
         assert commit_ends(wal.read_bytes()) == ends[1:]  # each call is one transaction
