@@ -107,6 +107,10 @@ class Finding:
     times: int = 1
 
 
+def _with_remedy(finding: Finding) -> dict[str, Any]:
+    return asdict(finding) | {"remedy": REMEDIES[finding.kind]}
+
+
 class Findings:
     """The contradictions that the current and the last pass found. `counts`: of all since the start."""
 
@@ -140,7 +144,7 @@ class Findings:
 
     def document(self) -> list[dict[str, Any]]:
         """The findings as JSON, each with its remedy."""
-        return [asdict(each) | {"remedy": REMEDIES[each.kind]} for each in self.open()]
+        return [_with_remedy(each) for each in self.open()]
 
 
 # ---- passes
@@ -219,16 +223,20 @@ class Audit:
         self._keep_place()
 
     def document(self) -> dict[str, Any]:
-        """The audit of this process as JSON."""
+        """The audit as JSON; the place and the findings in the store are those of the process that checks it."""
+        current, last, findings = self.current, self.last, self.findings.document()
+        if not self._checks_store:
+            current, last, saved = self._saved()
+            findings = [*map(_with_remedy, saved), *findings]
         return {
             "share_percent_max": self._limits.audit_percent_max,
             "cpu_s": round(self.cpu_s, 3),
             "stages": list(self._stages),
-            "pass": asdict(self.current),
-            "last_pass": asdict(self.last) if self.last else None,
+            "pass": asdict(current),
+            "last_pass": asdict(last) if last else None,
             "index_read_again": self.read_again_count,
             "found_total": {kind.value: self.findings.counts[kind] for kind in Kind},
-            "findings": self.findings.document(),
+            "findings": findings,
         }
 
     def frames_document(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the processes that share one database tell each other at once, without asking it.
+"""What the processes that share one PostgreSQL database tell each other at once, without reading it.
 
 Three kinds of notices: a frame to relay, that messages of some channels were committed, and that a process
 is there. Notices are best effort: one that is lost costs a relayed message, or makes a commit known at
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -22,9 +21,6 @@ COMMIT_PAUSE_S = 0.02
 
 CHANNELS_BYTES_MAX = 4_096
 """Bytes of channel IDs in a notice of a commit; one with more names none, which means any."""
-
-BATCH_BYTES_MAX = 1 << 20
-"""Bytes of notices that are sent to a sibling at once, unless one alone has more."""
 
 _FRAME, _WAY, _COMMIT, _PUSHED, _PRESENCE = b"f", b"w", b"c", b"p", b"l"
 
@@ -45,16 +41,16 @@ class Presence(NamedTuple):
 class Listener(Protocol):
     """Takes the notices of other processes."""
 
-    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
+    def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         """A frame to relay; `origin` and `via` as in `app.relay`."""
 
-    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
+    def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         """Messages of these channels were committed; None: of any.
 
         `source` as in `app.ingest.committer.Committed`, if all have the same; otherwise empty.
         """
 
-    def on_sibling_presence(self, presence: Presence) -> None:
+    def on_notified_presence(self, presence: Presence) -> None:
         """A process announces itself."""
 
 
@@ -164,76 +160,6 @@ class Outgoing:
         return notices
 
 
-class SiblingBus:
-    """The bus of the one process that writes a SQLite file: its siblings read the notices over streams.
-
-    Each has a queue of its own, so one that hangs delays no other.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._readers: set[Outgoing] = set()
-        self._dropped_count = 0
-
-    @property
-    def dropped_count(self) -> int:
-        """See `Bus`; of all siblings together."""
-        return self._dropped_count + sum(each.dropped_count for each in self._readers)
-
-    def send_frame(self, frame: bytes, origin: str, via: bytes = b"") -> None:
-        """See `Bus`."""
-        for reader in self._readers:
-            reader.send_frame(frame, origin, via)
-
-    def send_commit(self, channels: Collection[str] | None, source: str = "") -> None:
-        """See `Bus`."""
-        for reader in self._readers:
-            reader.send_commit(channels, source)
-
-    def send_presence(self, presence: Presence) -> None:
-        """Its siblings have no peers and no links."""
-
-    async def stream(self) -> AsyncGenerator[Sequence[bytes], None]:
-        """The notices from now on, for one sibling: each behind its length, 4 bytes, big endian.
-
-        A notice that any channel may have news comes first, for the time without a stream. Without
-        notices the stream has an empty one now and then, so that a dead connection is noticed.
-        """
-        reader = Outgoing(self._limits)
-        reader.send_commit(None)
-        self._readers.add(reader)
-        try:
-            while True:
-                notices = [b""]
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._limits.live_heartbeat_s):
-                        notices = await reader.next(BATCH_BYTES_MAX)
-                yield [part for each in notices for part in (len(each).to_bytes(4, "big"), each)]
-                await asyncio.sleep(COMMIT_PAUSE_S)
-        finally:
-            self._readers.discard(reader)
-            self._dropped_count += reader.dropped_count
-
-
-class Notices:
-    """Joins the pieces of a `SiblingBus.stream` to notices."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Each notice that is complete."""
-        data, at = self._rest + piece, 0
-        while len(data) - at >= 4:
-            stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            if stop > len(data):
-                break
-            if stop > at + 4:
-                yield data[at + 4 : stop]
-            at = stop
-        self._rest = data[at:]
-
-
 def hand_over(notice: bytes, listener: Listener) -> bool:
     """Give a notice to the listener; False if it is not a notice."""
     kind, rest = notice[:1], notice[1:]
@@ -243,7 +169,7 @@ def hand_over(notice: bytes, listener: Listener) -> bool:
         via, kind, rest = rest[2:length], rest[length : length + 1], rest[length + 1 :]
     if kind == _FRAME and rest:
         length = 1 + rest[0]
-        listener.on_sibling_frame(rest[length:], rest[1:length].decode("ascii", "replace"), via)
+        listener.on_notified_frame(rest[length:], rest[1:length].decode("ascii", "replace"), via)
         return True
     try:
         document = orjson.loads(rest)
@@ -251,13 +177,13 @@ def hand_over(notice: bytes, listener: Listener) -> bool:
         return False
     match kind, document:
         case (b"c", None | [*_] as channels) if _are_texts(channels):
-            listener.on_sibling_commit(channels, "")
+            listener.on_notified_commit(channels, "")
         case (b"p", [str() as source, None | [*_] as channels]) if _are_texts(channels):
-            listener.on_sibling_commit(channels, source)
+            listener.on_notified_commit(channels, source)
         case (b"l", [str() as process, [*_] as peers, [*_] as reads, bool() as is_leaving]) if (
             _are_texts(peers) and _are_texts(reads)
         ):
-            listener.on_sibling_presence(Presence(process, peers, reads, is_leaving))
+            listener.on_notified_presence(Presence(process, peers, reads, is_leaving))
         case _:
             return False
     return True

@@ -20,7 +20,6 @@ from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
 from app.audit import Audit
-from app.bus import SiblingBus
 from app.disk import kept_once
 from app.federation.links import Links
 from app.federation.peers import Peers
@@ -56,11 +55,11 @@ from app.recon.replica import NodeReplica
 from app.relay import Relay
 from app.settings import Settings
 from app.sharing import Sharing
-from app.siblings import Siblings
 from app.store.store import Store
 from app.strangers import Strangers
 from app.supervisor import Supervisor
 from app.tokens import TokenFile, Tokens, tokens_path
+from app.workers import WorkerPlace
 
 SECRET_BYTES = 32
 INSTANCE_BYTES = 16
@@ -124,7 +123,7 @@ class Node:
     judge: Judge | None
     policy: LoadedPolicy | None
     supervisor: Supervisor
-    siblings: Siblings | None = None
+    worker: WorkerPlace | None = None
     tls: ssl.SSLContext | None = None
     certificate: Certificate | None = None
     # Called with the settings after each reload.
@@ -141,29 +140,23 @@ class Node:
         cls,
         settings: Settings,
         limits: Limits = DEFAULT_LIMITS,
-        siblings: Siblings | None = None,
-        *,
-        makes: bool = True,
+        worker: WorkerPlace | None = None,
     ) -> AsyncIterator[Node]:
         """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
 
-        With several workers, only the first writes the index file. On SQLite only the first syncs with
-        peers; on PostgreSQL each peer is held by one worker of one host. `makes`: make a database file if
-        there is none; a worker that writes nothing never does.
+        With several workers, only the first writes the index file and audits the database.
         """
-        is_first = siblings is None or siblings.is_first
-        writes = siblings is None or siblings.writes
+        is_first = worker is None or worker.is_first
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as closing:
-            store = await Store.open(settings.database_url, limits, makes=makes and writes)
+            store = await Store.open(settings.database_url, limits)
             closing.push_async_callback(store.close)
             committer = GroupCommitter(store, limits)
-            if writes:
-                await committer.start()
+            await committer.start()
             closing.push_async_callback(committer.close)
             node = _assemble(settings, limits, store, committer)
             closing.callback(node.close_judge)
-            node.siblings = siblings
+            node.worker = worker
             tasks = node.supervisor
             node.tokens.says_changes = is_first
             await closing.enter_async_context(node.tokens.watched(tasks))
@@ -188,9 +181,8 @@ class Node:
             # Registered before the start, so that a failed start leaves no loops running.
             closing.push_async_callback(node.peers.close)
             closing.push_async_callback(node.links.close)
-            if is_first or store.peers.is_shared:
-                await node.peers.start(tasks)
-                node.links.start(tasks)
+            await node.peers.start(tasks)
+            node.links.start(tasks)
             yield node
 
     def take_policy(self, policy: LoadedPolicy | None) -> None:
@@ -216,9 +208,6 @@ class Node:
 @asynccontextmanager
 async def _connected_to_others(node: Node) -> AsyncIterator[None]:
     """Exchange relayed messages and notices of commits with the other processes of the database."""
-    if node.siblings is not None and node.siblings.is_private:
-        # Its siblings fetch them (`app.http.handing`), and have none of their own.
-        node.relay.bus = SiblingBus(node.limits)
     if not node.settings.database_url.startswith("postgresql:"):
         yield
         return

@@ -131,7 +131,7 @@ class Relay:
         self.counters = RelayCounters()
         self.bus: Bus = NoBus()
         self.commit_listeners: list[Callable[[Collection[str] | None, str], None]] = []
-        """Called when another process has committed messages, as `Listener.on_sibling_commit`."""
+        """Called when another process has committed messages, as `Listener.on_notified_commit`."""
         self.presence_listeners: list[Callable[[Presence], None]] = []
         """Called when another process announces itself."""
         self.changed = asyncio.Event()
@@ -285,7 +285,7 @@ class Relay:
 
     # ---- from the other workers
 
-    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
+    def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         """Pass on what another worker has taken. Its door has checked it; garbage is ignored."""
         try:
             message, dialect = decode(frame)
@@ -294,7 +294,7 @@ class Relay:
             return
         self._pass_on(Relayed(frame, message, dialect), origin, via, is_on_bus=True)
 
-    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
+    def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         """See `app.bus.Listener`."""
         self._live.on_committed([])
         self._nudge(channels, source)
@@ -305,7 +305,7 @@ class Relay:
         """Tell the other workers that this one is there."""
         self.bus.send_presence(presence)
 
-    def on_sibling_presence(self, presence: Presence) -> None:
+    def on_notified_presence(self, presence: Presence) -> None:
         """See `app.bus.Listener`."""
         for listener in self.presence_listeners:
             listener(presence)

@@ -134,7 +134,7 @@ class Settings(BaseModel):
         1,
         ge=1,
         le=64,
-        description="processes that answer; on SQLite another one writes if there are several",
+        description="processes that serve one PostgreSQL database; SQLite is served by one",
     )
     drain_s: float = Field(
         3.0,
@@ -254,11 +254,6 @@ class Settings(BaseModel):
         if self.database_url.startswith("sqlite:"):
             return self.database_url
         return _PASSWORD.sub("***", self.database_url)
-
-    @property
-    def one_process_writes(self) -> bool:
-        """Whether one of several processes does all the writing."""
-        return self.database_url.startswith("sqlite:")
 
     @property
     def is_loopback(self) -> bool:

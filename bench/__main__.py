@@ -23,7 +23,6 @@ BENCHMARKS = (
     "frames",
     "http",
     "tokens",
-    "workers",
     "postgres",
     "pipeline",
     "stampede",

@@ -27,6 +27,7 @@ from app.cli.options import (
     NodeUrl,
 )
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
+from app.errors import SettingsError
 from app.limits import limits_table
 from app.operator import InUseError, announced, locked
 from app.settings import Settings, load_settings
@@ -87,7 +88,7 @@ def serve(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", help="Number of processes that answer."),
+        typer.Option("--workers", metavar="N", help="Number of processes; for PostgreSQL."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
@@ -167,6 +168,7 @@ def serve(
         _show_config(settings, provenance, as_json)
     if show_limits or show_config:
         return Exit.DONE
+    _refuse_workers(settings, provenance)
     _refuse_exposure(settings)
     if settings.policy is not None:
         _check_policy(settings.policy)
@@ -233,6 +235,15 @@ def _refuse_exposure(settings: Settings) -> None:
             "insecure_bind",
             f"others can reach {settings.host}, and no access token exists; make one with `sdstore token "
             "new`, listen on 127.0.0.1, or serve everybody with --insecure",
+        )
+
+
+def _refuse_workers(settings: Settings, provenance: dict[str, str]) -> None:
+    """Raises SettingsError for several processes over SQLite, which one process writes and reads."""
+    if settings.workers > 1 and settings.database_url.startswith("sqlite:"):
+        raise SettingsError(
+            f"workers ({provenance['workers']}): one process serves SQLite; for {settings.workers}, use "
+            "PostgreSQL (--database postgresql://...), or leave workers at 1"
         )
 
 

@@ -1,9 +1,7 @@
 """A node behind a socket: uvicorn in one process, or several workers, and their log.
 
-Workers share one socket and one database, and each is a whole node. The first one keeps the index file. On
-PostgreSQL each peer is held by one of them. On SQLite the first one is the only one that writes and that
-holds peers; it is started beside the N workers that read, and they hand on to it whatever writes
-(`app.http.handing`).
+Workers share one socket and one PostgreSQL database, and each is a whole node. The first one keeps the index
+file and audits the database; each peer is held by one of them.
 
 The supervisor replaces a worker that dies: at once if it had served for a while, otherwise after growing
 pauses, for as long as the service runs. A worker that is started while the database is away waits for it,
@@ -20,14 +18,13 @@ import logging
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -41,24 +38,17 @@ import uvloop
 
 from app.cli.output import CliError, Exit
 from app.errors import Problem, SettingsError
-from app.http.application import create_app, create_sibling_app
-from app.http.handing import Handing, hearing
-from app.http.server import (
-    NodeServer,
-    PrivateServer,
-    SideServer,
-    private_protocol,
-    serving,
-    waiting_server,
-)
+from app.http.application import create_app
+from app.http.metrics import giving_metrics
+from app.http.server import NodeServer, WaitingServer, serving
 from app.limits import DEFAULT_LIMITS, Limits
 from app.logs import set_level, start_logging
 from app.node import Node
 from app.reload import Loaded, checked_certificate, log_reload, merged, reload_settings
 from app.settings import Settings
-from app.siblings import Board, Siblings, WorkerState
 from app.store.faults import DatabaseUnreachableError
 from app.store.faults import StoreError as DatabaseError
+from app.workers import Board, WorkerPlace, WorkerState
 
 BACKLOG = 2_048
 DESCRIPTORS_BESIDE = 256
@@ -113,20 +103,19 @@ def serve_node(
     listener: socket.socket,
     ready: Callable[[Node], None],
     *,
-    siblings: Siblings | None = None,
+    worker: WorkerPlace | None = None,
     waits: bool = False,
 ) -> list[int]:
     """Serve until a signal; the signals received. Raises `app.store.faults.StoreError`.
 
-    `waits`: while the database is away, answer `not_ready` and try again; a file that is gone is not made
-    again.
+    `waits`: while the database is away, answer `not_ready` and try again.
     """
     start_logging(settings)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limits = raise_descriptor_limit(DEFAULT_LIMITS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, limits, listener, ready, siblings, waits=waits))
+        return runner.run(_serve(settings, limits, listener, ready, worker, waits=waits))
 
 
 def raise_descriptor_limit(limits: Limits) -> Limits:
@@ -160,7 +149,7 @@ async def _serve(
     limits: Limits,
     listener: socket.socket,
     ready: Callable[[Node], None],
-    siblings: Siblings | None,
+    worker: WorkerPlace | None,
     *,
     waits: bool,
 ) -> list[int]:
@@ -169,16 +158,16 @@ async def _serve(
 
         async def opened() -> Node:
             try:
-                return await closing.enter_async_context(
-                    Node.open(settings, limits, siblings, makes=not waits)
-                )
+                return await closing.enter_async_context(Node.open(settings, limits, worker))
             except Problem as problem:  # the database went away while the node was opening
                 raise DatabaseUnreachableError(problem.detail) from problem
 
         node = await (_opened_patiently(opened, listener, settings, signals) if waits else opened())
         if node is None:
             return signals.caught
-        server = await server_of(node, siblings, closing)
+        if worker is not None:
+            await closing.enter_async_context(giving_metrics(node, worker))
+        server = NodeServer(create_app(node), node)
         signals.let_stop(server)
         gc.collect()
         gc.freeze()
@@ -191,33 +180,15 @@ async def _serve(
 
 
 def _reload(node: Node) -> None:
-    board = None if node.siblings is None else node.siblings.board
+    board = None if node.worker is None else node.worker.board
     mark = 0 if board is None else board.reloads_asked()  # before the read
     try:
         reload_settings(node)
     except SettingsError as error:
         _log.error("the settings stay as they are: %s", error)
         return
-    if node.siblings is not None:
-        node.siblings.board.note_reloaded(node.siblings.number, mark)
-
-
-async def server_of(node: Node, siblings: Siblings | None, closing: AsyncExitStack) -> NodeServer:
-    """The server of a node, connected with its siblings until `closing` closes."""
-    if siblings is None:
-        return NodeServer(create_app(node), node)
-    if siblings.is_private:
-        return PrivateServer(create_sibling_app(node), node)
-    handing = None
-    if not siblings.is_first:
-        handing = Handing(siblings, node.limits)
-        closing.callback(handing.close)
-        if not siblings.writes:
-            node.store.frames.recheck = handing.recheck
-            await closing.enter_async_context(hearing(node, siblings))
-    beside = SideServer(create_sibling_app(node), private_protocol(node))
-    await closing.enter_async_context(serving(beside, siblings.listener))
-    return NodeServer(create_app(node, handing=handing), node)
+    if node.worker is not None:
+        node.worker.board.note_reloaded(node.worker.number, mark)
 
 
 async def _opened_patiently(
@@ -233,7 +204,7 @@ async def _opened_patiently(
         reason = " ".join(str(error).split())
     since_s = time.monotonic()
     _log.warning("not ready: %s", reason)
-    server = waiting_server(reason, DEFAULT_LIMITS, settings)
+    server = WaitingServer(reason, DEFAULT_LIMITS, settings)
     signals.let_stop(server)
     async with serving(server, listener):
         while not signals.caught:
@@ -294,11 +265,10 @@ class Started(NamedTuple):
 class Worker:
     """One place among the workers, and the process that fills it."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, siblings: Siblings) -> None:
-        self.siblings = siblings
+    def __init__(self, settings: Settings, listener: socket.socket, place: WorkerPlace) -> None:
+        self._place = place
         self._settings = settings
-        # A worker that only its siblings reach has no use for the shared socket.
-        self._listener = siblings.listener if siblings.is_private else listener
+        self._listener = listener
         self._process: Any = None
         self._line: Connection | None = None
         self._serves_since_s: float | None = None
@@ -337,12 +307,12 @@ class Worker:
         """Start a process; with `waits` it waits for a database that is away."""
         self._has_old_settings = False
         self._note(WorkerState.STARTING)
-        self.siblings.board.note_reloaded(self.siblings.number, self._mark)
+        self._place.board.note_reloaded(self._place.number, self._mark)
         self._line, theirs = _spawn.Pipe()
         process = _spawn.Process(
             target=_work,
-            args=(self._settings, self._listener, theirs, self.siblings, waits),
-            name=f"worker {self.siblings.number}",
+            args=(self._settings, self._listener, theirs, self._place, waits),
+            name=f"worker {self._place.number}",
         )
         process.start()
         self._process = process
@@ -350,7 +320,7 @@ class Worker:
 
     def restart(self) -> None:
         """Start a process in the place of one that died."""
-        self.siblings.board.count_restart(self.siblings.number)
+        self._place.board.count_restart(self._place.number)
         self.start(waits=True)
 
     def heard(self) -> str | None:
@@ -397,7 +367,7 @@ class Worker:
         try:
             signal_it()
         except OSError:
-            _log.exception("no signal could be sent to worker %d", self.siblings.number)
+            _log.exception("no signal could be sent to worker %d", self._place.number)
 
     def _bury(self) -> None:
         self._process.join()
@@ -407,7 +377,7 @@ class Worker:
         pause_s = min(PAUSE_S_MIN * 2**exponent, PAUSE_S_MAX) if self._failures else 0.0
         _log.error(
             "worker %d ended with %s; another one starts in %.2f s",
-            self.siblings.number,
+            self._place.number,
             self._process.exitcode,
             pause_s,
         )
@@ -416,21 +386,17 @@ class Worker:
         self._due_at_s = time.monotonic() + pause_s
 
     def _note(self, state: WorkerState) -> None:
-        self.siblings.board.set_state(self.siblings.number, state)
+        self._place.board.set_state(self._place.number, state)
 
 
 class Workers:
     """All workers of a service, from start to end."""
 
-    def __init__(
-        self, settings: Settings, listener: socket.socket, own_listeners: Sequence[socket.socket]
-    ) -> None:
-        self._board = board = Board(len(own_listeners))
-        paths = tuple(each.getsockname() for each in own_listeners)
-        one_writes = settings.one_process_writes
+    def __init__(self, settings: Settings, listener: socket.socket, folder: Path) -> None:
+        self._board = board = Board(settings.workers)
         self._workers = [
-            Worker(settings, listener, Siblings(number, own, paths, board, one_writes))
-            for number, own in enumerate(own_listeners)
+            Worker(settings, listener, WorkerPlace(number, board, folder))
+            for number in range(settings.workers)
         ]
         # The policy is loaded at the first reload, to refuse a broken one.
         self._loaded = Loaded(settings, None, checked_certificate(settings))
@@ -461,20 +427,14 @@ class Workers:
 
     def _start_all(self) -> str | None:
         """The node's ID, once all workers serve; None if a signal comes first."""
-        first, *others = self._workers
-        # A new file has its schema from the worker that writes it; so the others begin when that serves.
-        groups = [[first], others] if first.siblings.one_writes else [self._workers]
+        for worker in self._workers:
+            worker.start(waits=False)
         names = set()
-        for group in groups:
-            for worker in group:
-                worker.start(waits=False)
-            for worker in group:
-                connection.wait([self._woken, *worker.waited_for])
-                if self._stopped_by:
-                    return None
-                names.add(worker.heard())
-            if None in names:
-                break
+        for worker in self._workers:
+            connection.wait([self._woken, *worker.waited_for])
+            if self._stopped_by:
+                return None
+            names.add(worker.heard())
         if None in names:
             raise CliError(
                 Exit.LOCAL_FAULT, "store_unavailable", "a worker ended before it was ready"
@@ -527,42 +487,20 @@ class Workers:
 def run_workers(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> Exit:
     """As `run_node`, with as many processes as the settings say."""
     start_logging(settings)
-    count = settings.workers + 1 if settings.one_process_writes else settings.workers
-    with unix_listeners(count) as own_listeners:
-        return Workers(settings, listener, own_listeners).run(ready)
-
-
-@contextmanager
-def unix_listeners(count: int) -> Iterator[list[socket.socket]]:
-    """A UNIX socket for each worker, which only this user can reach.
-
-    The supervisor holds them, so that they outlive a worker that is replaced.
-    """
     # Not below the data directory: the path of a UNIX socket has at most 108 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="sdstore-"))
-    listeners: list[socket.socket] = []
-    try:
-        for number in range(count):
-            listener = socket.socket(socket.AF_UNIX)
-            listeners.append(listener)
-            listener.bind(str(folder / str(number)))
-            listener.listen(BACKLOG)
-        yield listeners
-    finally:
-        for listener in listeners:
-            listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sdstore-", ignore_cleanup_errors=True) as folder:
+        return Workers(settings, listener, Path(folder)).run(ready)
 
 
 def _work(
-    settings: Settings, listener: socket.socket, line: Connection, siblings: Siblings, waits: bool
+    settings: Settings, listener: socket.socket, line: Connection, place: WorkerPlace, waits: bool
 ) -> None:
     def ready(node: Node) -> None:
         line.send(Started(node.node_id))
 
     Thread(target=_end_with_supervisor, args=(line,), daemon=True).start()
     try:
-        serve_node(settings, listener, ready, siblings=siblings, waits=waits)
+        serve_node(settings, listener, ready, worker=place, waits=waits)
     except DatabaseError as error:
         with suppress(OSError):
             line.send(Started(None, str(error)))

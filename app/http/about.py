@@ -13,13 +13,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.callers import Rate, Scope
 from app.errors import Code, Problem
-from app.http.call import Call, Reply
+from app.http.call import Reply
 from app.http.forms import Form
-from app.http.handing import SIBLING
+from app.http.metrics import all_metrics, own_metrics
 from app.http.openapi import TEXT, Document, reply
 from app.http.replies import json_only
-from app.http.routing import AnsweredBy, CurrentCall, Routes
-from app.http.siblings import all_metrics, own_metrics
+from app.http.routing import CurrentCall, Routes
 from app.node import Node
 from recon.limits import PROTOCOL_VERSION, SHORT_ID_BYTES, SUMMARY_HASH_BYTES
 from sdstore.sds.codec import DECODER_VERSION
@@ -41,12 +40,7 @@ async def livez(call: CurrentCall) -> Reply:  # noqa: ARG001
     return json_only({"status": "alive"})
 
 
-def _has_no_reason(call: Call) -> bool:
-    return call.node.readiness.reason is None
-
-
-# A worker that does not write knows about itself; whether messages are taken, the writer knows.
-@health.add("GET /readyz", Scope.OPEN, answered_by=AnsweredBy.WRITER, writes=_has_no_reason)
+@health.add("GET /readyz", Scope.OPEN)
 async def readyz(call: CurrentCall) -> Reply:
     """The node serves messages; `not_ready` with the reason otherwise.
 
@@ -61,8 +55,8 @@ async def readyz(call: CurrentCall) -> Reply:
         document["failing_tasks"] = failing
     if (watermark := call.node.door.watermark) is not None and watermark.is_low:
         document["refuses_messages"] = watermark.reason
-    if call.node.siblings is not None:
-        states = enumerate(call.node.siblings.board.states())
+    if call.node.worker is not None:
+        states = enumerate(call.node.worker.board.states())
         document["workers"] = {str(number): state.name.lower() for number, state in states}
     return json_only(document)
 
@@ -73,10 +67,10 @@ async def metrics(call: CurrentCall) -> Reply:
     node = call.node
     if call.caller.channels is not None or call.caller.rate is Rate.STRANGER:
         raise Problem(Code.FORBIDDEN, "the metrics are of every channel")
-    if node.siblings is None or call.caller is SIBLING:
+    if node.worker is None:
         text = await own_metrics(node)
     else:
-        text = await node.sharing.metrics.get(partial(all_metrics, node, node.siblings))
+        text = await node.sharing.metrics.get(partial(all_metrics, node, node.worker))
     return Reply(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], text)
 
 
@@ -109,11 +103,11 @@ async def _document(node: Node) -> dict[str, Any]:
     }
 
 
-@routes.add("GET /v1/audit", Scope.ADMIN, answered_by=AnsweredBy.FIRST)
+@routes.add("GET /v1/audit", Scope.ADMIN)
 async def audit(call: CurrentCall) -> Reply:
     """What the audit has proved about this node's store and index, and what it found wrong.
 
-    Of several workers, the first checks the store and answers.
+    Of several workers, the first checks the store; the others show what it last saved.
     """
     return json_only(call.node.audit.document())
 

@@ -31,8 +31,7 @@ from app.http import (
     tokens,
 )
 from app.http.call import EXCHANGE_KEY, App, Receive, Send
-from app.http.gateway import Gateway, HttpMetrics, SiblingGateway
-from app.http.handing import Handing, SiblingAuthorizer, private
+from app.http.gateway import Gateway, HttpMetrics
 from app.http.openapi import Document, describe
 from app.node import Node
 from app.settings import Settings
@@ -75,10 +74,8 @@ PAGE_HEADERS = (
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False)
 
 
-def create_app(
-    node: Node, authorizer: Authorizer | None = None, handing: Handing | None = None
-) -> App:
-    """The ASGI application of a node that is open. `handing`: to the worker that answers what it cannot."""
+def create_app(node: Node, authorizer: Authorizer | None = None) -> App:
+    """The ASGI application of a node that is open."""
     if authorizer is None:
         authorizer = with_tokens = TokenAuthorizer(node.tokens, _without_token(node.settings))
 
@@ -88,7 +85,7 @@ def create_app(
         node.reload_listeners.append(take_over)
     metrics = HttpMetrics()
     node.metrics.register(metrics)
-    gateway = Gateway(ROUTES, node, authorizer, Framework(), metrics, handing)
+    gateway = Gateway(ROUTES, node, authorizer, Framework(), metrics)
     return (
         _with_cors(gateway, node.settings.cors_origins) if node.settings.cors_origins else gateway
     )
@@ -102,12 +99,6 @@ def _without_token(settings: Settings) -> Authorizer:
         anonymous_read=settings.anonymous_read,
         anonymous_publish=settings.anonymous_publish,
     )
-
-
-def create_sibling_app(node: Node) -> App:
-    """The application for the other workers. They have counted their call, so it is not counted again."""
-    routes = (*ROUTES, *private.declared)
-    return SiblingGateway(routes, node, SiblingAuthorizer(), Framework(), HttpMetrics())
 
 
 class Framework(FastAPI):

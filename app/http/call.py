@@ -67,8 +67,7 @@ class Call:
     identifies the client in shares and turns. `turn` is what a request of a route with turns holds:
     a handler that only waits from some point on releases it there. `exchange` is that of our server;
     `reply` is the reply of a handler that FastAPI called; `target` is what an audited action is about,
-    if the path does not say it; `bucket` is the rate limit of a caller that
-    has one. `is_handed_on`: another worker has answered, and logs an audited action.
+    if the path does not say it; `bucket` is the rate limit of a caller that has one.
     """
 
     node: Node
@@ -85,7 +84,6 @@ class Call:
     reply: Reply | StreamedReply | None = None
     target: str = ""
     bucket: Bucket | None = None
-    is_handed_on: bool = False
 
     @property
     def readable(self) -> Readable:

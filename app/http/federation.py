@@ -14,10 +14,10 @@ from app.federation.syncs import Sync, SyncEvent
 from app.http.call import Call, Reply, StreamedReply
 from app.http.openapi import EVENTS, OBJECT, reply
 from app.http.replies import event, event_stream, json_only
-from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.routing import CurrentCall, Routes
 from app.logs import shown_url
 
-routes = Routes("federation", answered_by=AnsweredBy.WRITER)
+routes = Routes("federation")
 
 
 def utf8_text(value: str) -> str:

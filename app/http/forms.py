@@ -206,31 +206,6 @@ def count_fields(kind: type[Message], body: bytes, most: int) -> int:  # noqa: C
         return count
 
 
-def has_field(body: bytes, number: int) -> bool:
-    """Whether an encoded message has a field that holds bytes or messages, at its top level.
-
-    Walks over the fields before it. False for bytes that are not protobuf, which fail where they are read.
-    """
-    wanted = number << 3 | _BYTES
-    at = 0
-    try:
-        while at < len(body):
-            tag, at = _varint(body, at)
-            if tag == wanted:
-                return True
-            wire_type = tag & 7
-            if wire_type == _BYTES:
-                size, at = _varint(body, at)
-                at += size
-            elif wire_type == _VARINT:
-                _, at = _varint(body, at)
-            elif wire_type in (_FIXED64, _FIXED32):
-                at += 8 if wire_type == _FIXED64 else 4
-    except IndexError:
-        pass
-    return False
-
-
 @cache
 def _nested(descriptor: Descriptor) -> Mapping[int, Any]:
     """The tags of the fields that hold messages, each with the same mapping of that message."""

@@ -38,7 +38,6 @@ from app.http.call import (
     length_of,
     raw_path,
 )
-from app.http.handing import ADDRESS_HEADER, CLIENT_HEADER, SENT_HEADER, Handing
 from app.http.replies import internal_error, problem_reply
 from app.http.routing import CALL_KEY, MATCH_KEY, Match, Route, RouteTable
 from app.logs import audit, begin_request
@@ -55,10 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """See the module. `framework` is the FastAPI app; it also gets the lifespan events.
-
-    `handing` takes the requests that another worker answers.
-    """
+    """See the module. `framework` is the FastAPI app; it also gets the lifespan events."""
 
     def __init__(
         self,
@@ -67,7 +63,6 @@ class Gateway:
         authorizer: Authorizer,
         framework: App,
         metrics: HttpMetrics,
-        handing: Handing | None = None,
     ) -> None:
         self._table = RouteTable(routes)
         self._stats = {
@@ -78,14 +73,13 @@ class Gateway:
         self._node = node
         self._authorizer = authorizer
         self._framework = framework
-        self._handing = handing
         self._sharing = node.sharing
         self._bodies = Bodies(node.sharing.bodies, node.limits)
         self._limits = node.limits
         self._public_host = node.settings.public_host
         self._rates = node.rates
         self._tokens = node.tokens
-        self._strangers: Strangers | None = node.strangers
+        self._strangers = node.strangers
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -104,14 +98,13 @@ class Gateway:
             route = match.route
             stats = self._stats[route]
             call = self._admit(match, scope, answer)
-            call.address = call.address or answer.caller or address_key(client_of(scope))
+            call.address = answer.caller or address_key(client_of(scope))
             call.exchange = exchange
             answer.bucket = call.bucket
             if bytes_max := route.body_bytes_max(self._limits):
-                call.body, sent_bytes, body_place = await self._bodies.read(
+                call.body, call.sent_bytes, body_place = await self._bodies.read(
                     receive, call.headers, bytes_max, call.address
                 )
-                call.sent_bytes = call.sent_bytes or sent_bytes
             if route.takes_turns is not None:
                 turns = self._sharing.turns[route.takes_turns]
                 room_bytes = self._limits.reply_bytes_max
@@ -145,18 +138,13 @@ class Gateway:
     def _audit(
         self, stats: RouteStats, scope: AsgiScope, call: Call | None, answer: Answer, code: str
     ) -> None:
-        if call is not None and call.is_handed_on:
-            return
         who, status = answer.who, answer.status
         target = raw_path(scope).decode("latin-1")
         if call is not None and call.target:
             target = f"{target} {call.target}"
         action = f"{stats.method} {stats.template}"
-        address = self._address_of(scope, call)
+        address = client_of(scope)
         audit(who=who, address=address, action=action, target=target, status=status, code=code)
-
-    def _address_of(self, scope: AsgiScope, call: Call | None) -> str:  # noqa: ARG002
-        return client_of(scope)
 
     def _admit(self, match: Match, scope: AsgiScope, answer: Answer) -> Call:
         """The call, if its caller has the route's scope and the channel that path or query name.
@@ -169,7 +157,8 @@ class Gateway:
             headers = _joined(raw_headers)
         caller = self._identify(scope, headers)
         answer.who = caller.name
-        bucket = self._bucket_of(caller)
+        # Callers on this machine have no rate limit, and pay nothing for that of others.
+        bucket = None if caller.rate is Rate.FREE else self._rates.admit(caller)
         if b"origin" in headers:
             caller = confined(caller, headers, self._public_host)
         channel_id = match.params.get("channel_id")
@@ -180,10 +169,6 @@ class Gateway:
         call = Call(self._node, caller, match.params, match.query, headers, scope)
         call.bucket = bucket
         return call
-
-    def _bucket_of(self, caller: Caller) -> Bucket | None:
-        # Callers on this machine have no rate limit, and pay nothing for that of others.
-        return None if caller.rate is Rate.FREE else self._rates.admit(caller)
 
     def _identify(self, scope: AsgiScope, headers: Mapping[bytes, bytes]) -> Caller:
         try:
@@ -210,9 +195,7 @@ class Gateway:
             running.begin(caller, task)
         try:
             route = match.route
-            if self._handing is not None and self._handing.takes(route, call):
-                call.reply = await self._handing.pass_on(route, call)
-            elif route.is_hot:
+            if route.is_hot:
                 call.reply = await route.handler(call, **route.arguments(call))
             else:
                 inner = {**call.asgi, "method": route.method, CALL_KEY: call, MATCH_KEY: match}
@@ -247,30 +230,6 @@ class Gateway:
         finally:
             if is_counted:
                 self._node.rates.end_live(bucket)
-
-
-class SiblingGateway(Gateway):
-    """The gateway of a private socket: a sibling says who calls and what the call cost it.
-
-    The sibling also ends a call whose caller's grants are withdrawn.
-    """
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._strangers = None
-
-    def _admit(self, match: Match, scope: AsgiScope, answer: Answer) -> Call:
-        call = super()._admit(match, scope, answer)
-        call.address = call.headers.get(ADDRESS_HEADER, b"").decode()
-        call.sent_bytes = int(call.headers.get(SENT_HEADER, 0))
-        return call
-
-    def _address_of(self, scope: AsgiScope, call: Call | None) -> str:
-        handed = None if call is None else call.headers.get(CLIENT_HEADER)
-        return super()._address_of(scope, call) if handed is None else handed.decode()
-
-    def _bucket_of(self, caller: Caller) -> Bucket | None:  # noqa: ARG002
-        return None  # the sibling has counted the request
 
 
 class Answer:

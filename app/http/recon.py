@@ -11,10 +11,10 @@ from fastapi import Query
 from app.callers import Scope
 from app.errors import Code, Problem
 from app.http.call import Call, Headers, Reply
-from app.http.forms import Form, body_form, check_fields, has_field
+from app.http.forms import Form, body_form, check_fields
 from app.http.openapi import BINARY, body, content, reply
 from app.http.pages import Lamport
-from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.routing import CurrentCall, Routes
 from app.recon.budget import Allowance
 from app.sharing import Turns
 from sdstore.wire import recon_pb2 as recon_wire
@@ -28,15 +28,9 @@ COMPRESS_BYTES_MIN = 1_024
 READS_ZSTD = (b"accept-encoding", b"zstd, gzip")
 
 
-def _pushes(call: Call) -> bool:
-    """Whether a request carries items to store; all other steps only read."""
-    return has_field(call.body, recon_wire.ReconRequest.PUSH_FIELD_NUMBER)
-
-
 @routes.add(
     "POST /v1/recon",
     Scope.SYNC,
-    writes=_pushes,
     is_hot=True,
     operation_id="POST /v1/recon",
     takes_turns=Turns.SYNCS,
@@ -61,7 +55,6 @@ async def reconcile(call: CurrentCall) -> Reply:
 @routes.add(
     "POST /v1/negentropy",
     Scope.SYNC,
-    answered_by=AnsweredBy.ANY,
     is_hot=True,
     operation_id="POST /v1/negentropy",
     takes_turns=Turns.SYNCS,

@@ -18,7 +18,7 @@ from app.http.forms import Form, body_form, read_protobuf
 from app.http.openapi import EVENTS, OUTCOMES, body, content, reply
 from app.http.publish import outcomes_reply
 from app.http.replies import event, event_stream
-from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.routing import CurrentCall, Routes
 from app.limits import Limits
 from app.live import Place
 from app.relay import Passing, Relay, RelayReader
@@ -40,8 +40,7 @@ _HEARTBEAT = b": still here\n\n"
 _NUDGE = b"event: nudge\ndata: {}\n\n"
 
 
-# On SQLite the first worker has the links, so it can say whether it reads the caller's stream.
-@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS, answered_by=AnsweredBy.FIRST)
+@routes.add("GET /v1/relay", Scope.SYNC, replies=EVENTS)
 async def stream(call: CurrentCall) -> StreamedReply:
     """Nudges and relayed messages, for a store that has this one as its peer.
 

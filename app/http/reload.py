@@ -9,11 +9,11 @@ from app.callers import Scope
 from app.errors import Code, Problem, SettingsError
 from app.http.call import Reply
 from app.http.replies import json_only
-from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.routing import CurrentCall, Routes
 from app.reload import reload_settings
-from app.siblings import Siblings
+from app.workers import WorkerPlace
 
-routes = Routes("settings", answered_by=AnsweredBy.ANY)
+routes = Routes("settings")
 
 WORKERS_WAIT_S = 10.0
 """How long the call waits for the other workers. They need milliseconds, unless one hangs or its settings
@@ -31,16 +31,16 @@ async def reload(call: CurrentCall) -> Reply:
         found = reload_settings(call.node)
     except SettingsError as error:
         raise Problem(Code.INVALID_SETTING, str(error)) from None
-    if call.node.siblings is not None:
-        await _all_reloaded(call.node.siblings)
+    if call.node.worker is not None:
+        await _all_reloaded(call.node.worker)
     return json_only({"changed": found.changed, "needs_restart": found.needs_restart})
 
 
-async def _all_reloaded(siblings: Siblings) -> None:
+async def _all_reloaded(worker: WorkerPlace) -> None:
     """Have all workers reload, and wait for it. Raises Problem: `not_ready`."""
-    mark = siblings.board.reload(siblings.number)
+    mark = worker.board.reload(worker.number)
     ends_s = time.monotonic() + WORKERS_WAIT_S
-    while behind := siblings.board.behind(mark):
+    while behind := worker.board.behind(mark):
         if time.monotonic() > ends_s:
             numbers = ", ".join(map(str, behind))
             detail = f"no new settings after {WORKERS_WAIT_S:g} s in workers {numbers}; see the log"

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import wraps
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -60,18 +59,6 @@ async def _current_call(request: Request) -> Call:
 CurrentCall = Annotated[Call, Depends(_current_call)]
 
 
-class AnsweredBy(StrEnum):
-    """The workers of a service that can answer a route. The others hand its requests on to the first one.
-
-    On PostgreSQL every worker writes; on SQLite only the first does.
-    """
-
-    ANY = "any"
-    WRITER = "writer"
-    FIRST = "first"
-    """It has the links with the peers, while it runs."""
-
-
 class _Parameter(NamedTuple):
     """A parameter of a handler: `alias` in the request, and where to find it there.
 
@@ -94,8 +81,7 @@ class Route:
     `takes_turns`: a reply costs milliseconds or many bytes, so clients wait for each other.
     A handler that does not read `call.form` answers JSON, whatever the request accepts.
     `body_bytes_max` is 0 if no body is read. `in_framework` is the route as FastAPI knows it;
-    `parameters` are those of path, query and headers. `writes` names the requests of a route with
-    `AnsweredBy.WRITER` that write; None: all of them.
+    `parameters` are those of path, query and headers.
     """
 
     method: str
@@ -107,8 +93,6 @@ class Route:
     body_bytes_max: Callable[[Limits], int]
     in_framework: FrameworkRoute
     parameters: tuple[_Parameter, ...]
-    answered_by: AnsweredBy
-    writes: Callable[[Call], bool] | None
 
     def arguments(self, call: Call) -> dict[str, Any]:
         """The arguments of a hot handler beside its call, as FastAPI would read them.
@@ -178,13 +162,9 @@ class FrameworkRoute(APIRoute):
 
 @dataclass(slots=True)
 class Routes:
-    """The routes of one subject, in the order of their declaration. `tag` groups them in /docs.
-
-    `answered_by`: which workers answer them, where their declarations do not say it.
-    """
+    """The routes of one subject, in the order of their declaration. `tag` groups them in /docs."""
 
     tag: str
-    answered_by: AnsweredBy | None = None
     declared: list[Route] = field(default_factory=list)
 
     def add(
@@ -198,16 +178,12 @@ class Routes:
         takes_turns: Turns | None = None,
         is_hot: bool = False,
         operation_id: str | None = None,
-        answered_by: AnsweredBy | None = None,
-        writes: Callable[[Call], bool] | None = None,
     ) -> Callable[[_Handler], _Handler]:
         """Declare the decorated handler as the route `name`, such as "GET /v1/channels".
 
         `replies` and `body` are in OpenAPI's words (`app.http.openapi`); the first reply is the usual
         one. A `body` is read by the handler; FastAPI reads and describes one that is a parameter.
         Generated clients name their methods by `operation_id`; by default FastAPI forms it.
-        `answered_by`: as this subject's routes, or else by a worker that writes unless the method is
-        GET or the scope READ.
         """
         method, _, template = name.partition(" ")
 
@@ -245,10 +221,6 @@ class Routes:
                     body_bytes_max=body_bytes_max or _usual_body_bytes_max(method, scope),
                     in_framework=in_framework,
                     parameters=tuple(_parameters(in_framework)),
-                    answered_by=answered_by
-                    or self.answered_by
-                    or _usually_answered_by(method, scope),
-                    writes=writes,
                 )
             )
             return handler
@@ -320,12 +292,6 @@ def _usual_body_bytes_max(method: str, scope: Scope) -> Callable[[Limits], int]:
     if scope is Scope.ADMIN:
         return lambda limits: limits.operator_body_bytes_max
     return lambda limits: limits.small_body_bytes_max
-
-
-def _usually_answered_by(method: str, scope: Scope) -> AnsweredBy:
-    # A look-up with a body is a POST of the scope READ.
-    is_read = method == "GET" or scope is Scope.READ
-    return AnsweredBy.ANY if is_read else AnsweredBy.WRITER
 
 
 class _Candidate(NamedTuple):

@@ -1,16 +1,12 @@
-"""The HTTP servers of a process, on uvicorn: the node's own, and side servers without signals.
+"""The HTTP servers of a process, on uvicorn: the node's own, and the one of a worker without a node.
 
 On SIGTERM the node reports at once that it is not ready, and goes on answering for `drain_s` seconds,
 so that a load balancer has time to notice. Live readers get their cursor and the end of the stream;
 replies carry `Connection: close`. Then the listener closes, and requests in flight are finished.
 Ctrl-C skips the wait.
 
-A worker that only its siblings reach (`app.siblings.Siblings.is_private`) serves them until the last one has
-gone, so that they can hand requests on for as long as they drain.
-
-A side server ends with the block that needs it. One answers while a worker waits for its database and
-has no node yet, so that load balancers, operators and clients learn the reason. Another one answers
-the other workers of the service (`app.http.handing`).
+While a worker waits for its database it has no node yet: then a `WaitingServer` answers, so that load
+balancers, operators and clients learn the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ import uvicorn
 from app.errors import Code, Problem
 from app.http.call import App, AsgiScope, Receive, Reply, Send, length_of
 from app.http.connection import bounded_protocol
-from app.http.handing import private_limits
 from app.http.replies import problem_reply
 from app.http.tls import tls_layers
 from app.limits import Limits
@@ -42,7 +37,7 @@ from app.settings import Settings
 SHUTDOWN_TIMEOUT_S = 10
 """After it slow bodies and slow readers are cut."""
 
-SIDE_SHUTDOWN_TIMEOUT_S = 2
+WAITING_SHUTDOWN_TIMEOUT_S = 2
 RETRY_AFTER_S = 1
 
 _TICK_S = 0.05
@@ -96,11 +91,9 @@ class _Server(uvicorn.Server):
 
 
 class NodeServer(_Server):
-    """Serves an application of a node. `http`: its protocol, and `tls` the options for TLS."""
+    """Serves the application of a node."""
 
-    def __init__(
-        self, app: App, node: Node, http: type[Any] | None = None, tls: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, app: App, node: Node) -> None:
         self._node = node
         self._signals_count = 0
         self._drain_s = 0.0
@@ -109,9 +102,9 @@ class NodeServer(_Server):
         warn_of(node.certificate)
         super().__init__(
             app,
-            http or bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
+            bounded_protocol(node.limits, node.sharing, _proxies(node.settings)),
             SHUTDOWN_TIMEOUT_S,
-            tls_options(node.settings) if tls is None else tls,
+            tls_options(node.settings),
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,8 +130,8 @@ class NodeServer(_Server):
 
     @property
     def _is_hurried(self) -> bool:
-        siblings = self._node.siblings
-        return siblings is not None and siblings.board.is_hurried
+        worker = self._node.worker
+        return worker is not None and worker.board.is_hurried
 
     async def _drain(self) -> None:
         """Go on answering for a while; a second signal ends it."""
@@ -152,35 +145,23 @@ class NodeServer(_Server):
             left_s = ends_s - loop.time()
 
 
-class PrivateServer(NodeServer):
-    """Serves the siblings of a worker that nobody else reaches, until the last of them has gone."""
+class WaitingServer(_Server):
+    """Answers every request with the reason why there is no node behind it, until `should_exit`.
 
-    def __init__(self, app: App, node: Node) -> None:
-        super().__init__(app, node, private_protocol(node), tls={})
+    It leaves signals alone.
+    """
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
-        # Siblings pass these streams on, and would wait for their end.
-        await self._node.relay.close()
-        # Each sibling is connected for as long as it runs: it hears the notices.
-        left_s = self._node.settings.drain_s + SHUTDOWN_TIMEOUT_S + SIDE_SHUTDOWN_TIMEOUT_S
-        while left_s > 0 and self.server_state.connections:
-            await asyncio.sleep(_TICK_S)
-            left_s -= _TICK_S
-        self._drain_s = 0.0
-        await super().shutdown(sockets)
+    def __init__(self, reason: str, limits: Limits, settings: Settings) -> None:
+        async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
+            reply = _waiting_reply(scope["path"], reason)
+            # Close the connection, because the client's next one may reach the open node.
+            headers = [*reply.headers, *length_of(reply), (b"connection", b"close")]
+            start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+            await send(start)
+            await send({"type": "http.response.body", "body": reply.body})
 
-
-def private_protocol(node: Node) -> type[Any]:
-    """The protocol of a worker's private socket."""
-    return bounded_protocol(private_limits(node.limits), node.sharing)
-
-
-class SideServer(_Server):
-    """Serves an application until `should_exit`. Leaves signals to the node's own server."""
-
-    def __init__(self, app: App, http: Any = "httptools", **tls: Any) -> None:
-        super().__init__(app, http, SIDE_SHUTDOWN_TIMEOUT_S, tls)
+        http = bounded_protocol(limits, proxies=_proxies(settings))
+        super().__init__(answer, http, WAITING_SHUTDOWN_TIMEOUT_S, tls_options(settings))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -189,7 +170,7 @@ class SideServer(_Server):
 
 
 @asynccontextmanager
-async def serving(server: SideServer, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(server: WaitingServer, listener: socket.socket) -> AsyncIterator[None]:
     """Serve while the block runs; the listener stays open for the next server."""
     running = asyncio.create_task(server.serve(sockets=[listener.dup()]))
     try:
@@ -197,21 +178,6 @@ async def serving(server: SideServer, listener: socket.socket) -> AsyncIterator[
     finally:
         server.should_exit = True
         await running
-
-
-def waiting_server(reason: str, limits: Limits, settings: Settings) -> SideServer:
-    """A server that answers every request with the reason why there is no node behind it."""
-
-    async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
-        reply = _waiting_reply(scope["path"], reason)
-        # Close the connection, because the client's next one may reach the open node.
-        headers = [*reply.headers, *length_of(reply), (b"connection", b"close")]
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        await send(start)
-        await send({"type": "http.response.body", "body": reply.body})
-
-    http = bounded_protocol(limits, proxies=_proxies(settings))
-    return SideServer(answer, http, **tls_options(settings))
 
 
 def _waiting_reply(path: str, reason: str) -> Reply:

@@ -12,10 +12,10 @@ from app.http.call import Reply
 from app.http.federation import utf8_text
 from app.http.openapi import OBJECT, reply
 from app.http.replies import json_only
-from app.http.routing import AnsweredBy, CurrentCall, Routes
+from app.http.routing import CurrentCall, Routes
 from app.tokens import HOLDS_AFTER_S, NAMES_MAX
 
-routes = Routes("tokens", answered_by=AnsweredBy.ANY)
+routes = Routes("tokens")
 
 _Text = Annotated[str, AfterValidator(utf8_text)]
 _Names = Annotated[list[_Text], FailFast()]

@@ -144,7 +144,7 @@ class NotifyBus(Outgoing):
         await connection.execute(f"LISTEN {CHANNEL}")
         self._listening.set()
         # Commits of the time without a connection.
-        self._listener.on_sibling_commit(None, "")
+        self._listener.on_notified_commit(None, "")
         async for notice in connection.notifies():
             whole = self._parts.join(notice.payload)
             if whole is not None and not hand_over(whole, self._listener):

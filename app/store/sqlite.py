@@ -34,7 +34,6 @@ from app.store.database import (
     chunks,
 )
 from app.store.faults import (
-    DatabaseUnreachableError,
     StoreBusyError,
     UnsupportedDatabaseError,
     UnusableFileError,
@@ -163,15 +162,9 @@ class SqliteDatabase(Database):
         self._lock: sqlite3.Connection | None = None
 
     @classmethod
-    def open(cls, url: str, *, makes: bool = True) -> SqliteDatabase:
-        """Open a file and bring it to this code's schema; make it if there is none.
-
-        Without `makes`, raises `DatabaseUnreachableError` if there is none.
-        """
-        path = _path_of(url)
-        if not makes and not path.exists():
-            raise DatabaseUnreachableError(f"{path} is gone: put it back, or stop the node")
-        prepare_file(path)
+    def open(cls, url: str) -> SqliteDatabase:
+        """Open a file and bring it to this code's schema; make it if there is none."""
+        prepare_file(_path_of(url))
         return cls(url)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:

@@ -51,8 +51,8 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def open_database(url: str, limits: Limits, *, makes: bool = True) -> Database:
-    """The database of a URL, at the schema of this code; `makes`: make a file if there is none."""
+async def open_database(url: str, limits: Limits) -> Database:
+    """The database of a URL, at the schema of this code; a file is made if there is none."""
     if url.startswith("postgresql:"):
         try:
             from app.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
@@ -60,7 +60,7 @@ async def open_database(url: str, limits: Limits, *, makes: bool = True) -> Data
             raise missing_driver(error) from error
         return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
-        return SqliteDatabase.open(url, makes=makes)
+        return SqliteDatabase.open(url)
     raise UnsupportedDatabaseError(
         f"unsupported kind of database: {url.split(':', maxsplit=1)[0]!r}"
     )
@@ -110,15 +110,13 @@ class Store:
         database_url: str,
         limits: Limits,
         now_ms: Callable[[], int] = _wall_clock_ms,
-        *,
-        makes: bool = True,
     ) -> Store:
-        """Open a database; upgrade its schema if that is older; `makes`: make a file if there is none.
+        """Open a database, or make a file if there is none; upgrade its schema if that is older.
 
         Takes no lock that another reader or the writer would notice. Raises the `StoreError`s of
         `app.store.faults`.
         """
-        database = await open_database(database_url, limits, makes=makes)
+        database = await open_database(database_url, limits)
         meta: dict[str, bytes] = dict(await database.rows(database.sql.query(store_meta.select())))
         keys = Keys(meta["key_secret"])
         return cls(database, limits, meta["database_id"].decode(), keys, now_ms)

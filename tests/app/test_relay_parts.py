@@ -27,15 +27,15 @@ class Heard:
         self.sources: list[str] = []
         self.presences: list[Presence] = []
 
-    def on_sibling_frame(self, frame: bytes, origin: str, via: bytes) -> None:
+    def on_notified_frame(self, frame: bytes, origin: str, via: bytes) -> None:
         self.frames.append((frame, origin))
         self.ways.append(via)
 
-    def on_sibling_commit(self, channels: Collection[str] | None, source: str) -> None:
+    def on_notified_commit(self, channels: Collection[str] | None, source: str) -> None:
         self.commits.append(channels)
         self.sources.append(source)
 
-    def on_sibling_presence(self, presence: Presence) -> None:
+    def on_notified_presence(self, presence: Presence) -> None:
         self.presences.append(presence)
 
 

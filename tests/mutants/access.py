@@ -350,11 +350,11 @@ FAULTS = [
         (f"{_RELOAD}::test_new_connections_get_a_replaced_certificate_and_old_ones_go_on",),
     ),
     _fault(
-        "a reload waits for no other worker", "app.siblings:Board.behind", returns([]), (_BEHIND,)
+        "a reload waits for no other worker", "app.workers:Board.behind", returns([]), (_BEHIND,)
     ),
     _fault(
         "a worker that began before the call is done",
-        "app.siblings:Board.reload",
+        "app.workers:Board.reload",
         after(lambda mark, *_: mark - 1),
         (_BEHIND,),
     ),

@@ -26,7 +26,6 @@ AREAS = (
     "sds",
     "store",
     "sync",
-    "workers",
 )  # modules beside this one, each with its FAULTS
 
 

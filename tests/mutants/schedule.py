@@ -74,7 +74,7 @@ FAULTS = [
     _fault("commits are not announced", "peers:Peers.on_committed", nothing, _NODES),
     Fault(
         "schedule: what another process commits is no news",
-        "app.relay:Relay.on_sibling_commit",
+        "app.relay:Relay.on_notified_commit",
         nothing,
         _NODES,
     ),

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -18,14 +18,12 @@ import httpx
 import uvloop
 
 from app.callers import Authorizer, Scope
-from app.cli import server as cli_server
 from app.http.application import ROUTES, create_app
 from app.http.server import NodeServer
 from app.limits import DEFAULT_LIMITS, Limits
 from app.node import Node
 from app.operator import LOCK_FILE, announced, token_for
 from app.settings import Settings
-from app.siblings import Board, Siblings, WorkerState
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, Message
 
@@ -122,102 +120,6 @@ def running_node(
         finally:
             server.stop()
         running.result(timeout=STOP_SECONDS_MAX)
-
-
-@contextmanager
-def running_workers(
-    data_dir: Path,
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    readers_count: int = 2,
-    **settings: Any,
-) -> Iterator[RunningWorkers]:
-    """A service over a SQLite file: one worker writes, the others answer. Each is a thread here.
-
-    Its client connects anew for each request, so any reader may get it.
-    """
-    node_settings = Settings(data_dir=data_dir, workers=readers_count, drain_s=0, **settings)
-    count = readers_count + 1
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=1_024) as listener,
-        cli_server.unix_listeners(count) as own_listeners,
-        ThreadPoolExecutor(count) as executor,
-    ):
-        board = Board(count)
-        paths = tuple(each.getsockname() for each in own_listeners)
-        siblings = [
-            Siblings(number, own, paths, board, one_writes=True)
-            for number, own in enumerate(own_listeners)
-        ]
-        workers = [_Worker(node_settings, limits, each, listener) for each in siblings]
-        futures = []
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            for worker in workers:
-                futures.append(executor.submit(worker.run))
-                while not worker.is_open.wait(timeout=0.01):
-                    if futures[-1].done():
-                        futures[-1].result()
-            no_keeping = httpx.Limits(max_keepalive_connections=0)
-            with (
-                announced_to_the_command_line(data_dir, listener, url),
-                httpx.Client(base_url=url, trust_env=False, timeout=30, limits=no_keeping) as http,
-            ):
-                if node_settings.trusts_loopback:
-                    http.auth = AS_OPERATOR
-                yield RunningWorkers(url, http, board, tuple(workers))
-        finally:
-            for worker in reversed(workers):
-                worker.stop()
-        for future in futures:
-            future.result(timeout=STOP_SECONDS_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class RunningWorkers(RunningNode):
-    """A `RunningNode` of several workers; worker 0 writes."""
-
-    board: Board
-    workers: tuple[_Worker, ...]
-
-
-class _Worker:
-    def __init__(
-        self, settings: Settings, limits: Limits, siblings: Siblings, listener: socket.socket
-    ) -> None:
-        self.is_open = Event()
-        self.node: Node
-        self._settings = settings
-        self._limits = limits
-        self._siblings = siblings
-        self._listener = siblings.listener if siblings.is_private else listener
-        self._server: NodeServer | None = None
-
-    def run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        async with AsyncExitStack() as closing:
-            opening = Node.open(self._settings, self._limits, self._siblings)
-            self.node = await closing.enter_async_context(opening)
-            self._server = await cli_server.server_of(self.node, self._siblings, closing)
-            self._siblings.board.set_state(self._siblings.number, WorkerState.SERVING)
-            self.is_open.set()
-            await self._server.serve(sockets=[self._listener.dup()])
-
-    @property
-    def connections(self) -> list[Any]:
-        """The connections of clients or siblings."""
-        return [] if self._server is None else list(self._server.server_state.connections)
-
-    def abort(self, connection: Any) -> None:
-        """Cut one of them."""
-        connection.loop.call_soon_threadsafe(connection.transport.abort)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
 
 
 class _Server:

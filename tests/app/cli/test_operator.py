@@ -21,6 +21,7 @@ from app.operator import LOCK_FILE, OPERATOR_FILE, locked, operator_token, token
 from tests.support.cli import command, free_port, process
 from tests.support.server import running_node
 from tests.support.store_process import StoreProcess
+from tests.support.stores import PostgresStores
 
 
 @pytest.fixture
@@ -257,8 +258,11 @@ def test_a_second_service_on_a_data_directory_is_refused_and_told_of_the_first(
     assert process("peers", "list", "--node", store.url).code == 0
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "2")])
-def test_a_node_says_at_its_start_whom_it_trusts(tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers_count", [1, 2])
+def test_a_node_says_at_its_start_whom_it_trusts(
+    postgres_stores: PostgresStores, tmp_path: Path, workers_count: int
+) -> None:
+    flags = ("--workers", 2, "--database", postgres_stores.new_url()) if workers_count == 2 else ()
     said = []
     for name, trusts in (("a", "true"), ("b", "false")):
         arguments = ("serve", "--port", free_port(), "--data-dir", tmp_path / name, "--json")

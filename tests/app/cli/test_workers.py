@@ -1,4 +1,4 @@
-"""`sdstore serve --workers N`: several processes, one node; here over PostgreSQL."""
+"""`sdstore serve --workers N`: several processes over one PostgreSQL database are one node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.audit import Finding, Kind, Pass
 from app.cli import server as server_module
 from app.cli.output import Exit
 from app.settings import Settings
@@ -150,6 +152,39 @@ def found(url: str) -> list[int]:
     return [int(item["message"]["lamport_timestamp"]) for item in page["messages"]]
 
 
+@pytest.mark.parametrize("database", [(), ("--database", "sqlite:///store.db")])
+def test_several_workers_over_sqlite_are_refused_with_what_to_do(
+    tmp_path: Path, database: tuple[str, ...]
+) -> None:
+    ended = process("serve", "--workers", 3, "--data-dir", tmp_path, *database)
+    assert ended.code == 2
+    assert "workers (flag): one process serves SQLite" in ended.err
+    assert "use PostgreSQL (--database postgresql://...), or leave workers at 1" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_audit_is_the_same_whichever_worker_is_asked(
+    postgres_stores: PostgresStores, tmp_path: Path
+) -> None:
+    saved = {
+        "current": asdict(Pass(stage="frames", place=7, began_at_ms=1, checked={"frames": 7})),
+        "last": asdict(Pass(began_at_ms=1, ended_at_ms=2)),
+        "findings": [asdict(Finding(Kind.ROW, "a row is odd", 1, 2))],
+    }
+    url = postgres_stores.new_url()
+    with serving(url, tmp_path, 1) as (_, first_url):
+        node_id = httpx.get(f"{first_url}/v1/info", trust_env=False, auth=AS_OPERATOR).json()
+    known = json.dumps({"database_id": node_id["node_id"], **saved})
+    (tmp_path / "audit.json").write_text(known)
+    with serving(url, tmp_path, 2) as (_, url):
+        for answer in asked(url, "/v1/audit"):
+            document = answer.json()
+            assert document["pass"]["place"] == 7
+            assert document["last_pass"]["ended_at_ms"] == 2
+            assert [each["what"] for each in document["findings"]] == ["a row is odd"]
+            assert document["findings"][0]["remedy"]
+
+
 def test_workers_are_one_node_and_one_that_is_killed_is_replaced(
     postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
@@ -167,14 +202,10 @@ def test_workers_are_one_node_and_one_that_is_killed_is_replaced(
         wait_until(lambda: not any(is_running(each) for each in (pid, *last)))
 
 
-@pytest.mark.parametrize("kind", ["postgres", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_a_relayed_message_reaches_the_live_readers_of_both_workers_once(
-    postgres_stores: PostgresStores, tmp_path: Path, kind: str
+    postgres_stores: PostgresStores, tmp_path: Path
 ) -> None:
-    database_url = (
-        postgres_stores.new_url() if kind == "postgres" else f"sqlite:///{tmp_path}/store.db"
-    )
-    with serving(database_url, tmp_path, 2) as (_, url), ExitStack() as closing:
+    with serving(postgres_stores.new_url(), tmp_path, 2) as (_, url), ExitStack() as closing:
         # Whichever worker takes a connection: with so many, each has readers but for one run in thousands.
         readers = []
         for _ in range(ASKED_AGAIN):
@@ -455,10 +486,9 @@ def test_every_worker_is_told_to_end_whenever_the_signal_comes_and_whatever_one_
     monkeypatch.setattr(server_module._spawn, "Process", ProcessAtStart, raising=False)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with socket.socket() as listener, server_module.unix_listeners(3) as own:
-            # Workers that all write, which are started together.
-            settings = Settings(data_dir=tmp_path, database_url="postgresql://")
-            running = server_module.Workers(settings, listener, own)
+        with socket.socket() as listener:
+            settings = Settings(data_dir=tmp_path, database_url="postgresql://", workers=3)
+            running = server_module.Workers(settings, listener, tmp_path)
             ended: Any = None
             try:
                 ended = running.run(lambda _: None)
@@ -518,7 +548,7 @@ def test_peers_and_syncs_are_the_same_whichever_worker_is_asked(
         for answer in asked(url, f"{where}/events"):
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert "event: end" in answer.text
-        # A refusal is the first worker's too, and so is what one worker alone would not know.
+        # So is a refusal.
         assert {a.json()["code"] for a in asked(url, "/v1/syncs/nope")} == {"not_found"}
         for victim in sorted(workers_of(pid)):  # also the one that holds the peers
             os.kill(victim, signal.SIGKILL)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -27,7 +26,7 @@ from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect
 from tests.support.cli import command
 from tests.support.federation import message
-from tests.support.server import PROTOBUF, running_node, running_workers
+from tests.support.server import PROTOBUF, running_node
 
 ACTIONS = [route for route in ROUTES if route.scope is Scope.ADMIN and route.method != "GET"]
 AUDIT = "sdstore.audit"
@@ -90,13 +89,12 @@ def test_each_action_is_one_line_whether_it_was_allowed_or_not(
         assert fields["target"] == "/v1/peers/0"
 
 
-@pytest.mark.parametrize("running", [running_node, running_workers])
 def test_a_caller_that_may_not_act_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, running: Callable[..., Any]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     token, text = TokenFile(tmp_path / "tokens.json").create(scopes=["read"], channels=["c"])
-    with running(tmp_path) as node:
+    with running_node(tmp_path) as node:
         for number, headers in enumerate(
             ({"authorization": f"Bearer {text}"}, {"origin": "x://y"})
         ):
@@ -145,30 +143,6 @@ def test_a_token_that_is_refused_is_logged_by_its_id_and_a_flood_of_them_in_one_
     lines = [each.getMessage() for each in caplog.records if "their token" in each.getMessage()]
     assert len(lines) == 1
     assert f"the token {token.token_id}, from 127.0.0.1: the access token is not valid" in lines[0]
-
-
-def test_a_request_that_one_worker_hands_to_another_is_one_line_and_the_same_as_of_one_process(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, AUDIT)
-    actions = [(route.method, path_of(route), {"odd": 1}) for route in ACTIONS]
-    actions += [
-        ("POST", "/v1/peers", {"url": "http://127.0.0.1:1"}),
-        ("POST", "/v1/syncs", {"peer_url": "http://127.0.0.1:2"}),
-        ("POST", "/v1/syncs", {"peer_url": "ftp://c.example"}),
-    ]
-    found = []
-    for opened in (running_node(tmp_path / "one"), running_workers(tmp_path / "many")):
-        caplog.clear()
-        with opened as node:
-            for number, (method, path, body) in enumerate(actions, 1):
-                node.http.request(method, path, json=body)
-                fields_of(caplog, number)
-        found.append(fields_of(caplog, len(actions)))
-    one, many = found
-    assert many == one
-    assert one[-1]["outcome"] == "422 peer_url_refused"
-    assert one[-1]["address"] == "127.0.0.1"
 
 
 def test_a_line_says_what_an_action_made_and_masks_a_token_in_its_path(

@@ -27,8 +27,8 @@ from app.federation.peers import LOOK_S
 from app.operator import token_for
 from app.reload import CHANGEABLE
 from app.settings import Settings
-from app.siblings import Board, WorkerState
 from app.tokens import TokenFile, tokens_path
+from app.workers import Board, WorkerState
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.support.cli import cli, command
@@ -65,6 +65,11 @@ def serving(
         finally:
             node.send_signal(signal.SIGTERM)
             node.wait(SECONDS_MAX)
+
+
+def two_workers(stores: PostgresStores) -> tuple[object, ...]:
+    """The flags of a service of two processes over a new database."""
+    return ("--workers", 2, "--database", stores.new_url())
 
 
 def test_every_changeable_setting_exists() -> None:
@@ -186,10 +191,10 @@ def certificates(tmp_path: Path) -> Certificates:
 
 @pytest.mark.parametrize("way", ["signal", "http"])
 def test_all_workers_take_over_settings_and_a_replaced_certificate(
-    tmp_path: Path, certificates: Certificates, way: str
+    postgres_stores: PostgresStores, tmp_path: Path, certificates: Certificates, way: str
 ) -> None:
     first = certificates.replace()
-    flags = ("--workers", 2, "--tls-cert", certificates.file)
+    flags = ("--tls-cert", certificates.file, *two_workers(postgres_stores))
     with serving(tmp_path, 'drain_s = 0\nchannels = ["a"]\n', *flags) as (node, url, file):
 
         def ask(method: str, path: str) -> Any:
@@ -318,8 +323,9 @@ def test_a_policy_rates_and_what_strangers_may_do_change_in_a_running_node(tmp_p
 
 @pytest.mark.parametrize("workers_count", [1, 2])
 def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_workers(
-    tmp_path: Path, workers_count: int
+    postgres_stores: PostgresStores, tmp_path: Path, workers_count: int
 ) -> None:
+    flags = two_workers(postgres_stores) if workers_count == 2 else ()
     admin = TokenFile(tokens_path(Settings(data_dir=tmp_path / "data"))).create(
         scopes=["admin", "publish"]
     )[1]
@@ -327,7 +333,7 @@ def test_a_stranger_s_open_stream_ends_when_what_it_reads_is_withdrawn_on_all_wo
     common = "drain_s = 0\ntrust_loopback = false\nstranger_requests_per_minute = 1000\n"
     opened = f'{common}anonymous_read = ["/a/"]\n'
     with (
-        serving(tmp_path, opened, "--workers", workers_count) as (_, url, file),
+        serving(tmp_path, opened, *flags) as (_, url, file),
         ExitStack() as stack,
     ):
 
@@ -461,13 +467,13 @@ def test_a_changed_file_of_a_policy_judges_from_the_reload_on_and_a_broken_one_d
 
 @pytest.mark.slow
 def test_all_workers_take_over_a_changed_file_of_a_policy_at_one_reload(
-    tmp_path: Path, rules: EditedRules
+    postgres_stores: PostgresStores, tmp_path: Path, rules: EditedRules
 ) -> None:
     rules.write("aaa")
     text = f"drain_s = 0\n{rules.setting}"
-    with serving(tmp_path, text, "--workers", 2) as (_, rules.url, _):
+    with serving(tmp_path, text, *two_workers(postgres_stores)) as (_, rules.url, _):
         processes = {pid for _, pid in rules.made()}
-        assert len(processes) == 4  # two that answer reads, one that writes, and their parent
+        assert len(processes) == 3  # two workers and their parent
         first = rules.revision()
         rules.write("bbb")
         assert rules.reload().json()["changed"] == ["policy"]
@@ -532,7 +538,7 @@ def test_new_connections_get_a_replaced_certificate_and_old_ones_go_on(
 
 @pytest.mark.slow
 def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_stores: PostgresStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worker_rules.py").write_text(
         "from app.policy import quarantine\n"
@@ -540,7 +546,7 @@ def test_workers_take_over_a_policy_and_each_of_them_releases_and_drops(
         "        return quarantine('held')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with serving(tmp_path, "drain_s = 0\n", "--workers", 2) as (node, url, file):
+    with serving(tmp_path, "drain_s = 0\n", *two_workers(postgres_stores)) as (node, url, file):
 
         def ask(method: str, path: str, **sent: Any) -> httpx.Response:
             """Over a new connection, which can reach either worker."""

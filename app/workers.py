@@ -1,11 +1,8 @@
-"""The workers of one service: their states and their private sockets.
+"""The worker processes of one service over PostgreSQL.
 
-Workers share one listening socket, one database and one data directory. The first worker syncs with
-the peers; the others hand requests about peers and syncs on to it. On SQLite the first worker is the only
-one that writes, the others hand on all requests that write, and it does not listen on the shared socket.
-A worker that gets a request for metrics collects those of the others. For this each worker listens on a
-UNIX socket that only this service can reach (`app.http.handing`, `app.http.siblings`). The supervisor
-writes the state of every worker into shared memory.
+Workers share one listening socket, one database and one data directory, and are equal: each answers every
+request. The supervisor (`app.cli.server`) writes the state of every worker into shared memory. A worker that
+gets a request for metrics asks the others for theirs (`app.http.metrics`).
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing import get_context
-from socket import socket
+from pathlib import Path
 
 _spawn = get_context("spawn")
 
@@ -103,37 +100,24 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
-    """One worker and its siblings: its number, its UNIX socket, the paths of all sockets.
+class WorkerPlace:
+    """The place of one worker among those of its service.
 
-    `one_writes`: only the first worker writes the database, and callers do not reach it directly.
+    `folder`: of the UNIX sockets over which workers give each other their metrics; only this user can enter it.
     """
 
     number: int
-    listener: socket
-    paths: tuple[str, ...]
     board: Board
-    one_writes: bool = False
+    folder: Path
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes the index file and, on SQLite, holds the peers and the syncs."""
+        """Whether this worker writes the index file and audits the database."""
         return self.number == 0
 
-    @property
-    def writes(self) -> bool:
-        """Whether this worker writes the database."""
-        return self.is_first or not self.one_writes
-
-    @property
-    def is_private(self) -> bool:
-        """Whether only its siblings reach this worker."""
-        return self.is_first and self.one_writes
-
-    @property
-    def first_serves(self) -> bool:
-        """Whether the first worker is serving now."""
-        return self.board.states()[0] is WorkerState.SERVING
+    def metrics_socket(self, number: int) -> Path:
+        """The UNIX socket of a worker."""
+        return self.folder / str(number)
 
     def serving(self) -> list[int]:
         """The numbers of the other workers that are serving."""

@@ -1,17 +1,17 @@
-"""The metrics of all workers of a service.
+"""The metrics of this process, and of all workers of a service.
 
 Each worker has its own counters: a worker that gets a request for metrics collects those of the others and
-labels every series with its worker, so that a replaced worker resets only its own series. Workers call
-each other over UNIX sockets in a folder that only the service's user can enter (`app.siblings`).
+labels every series with its worker, so that a replaced worker resets only its own series. A worker gives its
+metrics to whoever connects to its UNIX socket, in a folder that only the service's user can enter.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
 
-import httpx
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
@@ -19,9 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from app.node import Node
-from app.siblings import Siblings
+from app.workers import WorkerPlace
 
 METRICS_S_MAX = 2.0  # a scrape must not wait for a worker that hangs
+_END = b"# EOF\n"
+"""The last line of a worker's metrics: without it the worker has ended meanwhile."""
 
 
 async def own_metrics(node: Node) -> bytes:
@@ -31,36 +33,44 @@ async def own_metrics(node: Node) -> bytes:
     return generate_latest(node.metrics)
 
 
-async def all_metrics(node: Node, siblings: Siblings) -> bytes:
+async def all_metrics(node: Node, place: WorkerPlace) -> bytes:
     """The metrics of all workers that serve, each series with its worker."""
-    numbers = siblings.serving()
-    others = await asyncio.gather(*(_metrics_of(siblings.paths[n]) for n in numbers))
+    numbers = place.serving()
+    others = await asyncio.gather(*(_metrics_of(place.metrics_socket(n)) for n in numbers))
     own = (await own_metrics(node)).decode()
-    texts = {siblings.number: own} | dict(zip(numbers, others, strict=True))
+    texts = {place.number: own} | dict(zip(numbers, others, strict=True))
     answered = {number: text for number, text in sorted(texts.items()) if text is not None}
-    return await asyncio.to_thread(_exposed, answered, siblings)
+    return await asyncio.to_thread(_exposed, answered, place)
 
 
-async def _metrics_of(path: str) -> str | None:
-    try:
-        async with asyncio.timeout(METRICS_S_MAX), _client(path, METRICS_S_MAX) as client:
-            return (await client.get("/metrics")).raise_for_status().text
-    except (httpx.HTTPError, TimeoutError):
-        return None
+async def _metrics_of(path: Path) -> str | None:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(METRICS_S_MAX):
+            reader, writer = await asyncio.open_unix_connection(path)
+            with closing(writer):
+                text = await reader.read()
+                return text.decode() if text.endswith(_END) else None
+    return None
 
 
 @asynccontextmanager
-async def _client(path: str, patience: float | httpx.Timeout) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.AsyncHTTPTransport(uds=path, verify=False)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://worker", timeout=patience, trust_env=False
-    ) as client:
-        yield client
+async def giving_metrics(node: Node, place: WorkerPlace) -> AsyncIterator[None]:
+    """Give the other workers the metrics of this one while the block runs."""
+
+    async def give(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            writer.write(await own_metrics(node) + _END)
+            await writer.drain()
+
+    path = place.metrics_socket(place.number)
+    path.unlink(missing_ok=True)  # of the process that had this place before
+    async with await asyncio.start_unix_server(give, path):
+        yield
 
 
-def _exposed(texts: Mapping[int, str], siblings: Siblings) -> bytes:
+def _exposed(texts: Mapping[int, str], place: WorkerPlace) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Joined([*_joined(texts), *_of_workers(texts, siblings)]))
+    registry.register(_Joined([*_joined(texts), *_of_workers(texts, place)]))
     return generate_latest(registry)
 
 
@@ -77,14 +87,14 @@ def _joined(texts: Mapping[int, str]) -> Iterable[Metric]:
     return families.values()
 
 
-def _of_workers(texts: Mapping[int, str], siblings: Siblings) -> Iterable[Metric]:
+def _of_workers(texts: Mapping[int, str], place: WorkerPlace) -> Iterable[Metric]:
     up = GaugeMetricFamily(
         "sdstore_worker_up", "1 for a worker that reported its metrics, else 0", labels=("worker",)
     )
     restarts = CounterMetricFamily(
         "sdstore_worker_restarts", "Processes that replaced one that died", labels=("worker",)
     )
-    for number, count in enumerate(siblings.board.restarts()):
+    for number, count in enumerate(place.board.restarts()):
         up.add_metric([str(number)], number in texts)
         restarts.add_metric([str(number)], count)
     return up, restarts
