@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,15 +11,13 @@ import psycopg
 import uvloop
 from sqlalchemy.engine import make_url
 
-from app.ingest.committer import GroupCommitter
-from app.ingest.door import Door
+from app.entries import Outcome
+from app.errors import Problem
+from app.ingest.door import open_door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS as LIMITS
-from app.store.store import Store
-from pipeline.bulkload import load_empty_store
 
-BATCH = 2_000
-CALLERS = 6
+BATCH = LIMITS.group_items_max
 
 Item = tuple[bytes, tuple[bytes, ...]]
 """A frame and the hints it is published with."""
@@ -35,37 +32,30 @@ def new_database(server_url: str, name: str) -> str:
     return make_url(server_url).set(database=name).render_as_string(hide_password=False)
 
 
-@asynccontextmanager
-async def open_door(url: str) -> AsyncIterator[Door]:
-    """The door of a store, as a node wires it."""
-    store = await Store.open(url, LIMITS)
-    committer = GroupCommitter(store, LIMITS)
-    await committer.start()
-    try:
-        yield Door(store, committer, LIMITS)
-    finally:
-        await committer.close()
-        await store.close()
-
-
 def load_file(path: Path, items: Iterable[Item]) -> None:
-    """Load all items into an empty SQLite store in bulk."""
-    numbered = ((seq, *item) for seq, item in enumerate(items, 1))
-    assert not load_empty_store(path, lambda _: numbered, LIMITS).refused
+    """Load all items into a SQLite store."""
+    load(f"sqlite:///{path}", items)
 
 
 def load(url: str, items: Iterable[Item]) -> None:
-    """Load all items into an empty store: in bulk on SQLite, else by many callers of ingest."""
-    if url.startswith("sqlite:"):
-        load_file(Path(url.removeprefix("sqlite:///")), items)
-    else:
-        uvloop.run(_publish(url, iter(items)))
+    """Load all items into a store, through its door."""
+    uvloop.run(_publish(url, iter(items)))
 
 
 async def _publish(url: str, items: Iterator[Item]) -> None:
-    async def call(door: Door) -> None:
+    """Prepares a batch while the writer's thread commits the one before."""
+    async with open_door(url, LIMITS) as door:
+        writing: asyncio.Task[list[Outcome | Problem]] | None = None
         while batch := [Publication(*item) for item in islice(items, BATCH)]:
-            await door.publish_many(batch)
+            prepared = await door.prepare_many(batch)
+            if writing is not None:
+                _require_stored(await writing)
+            writing = asyncio.create_task(door.publish_prepared(prepared))
+        if writing is not None:
+            _require_stored(await writing)
 
-    async with open_door(url) as door:
-        await asyncio.gather(*(call(door) for _ in range(CALLERS)))
+
+def _require_stored(outcomes: Iterable[Outcome | Problem]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Problem):
+            raise outcome

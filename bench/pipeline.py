@@ -109,7 +109,7 @@ def measure(spark: SparkSession, folder: Path, rows_count: int) -> list[dict[str
     def restore() -> None:
         """The restore of a user's command line, with its verification."""
         assert not verify_snapshot(spark, first).findings
-        restore_snapshot(first, copy_url, is_verified=True)
+        restore_snapshot(first, copy_url)
 
     steps.take("data source, keys", lambda: scan("false"))
     steps.take("data source, frames", lambda: scan("true"))

@@ -27,13 +27,13 @@ import uvloop
 from sqlalchemy import Table
 
 from app.cli.server import GC_THRESHOLDS, SWITCH_INTERVAL_S
-from app.ingest.door import Door
+from app.ingest.door import Door, open_door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.store.postgres import POSTGRES, adapt, array_of, session_settings
 from app.store.schema import frames, messages, migrate
 from bench.frame_workloads import small_frames
-from bench.loading import new_database, open_door
+from bench.loading import new_database
 from bench.postgres_server import running_postgres
 from bench.scratch import in_scratch
 from bench.table import publish
@@ -131,7 +131,7 @@ async def measure(server_url: str, sizes: tuple[int, ...]) -> list[dict[str, Any
     made = small_frames(sizes[-1])
     rows: list[dict[str, Any]] = []
     count = 0
-    async with open_door(url) as door:
+    async with open_door(url, DEFAULT_LIMITS) as door:
         for size in sizes:
             while count < size - TIMED:
                 await ingest(door, made, TIMED)

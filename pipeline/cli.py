@@ -156,7 +156,7 @@ def restore(
         from pipeline.database import shown
         from pipeline.restore import restore_snapshot
 
-        done = restore_snapshot(folder, url, is_verified=not unverified)
+        done = restore_snapshot(folder, url)
     if as_json:
         # Not asdict, which cannot copy a Counter.
         counts = {each.name: getattr(done, each.name) for each in fields(done)}
@@ -164,8 +164,7 @@ def restore(
     else:
         for code, count in done.refused.items():
             print_error(f"{code}: {counted(count, 'row', 'rows')} refused")
-        mended = f", {done.mended_count:,} mended" if done.mended_count else ""
-        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written{mended}: {shown(url)}")
+        _say(f"{done.rows_count:,} rows read, {done.written_count:,} written: {shown(url)}")
     return Exit.PARTIAL if done.refused else Exit.DONE
 
 

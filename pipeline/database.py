@@ -39,7 +39,6 @@ _PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
 _STORED_COLUMNS = 9  # of a row with its frame: those from the table of entries
-_DIGEST = 5
 _PACKED = 6  # the first of the columns of a `PackedFrame`
 _FRAME_BYTES = 7
 
@@ -171,12 +170,6 @@ class Database(ABC):
                 f"{SCHEMA_REVISION}: run `sdstore migrate`, or use the sdstore that wrote it"
             )
 
-    def is_empty(self) -> bool:
-        """Whether the store has no messages and no other knowledge, such as refused digests."""
-        tables = ("messages", "met_ids", "refused_digests", "watermark WHERE seq + claim_no > 0")
-        found = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables)
-        return not any(self._all(f"SELECT {found}")[0])
-
     def seq_after(self, start: int, end: int, count: int) -> int:
         """The sequence number `count` entries after `start`, at most `end`."""
         [[seq]] = self._all(
@@ -218,34 +211,6 @@ class Database(ABC):
             f"SELECT m.digest, m.frame_bytes FROM messages m WHERE {where}", parameters
         )
         return _as_array([row[0] for row in rows]), sum(row[1] for row in rows)
-
-    def held(self, digests: Sequence[bytes]) -> tuple[set[bytes], list[int]]:
-        """The `digests` whose entries are here with content or retired, and the sequence numbers of
-        entries with unreadable frames that are not recorded as lost yet."""
-        held: set[bytes] = set()
-        doubted: list[int] = []
-        unpacker = FrameUnpacker()
-        for start in range(0, len(digests), _KEYS_PER_QUERY):
-            portion = digests[start : start + _KEYS_PER_QUERY]
-            wanted = set(portion)
-            marks = ", ".join([self._mark] * len(portion))
-            # The index holds the first 8 bytes of each digest.
-            found = self._rows(
-                f"{_WITH_FRAMES} WHERE m.digest_prefix IN ({marks})"
-                " AND m.seq NOT IN (SELECT seq FROM lost_content)",
-                [digest[:8] for digest in portion],
-                _FETCH_ROWS,
-            )
-            for rows in _portions(row for fetched in found for row in fetched):
-                frames = self._unpacked(unpacker, rows)
-                for row in rows:
-                    if (digest := bytes(row[_DIGEST])) not in wanted:
-                        continue
-                    if row[_FRAME_BYTES] and row[_PACKED] not in frames:
-                        doubted.append(row[_PACKED])
-                    else:
-                        held.add(digest)
-        return held, doubted
 
     def entry_partitions(self, scan: Scan, size: int) -> list[tuple[Scan, int]]:
         """`scan` cut into parts of about `size` entries, each with its count."""

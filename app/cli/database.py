@@ -53,20 +53,11 @@ async def open_door(settings: Settings) -> AsyncIterator[Door]:
 
     Raises CliError where another process writes to it.
     """
-    from app.ingest.committer import GroupCommitter  # noqa: PLC0415 - half a second of imports
-    from app.ingest.door import Door  # noqa: PLC0415
+    from app.ingest import door  # noqa: PLC0415 - half a second of imports
 
-    store = await open_store(settings)
-    try:
-        committer = GroupCommitter(store, DEFAULT_LIMITS)
-        with database_errors():
-            await committer.start()
-        try:
-            yield Door(store, committer, DEFAULT_LIMITS)
-        finally:
-            await committer.close()
-    finally:
-        await store.close()
+    with database_errors():
+        async with door.open_door(settings.database_url, DEFAULT_LIMITS) as opened:
+            yield opened
 
 
 @contextmanager

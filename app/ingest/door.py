@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from app.entries import Claim, MetId, NewEntry, Outcome, OutcomeKind
 from app.errors import Problem
@@ -199,6 +200,24 @@ class Door:
             listener(relayed)
         message = relayed.message
         return Outcome(OutcomeKind.RELAYED, message.message_id, message.channel_id)
+
+
+@asynccontextmanager
+async def open_door(url: str, limits: Limits) -> AsyncIterator[Door]:
+    """The door of a store whose node does not run; creates the store if there is none.
+
+    Raises the `StoreError`s of `app.store.faults`, such as `StoreBusyError` if a process writes to it.
+    """
+    store = await Store.open(url, limits)
+    try:
+        committer = GroupCommitter(store, limits)
+        await committer.start()
+        try:
+            yield Door(store, committer, limits)
+        finally:
+            await committer.close()
+    finally:
+        await store.close()
 
 
 def _met(relayed: Relayed) -> list[MetId]:

@@ -32,7 +32,6 @@ from app.entries import (
     MetId,
     NewClaim,
     NewEntry,
-    Token,
     Watermark,
     WriteResult,
 )
@@ -143,24 +142,20 @@ class GroupWriter:
         entries: Sequence[NewEntry],
         met: Sequence[MetId] = (),
         refused: Sequence[bytes] = (),
-        places: Sequence[Token] | None = None,
     ) -> list[WriteResult]:
         """Write entries, IDs of sync messages and digests that a local policy refuses.
 
         One transaction; nothing is written if it raises. Returns one result for each entry, in order. Raises
         `Problem` DISK_FULL or STORE_UNAVAILABLE, and the database's own error where the data are at fault.
-
-        New entries get the next sequence numbers. A bulk load has numbered its entries already, and passes
-        their `places`: one for each entry.
         """
         try:
             with self._database.transaction() as transaction:
                 group = self._begin(transaction)
                 self._find_known(transaction, group, {entry.digest for entry in entries})
                 self._number_channels(transaction, group, entries, met)
-                results = self._decide_all(group, entries, places)
+                results = self._decide_all(group, entries)
                 mended = self._mend(transaction, group, entries)
-                self._insert(transaction, group, mended, places)
+                self._insert(transaction, group, mended)
                 if group.mended:
                     self._retry_dependents(transaction, group.mended)
                 wanted, most = (
@@ -176,8 +171,7 @@ class GroupWriter:
             raise
         self._remember(group)
         self._references.remember(settled)
-        if places is None:  # a bulk load writes behind the watermark
-            self._remembered_at = group.watermark
+        self._remembered_at = group.watermark
         for position, result in enumerate(results) if group.mended else ():
             # As of a new entry, the first copy of a group is stored and the others are duplicates.
             if result.seq in group.mended:
@@ -289,18 +283,16 @@ class GroupWriter:
             numbers[channel_id] = group.last_channel_no
 
     @staticmethod
-    def _decide_all(
-        group: Group, entries: Sequence[NewEntry], places: Sequence[Token] | None
-    ) -> list[WriteResult]:
+    def _decide_all(group: Group, entries: Sequence[NewEntry]) -> list[WriteResult]:
         results: list[WriteResult] = []
         last_seq = group.watermark.entries.number
-        for position, entry in enumerate(entries):
+        for entry in entries:
             known = group.known.get(entry.digest)
             if known is not None:
                 # Of two copies in one group the second is a duplicate.
                 results.append(known._replace(is_new=False) if known.is_new else known)
                 continue
-            last_seq = last_seq + 1 if places is None else places[position].number
+            last_seq += 1
             channel_no = group.channel_numbers[entry.message.channel_id]
             result = WriteResult(last_seq, channel_no, group.received_at_ms, is_new=True)
             results.append(result)
@@ -365,22 +357,12 @@ class GroupWriter:
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
         transaction.many(self._sql.delete_each(lost_content, "seq"), [(seq,) for seq in seqs])
 
-    def _insert(
-        self,
-        transaction: Transaction,
-        group: Group,
-        mended: Sequence[Written],
-        places: Sequence[Token] | None,
-    ) -> None:
+    def _insert(self, transaction: Transaction, group: Group, mended: Sequence[Written]) -> None:
         seqs = [result.seq for _, result in group.written]
-        if places is None:
-            digests = [entry.digest for entry, _ in group.written]
-            before = group.watermark.entries
-            sums = self._chain.sums(before.sum, seqs, digests)
-            group.watermark = group.watermark._replace(entries=last_of(before, seqs, sums))
-        else:
-            sum_at = dict(places)
-            sums = [sum_at[seq] for seq in seqs]
+        digests = [entry.digest for entry, _ in group.written]
+        before = group.watermark.entries
+        sums = self._chain.sums(before.sum, seqs, digests)
+        group.watermark = group.watermark._replace(entries=last_of(before, seqs, sums))
         rows = [self._message_row(*each, at) for each, at in zip(group.written, sums, strict=True)]
         transaction.many(self._sql.insert(messages), rows)
         self._frames.write(transaction, [*group.written, *mended])

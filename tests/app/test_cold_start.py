@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import httpx
@@ -19,12 +19,11 @@ from app.limits import DEFAULT_LIMITS
 from app.node import INDEX_FILE, Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
-from pipeline.bulkdraft import Item
-from pipeline.bulkload import load_empty_store
 from recon.elements import U32
 from recon.index import Postings, _segment
 from recon.store import Snapshot
 from tests.support.publications import content_frame
+from tests.support.snapshots import fill_store
 
 CHANNELS_COUNT, ENTRIES_COUNT = 40, 200
 NAMES = [f"channel-{number}" for number in range(CHANNELS_COUNT)]
@@ -38,13 +37,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 channels of 200 entries, interleaved, and no index file."""
     folder = tmp_path_factory.mktemp("cold")
     settings = Settings(data_dir=folder)
-    path = Path(settings.database_url.removeprefix("sqlite:///"))
-
-    def items_after(place: int) -> Iterator[Item]:
-        total = CHANNELS_COUNT * ENTRIES_COUNT
-        return ((n, frame_of(n), ()) for n in range(place + 1, total + 1))
-
-    load_empty_store(path, items_after, DEFAULT_LIMITS, workers=0)
+    messages = (Publication(frame_of(n)) for n in range(1, CHANNELS_COUNT * ENTRIES_COUNT + 1))
+    fill_store(settings.database_url, messages, CHANNELS_COUNT * ENTRIES_COUNT)
     return folder
 
 

@@ -33,9 +33,8 @@ def frames_in(url: str) -> list[bytes]:
     return [frame for batch in batches for frame in batch.column("frame").to_pylist()]
 
 
-@pytest.mark.parametrize("is_verified", [True, False])
 def test_of_the_variants_of_an_id_the_first_stays_the_first(
-    spark: SparkSession, tmp_path: Path, *, is_verified: bool
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     plain = Message("x", "channel", lamport_timestamp=1, content=b"mallory")
     filtered = replace(plain, content=b"alice", bloom_filter=bytes(18_000))
@@ -43,27 +42,25 @@ def test_of_the_variants_of_an_id_the_first_stays_the_first(
     url, copy_url = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
     fill_store(url, iter([Publication(frame) for frame in frames]), len(frames))
     export_snapshot(spark, url, tmp_path / "snapshot")
-    restore_snapshot(tmp_path / "snapshot", copy_url, is_verified=is_verified)
+    restore_snapshot(tmp_path / "snapshot", copy_url)
     assert frames_in(copy_url) == frames
 
 
-@pytest.mark.parametrize("is_verified", [True, False])
 def test_order_and_hints_survive_a_clock_that_went_across_midnight_and_back(
-    spark: SparkSession, tmp_path: Path, *, is_verified: bool
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     url, copy_url = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
     fill_store(url, conversation(seed=3), 300)
     change(tmp_path / "a.db", f"UPDATE messages SET received_at_ms = (seq % 2) * {DAY_MS}")
     made = export_snapshot(spark, url, tmp_path / "snapshot")
     assert [(each.first, each.last) for each in made.entry_ranges] == [(1, 299), (2, 300)]
-    done = restore_snapshot(tmp_path / "snapshot", copy_url, is_verified=is_verified)
+    done = restore_snapshot(tmp_path / "snapshot", copy_url)
     assert done.claims_count == made.claims.count > 0
     assert frames_in(copy_url) == frames_in(url)
 
 
-@pytest.mark.parametrize("is_verified", [True, False])
 def test_what_was_lost_is_refused_and_what_was_retired_is_not(
-    spark: SparkSession, tmp_path: Path, *, is_verified: bool
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     url, copy_url = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
     fill_store(url, conversation(seed=3), 100)
@@ -73,7 +70,7 @@ def test_what_was_lost_is_refused_and_what_was_retired_is_not(
     verified = verify_snapshot(spark, tmp_path / "snapshot")
     assert (verified.retired_count, verified.lost_count, verified.findings) == (3, 2, ())
     assert made.lost_count == 2
-    done = restore_snapshot(tmp_path / "snapshot", copy_url, is_verified=is_verified)
+    done = restore_snapshot(tmp_path / "snapshot", copy_url)
     assert (done.retired_count, done.refused) == (3, {Fault.FRAME_LOST: 2})
     assert done.written_count == 95
 

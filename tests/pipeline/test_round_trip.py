@@ -66,7 +66,7 @@ def test_a_node_is_exported_verified_restored_and_equal(
     damaged = set(damage_every_file(second, tmp_path / "damaged"))
     assert {each.where for each in verify_snapshot(spark, tmp_path / "damaged").findings} == damaged
 
-    restored = restore_snapshot(second, copy_url, is_verified=True)
+    restored = restore_snapshot(second, copy_url)
     assert restored.written_count == change.entries.count
     assert restored.claims_count == change.claims.count > 0
     assert diff(url, copy_url, 0).ranges == ()

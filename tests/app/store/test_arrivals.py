@@ -22,12 +22,11 @@ from app.entries import START, Claim, ClaimSource, Token, Watermark
 from app.limits import DEFAULT_LIMITS
 from app.store.arrivals import ROWS_PER_CHANNEL, ROWS_PER_STEP, ArrivalChain
 from app.store.store import Store
-from pipeline.bulkload import load_empty_store
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
 from tests.app.store.test_schema_fixtures import restored
 from tests.support.publications import content_frame
-from tests.support.stores import BYTES_MAX, Stores, entry_of
+from tests.support.stores import Stores, entry_of
 
 pytestmark = pytest.mark.anyio
 
@@ -129,41 +128,6 @@ async def test_a_migration_fills_the_chains_of_what_was_there(
     store.writer.write([entry_of(content_frame(1), b"hint")])
     require_whole(url)
     assert await store.arrivals.holds(*before)
-    await store.close()
-
-
-async def test_a_bulk_load_fills_the_chain_whichever_way_a_message_takes(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    plain = [content_frame(number) for number in range(50)]
-    items = [(frame, (b"hint",) if n % 7 == 3 else ()) for n, frame in enumerate(plain)]
-    # Nothing is dropped: then the sums are those of the rows.
-    loaded = [(n, *item) for n, item in enumerate([*items[:20], (b"\xff", ()), *items[20:]], 1)]
-    load_empty_store(path, lambda after: loaded[after:], DEFAULT_LIMITS, workers=0)
-    require_whole(f"sqlite:///{path}")
-    store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    store.begin_writing()
-    assert await store.arrivals.watermark() == (51, 7)
-    assert store.writer.write([entry_of(content_frame(99))])[0].seq == 52
-    require_whole(f"sqlite:///{path}")
-    await store.close()
-
-
-async def test_tokens_of_a_bulk_load_hold_also_where_later_copies_were_dropped(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "store.db"
-    frames = [content_frame(number % 9) for number in range(30)]
-    load_empty_store(
-        path, lambda _: [(n, f, ()) for n, f in enumerate(frames, 1)], DEFAULT_LIMITS, workers=0
-    )
-    store = await Store.open(f"sqlite:///{path}", DEFAULT_LIMITS)
-    store.begin_writing()
-    arrived = await store.arrivals.arrived()
-    places = [entry.place for entry in (await store.channels.feed(0, 100, BYTES_MAX)).entries]
-    assert (arrived.entries.number, len(places)) == (9, 9)
-    assert store.writer.write([entry_of(content_frame(99))])[0].seq == 10
-    for place in (*places, arrived.entries):
-        assert await store.arrivals.holds(place)
     await store.close()
 
 
