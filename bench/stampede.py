@@ -43,7 +43,7 @@ from recon.session import Interest, SessionKey
 from recon.store import Columns, element_sequence
 from recon.view import View
 from sdstore.client.errors import StoreError, error_of_reply
-from sdstore.client.retry import Retry
+from sdstore.client.exchange import Retry
 from sdstore.client.transport import sync_error
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import claim_id, entry_digest

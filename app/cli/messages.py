@@ -59,7 +59,7 @@ from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.logs import printable
 from sdstore.client import StoreClient
-from sdstore.client.batching import Batcher, batches
+from sdstore.client.calls import Batcher, batches
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import BoundedBody, base_headers, network_reason
 from sdstore.client.live import EventReader, ServerEvent, is_stream, not_a_stream

@@ -15,8 +15,7 @@ from app.cli.output import CliError, Exit
 from app.errors import Code
 from sdstore.client import StoreClient
 from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options, checked_url
-from sdstore.client.retry import Retry
+from sdstore.client.exchange import Options, Retry, checked_url
 
 DEFAULT_NODE = "http://127.0.0.1:8000"
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
 from sdstore.client.errors import StoreError
-from sdstore.client.exchange import Options
+from sdstore.client.exchange import Options, Retry
 from sdstore.client.live import AsyncLiveStream, LiveStream
 from sdstore.client.records import LiveMessage, PublishItem, PublishOutcome, WakuEnvelope
-from sdstore.client.retry import Retry
 from sdstore.errors import SdstoreError
 
 if TYPE_CHECKING:

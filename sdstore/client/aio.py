@@ -1,6 +1,8 @@
-"""`AsyncStoreClient`: a store node for programs on an event loop."""
+"""`AsyncStoreClient`: a store node for programs on an event loop.
 
-import asyncio
+`StoreCalls` has the methods that both clients share, over any `Network`.
+"""
+
 import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -10,13 +12,24 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import httpx
 
 from sdstore.client import calls
-from sdstore.client.arguments import bad_argument, check_argument
-from sdstore.client.batching import Batcher, Publishable, batches
-from sdstore.client.calls import Call, Direction, Items, MessagesQuery, MvdsMode, Order, OrderQuery
+from sdstore.client.calls import (
+    Batcher,
+    Call,
+    Direction,
+    Items,
+    MessagesQuery,
+    MvdsMode,
+    Order,
+    OrderQuery,
+    Publishable,
+    batches,
+)
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
+    AsyncNetwork,
     BoundedBody,
     EmptyPages,
+    Network,
     Options,
     base_headers,
     checked_url,
@@ -41,6 +54,7 @@ from sdstore.client.records import (
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.errors import bad_argument, check_argument
 from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
 from sdstore.sync.report import Progress, SyncReport
@@ -53,47 +67,12 @@ _Item = TypeVar("_Item")
 Frames = Iterable[Publishable] | AsyncIterable[Publishable]
 
 
-class AsyncStoreClient:
-    """One store node. Every method raises `StoreError` and nothing else for the node's faults.
+class StoreCalls:
+    """The calls of a store node, over a network. Each raises `StoreError` and nothing else for its faults."""
 
-    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` an access token of it;
-    `tls` the context of https URLs, for a CA of your own (`ssl.create_default_context(cafile=…)`).
-    Use it in an `async with` statement, or `close` it; it belongs to one event loop.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        options: Options | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._options = options or Options()
-        self._http = httpx.AsyncClient(
-            base_url=checked_url(base_url),
-            headers=base_headers(token),
-            verify=True if tls is None else tls,
-            timeout=self._options.timeout,
-            transport=transport,
-        )
-        self._memories: Memories | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
+    def __init__(self, network: Network, options: Options) -> None:
+        self._network = network
+        self._options = options
 
     async def info(self) -> NodeInfo:
         """The node's identity and capabilities."""
@@ -200,7 +179,7 @@ class AsyncStoreClient:
         """Messages of one channel, or of all, as they reach the node.
 
             async with store.live("/garden/1/bees/proto") as stream:
-                async for each in stream:
+                async for each in stream:  # without `async` for a `StoreClient`
                     print(each.message)
 
         After the start of the `with` no stored message is missed: a broken connection is reopened at
@@ -209,7 +188,8 @@ class AsyncStoreClient:
         messages, so they come only while the connection is open. `on_left_out` is called with the
         digests of stored messages whose content the node has lost.
         """
-        return AsyncLiveStream(self._http, Following(channel_id, after, self._options, on_left_out))
+        following = Following(channel_id, after, self._options, on_left_out)
+        return AsyncLiveStream(self._network, following)
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""
@@ -249,49 +229,6 @@ class AsyncStoreClient:
     async def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
         return await self._send(calls.recon(request))
-
-    async def backfill(
-        self,
-        channel_id: str,
-        log: BackfillLog,
-        on_progress: Callable[[Progress], None] | None = None,
-        *,
-        send: bool = False,
-    ) -> SyncReport:
-        """Stage in `log` exactly the messages of a channel that it lacks, by reconciliation.
-
-        `sdstore.participant.backfill.drain` then feeds them to the participant. With `send` the store gets
-        what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
-        code. What was fetched by then is staged, and the next call fetches the rest. If the node
-        does not reconcile with this caller, the whole channel is read in pages. Raises
-        `LocalProtocolError` (`bad_argument`) for arguments of wrong types.
-        """
-        check_argument("channel_id", channel_id, str, "a string")
-        if not hasattr(log, "elements"):
-            raise bad_argument("log", log, "a BackfillLog")
-        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
-        from sdstore.participant.backfill import (  # noqa: PLC0415 - brings numpy
-            PAGE_MESSAGES,
-            Memories,
-            StoreTransport,
-            reconcile,
-        )
-
-        self._memories = self._memories or Memories()
-        transport = StoreTransport(
-            HttpxCalls(self._http),
-            reply_bytes_max=self._options.reply_bytes_max,
-            delay_s=self._options.retry.delay_s,
-        )
-        return await reconcile(
-            channel_id,
-            log,
-            transport,
-            self._memories,
-            lambda: self.messages(channel_id, page_size=PAGE_MESSAGES),
-            on_progress=on_progress,
-            send=send,
-        )
 
     async def mvds(
         self,
@@ -399,18 +336,105 @@ class AsyncStoreClient:
                 delay_s = self._options.delay_s(call, attempt, error)
                 if delay_s is None:
                     raise
-            await asyncio.sleep(delay_s)
+            await self._network.sleep(delay_s)
             attempt += 1
 
     async def _exchange(self, call: Call[object]) -> Reply:
-        body = BoundedBody(self._options, time.monotonic())
+        whole = BoundedBody(self._options, time.monotonic())
         with network_errors():
-            async with self._http.stream(
-                call.method, call.target, content=call.body, headers=call.headers
-            ) as response:
-                async for chunk in response.aiter_raw():
-                    body.feed(chunk, time.monotonic())
-                return body.reply(response)
+            body = await self._network.send(call.request(self._network.http))
+            try:
+                return await whole.read(body)
+            finally:
+                await body.close()
+
+
+class AsyncStoreClient(StoreCalls):
+    """One store node. Every method raises `StoreError` and nothing else for the node's faults.
+
+    `base_url` is the node's address, such as "http://127.0.0.1:8000"; `token` an access token of it;
+    `tls` the context of https URLs, for a CA of your own (`ssl.create_default_context(cafile=…)`).
+    Use it in an `async with` statement, or `close` it; it belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        options: Options | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        options = options or Options()
+        http = httpx.AsyncClient(
+            base_url=checked_url(base_url),
+            headers=base_headers(token),
+            verify=True if tls is None else tls,
+            timeout=options.timeout,
+            transport=transport,
+        )
+        super().__init__(AsyncNetwork(http), options)
+        self._http = http
+        self._memories: Memories | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._network.close()
+
+    async def backfill(
+        self,
+        channel_id: str,
+        log: BackfillLog,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        send: bool = False,
+    ) -> SyncReport:
+        """Stage in `log` exactly the messages of a channel that it lacks, by reconciliation.
+
+        `sdstore.participant.backfill.drain` then feeds them to the participant. With `send` the store gets
+        what it lacks, too. Does not raise for faults of the node: the report has the outcome and a
+        code. What was fetched by then is staged, and the next call fetches the rest. If the node
+        does not reconcile with this caller, the whole channel is read in pages. Raises
+        `LocalProtocolError` (`bad_argument`) for arguments of wrong types.
+        """
+        check_argument("channel_id", channel_id, str, "a string")
+        if not hasattr(log, "elements"):
+            raise bad_argument("log", log, "a BackfillLog")
+        from sdstore.client.transport import HttpxCalls  # noqa: PLC0415 - likewise
+        from sdstore.participant.backfill import (  # noqa: PLC0415 - brings numpy
+            PAGE_MESSAGES,
+            Memories,
+            StoreTransport,
+            reconcile,
+        )
+
+        self._memories = self._memories or Memories()
+        transport = StoreTransport(
+            HttpxCalls(self._http),
+            reply_bytes_max=self._options.reply_bytes_max,
+            delay_s=self._options.retry.delay_s,
+        )
+        return await reconcile(
+            channel_id,
+            log,
+            transport,
+            self._memories,
+            lambda: self.messages(channel_id, page_size=PAGE_MESSAGES),
+            on_progress=on_progress,
+            send=send,
+        )
 
 
 async def _batches(frames: Frames, batcher: Batcher) -> AsyncIterator[list[PublishItem]]:

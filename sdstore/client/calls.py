@@ -5,10 +5,12 @@ that contains "", "..", "a/b" or "%".
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
+
+import httpx
 
 from sdstore.client import replies
 from sdstore.client.records import (
@@ -62,6 +64,18 @@ class Call(Generic[_Result_co]):
     body: bytes | None = None
     is_repeatable: bool = True
 
+    def request(
+        self, http: httpx.Client | httpx.AsyncClient, timeout: httpx.Timeout | None = None
+    ) -> httpx.Request:
+        """The request for httpx; `timeout` in place of the client's."""
+        return http.build_request(
+            self.method,
+            self.target,
+            content=self.body,
+            headers=self.headers,
+            timeout=timeout or http.timeout,
+        )
+
 
 def info() -> Call[NodeInfo]:
     """The node's identity and capabilities."""
@@ -81,6 +95,63 @@ def publish_batch(items: Sequence[PublishItem]) -> Call[Sequence[PublishOutcome]
     body = wire.PublishBatch(items=map(_publish_item, items)).SerializeToString()
     read = replies.publish_outcomes(len(items))
     return Call("POST", "v1/messages/batch", read, _protobuf_both_ways(), body)
+
+
+Publishable = bytes | Message | PublishItem
+"""A frame, a message (sent as a frame of the latest dialect), or a frame with hints."""
+
+BATCH_ITEMS_MAX = 1_000
+"""Larger batches gain little from group commit; nodes accept 10,000."""
+
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""400 frames of js-waku's size; nodes accept 32 MiB. A larger frame is sent alone."""
+
+_ITEM_OVERHEAD_BYTES = 16
+
+
+class Batcher:
+    """Collects items; `add` returns the batch when the next item does not fit into it."""
+
+    def __init__(self, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX) -> None:
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._items: list[PublishItem] = []
+        self._bytes = 0
+
+    def add(self, item: Publishable) -> list[PublishItem]:
+        """A full batch, or an empty list while there is room.
+
+        `MessageError` for a message that is not valid.
+        """
+        if isinstance(item, Message):
+            item = encode(item)
+        if isinstance(item, bytes):
+            item = PublishItem(item)
+        size_bytes = _size_bytes(item)
+        is_full = len(self._items) >= self._items_max or self._bytes + size_bytes > self._bytes_max
+        full = self.rest() if is_full else []
+        self._items.append(item)
+        self._bytes += size_bytes
+        return full
+
+    def rest(self) -> list[PublishItem]:
+        """Remove and return the waiting items."""
+        items, self._items, self._bytes = self._items, [], 0
+        return items
+
+
+def batches(frames: Iterable[Publishable], batcher: Batcher) -> Iterator[list[PublishItem]]:
+    """All frames in non-empty batches, in order."""
+    for frame in frames:
+        if full := batcher.add(frame):
+            yield full
+    if rest := batcher.rest():
+        yield rest
+
+
+def _size_bytes(item: PublishItem) -> int:
+    hints_bytes = sum(map(len, item.retrieval_hints))
+    return len(item.frame) + hints_bytes + _ITEM_OVERHEAD_BYTES * (1 + len(item.retrieval_hints))
 
 
 def get(message_id: str, channel_id: str | None, digest: bytes | None) -> Call[Frame]:

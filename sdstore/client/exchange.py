@@ -1,11 +1,20 @@
-"""Shared by both transports: httpx settings, bounds on answers, errors of the network."""
+"""How requests and answers travel: options and retries, the network, bounds on answers, errors of the network.
 
+The client is written once, as coroutines over a `Network`. `AsyncNetwork` waits on the event loop.
+`BlockingNetwork` blocks instead, so a coroutine over it never suspends, and `finished` runs it to its end
+without a loop: one stack, in the caller's thread.
+"""
+
+import asyncio
 import os
+import random
 import socket
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,7 +22,8 @@ import httpx
 from sdstore.client.calls import Call
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.replies import Reply
-from sdstore.client.retry import Retry
+
+_Result = TypeVar("_Result")
 
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 """Twice the largest answer of this node's software."""
@@ -24,6 +34,41 @@ CONNECT_TIMEOUT_S = 5.0
 EMPTY_PAGES_MAX = 1_000
 """Pages without an item in a row. Pages are empty where the node has lost the content of all that they
 name: at most 1,000 messages each, a million in all."""
+
+
+_PASSING_CODES = frozenset({"unreachable", "timeout"})
+_PASSING_STATUS = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Only repeatable calls are repeated, and only after transient errors.
+
+    `attempts_max` counts the first attempt. Back-off doubles from `backoff_s` to `backoff_max_s`; the
+    pause is drawn between half and all of it, so that clients do not return together. A pause that the
+    node asks for is drawn between that and half as much again; if it asks for more than
+    `retry_after_max_s`, its error is raised instead.
+    """
+
+    attempts_max: int = 4
+    backoff_s: float = 0.2
+    backoff_max_s: float = 5.0
+    retry_after_max_s: float = 30.0
+
+    def delay_s(self, attempt: int, error: StoreError) -> float | None:
+        """The pause after failed attempt number `attempt` (from 1); None to give up."""
+        if attempt >= self.attempts_max or not _passes(error):
+            return None
+        if error.retry_after_s is not None:
+            if error.retry_after_s > self.retry_after_max_s:
+                return None
+            return error.retry_after_s * random.uniform(1.0, 1.5)
+        backoff_s = min(self.backoff_max_s, self.backoff_s * 2.0 ** (attempt - 1))
+        return backoff_s * random.uniform(0.5, 1.0)
+
+
+def _passes(error: StoreError) -> bool:
+    return error.code in _PASSING_CODES or error.status in _PASSING_STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +102,108 @@ def base_headers(token: str | None) -> dict[str, str]:
     return headers
 
 
+class Body(Protocol):
+    """An answer whose body has not been read yet."""
+
+    response: httpx.Response
+
+    async def chunk(self) -> bytes | None:
+        """The next bytes; None at the end."""
+
+    async def close(self) -> None:
+        """Read no more."""
+
+
+class Network(Protocol):
+    """What a client waits for."""
+
+    @property
+    def http(self) -> httpx.Client | httpx.AsyncClient:
+        """Builds the requests."""
+
+    async def send(self, request: httpx.Request) -> Body:
+        """Send a request; returns when the headers of the answer are here."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class AsyncNetwork:
+    """A `Network` for an event loop."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def send(self, request: httpx.Request) -> Body:
+        """See `Network`."""
+        return _AsyncBody(await self.http.send(request, stream=True))
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Network`."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """See `Network`."""
+        await self.http.aclose()
+
+
+class _AsyncBody:
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._chunks = response.aiter_raw()
+
+    async def chunk(self) -> bytes | None:
+        return await anext(self._chunks, None)
+
+    async def close(self) -> None:
+        await self.response.aclose()
+
+
+class BlockingNetwork:
+    """A `Network` that blocks its thread; see the module."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
+
+    async def send(self, request: httpx.Request) -> Body:
+        """See `Network`."""
+        return _BlockingBody(self.http.send(request, stream=True))
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Network`."""
+        time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
+
+    async def close(self) -> None:
+        """See `Network`."""
+        self.http.close()
+
+
+class _BlockingBody:
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._chunks = response.iter_raw()
+
+    async def chunk(self) -> bytes | None:
+        return next(self._chunks, None)
+
+    async def close(self) -> None:
+        self.response.close()
+
+
+def finished(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of a coroutine over a `BlockingNetwork`, which never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    work.close()
+    raise RuntimeError("a call of the blocking client waited for an event loop")
+
+
 class BoundedBody:
     """A body as it arrives, with a bound on size and time."""
 
@@ -76,8 +223,14 @@ class BoundedBody:
             raise StoreError("timeout", 0, "the answer did not end before the deadline")
         self._chunks.append(chunk)
 
+    async def read(self, body: Body) -> Reply:
+        """The complete answer to a call."""
+        while (chunk := await body.chunk()) is not None:
+            self.feed(chunk, time.monotonic())
+        return self.reply(body.response)
+
     def reply(self, response: httpx.Response) -> Reply:
-        """The complete answer."""
+        """The complete answer, of the chunks that were fed."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise malformed_reply("the answer is compressed", response.status_code)
         return Reply(response.status_code, response.headers, b"".join(self._chunks))

@@ -1,10 +1,9 @@
 """Live messages of a node: a stream of server-sent events that resumes where it breaks.
 
 `Following` does no I/O: it tracks the reader's place, parses chunks into messages and computes the
-pause before the next connection. `LiveStream` and `AsyncLiveStream` do the I/O.
+pause before the next connection. `AsyncLiveStream` does the I/O, and `LiveStream` is the same for a blocking client.
 """
 
-import asyncio
 import json
 import time
 from collections import deque
@@ -16,7 +15,15 @@ import httpx
 
 from sdstore.client import calls
 from sdstore.client.errors import StoreError, malformed_reply
-from sdstore.client.exchange import CONNECT_TIMEOUT_S, BoundedBody, Options, network_errors
+from sdstore.client.exchange import (
+    CONNECT_TIMEOUT_S,
+    Body,
+    BoundedBody,
+    Network,
+    Options,
+    finished,
+    network_errors,
+)
 from sdstore.client.records import LiveMessage
 from sdstore.client.replies import Reply, checked
 from sdstore.sds.digest import entry_digest
@@ -115,8 +122,10 @@ class Following:
         self.has_gap = self.is_placed = False
         return calls.live(self._channel_id, self._after)
 
-    def feed(self, chunk: bytes) -> None:
-        """Add a chunk. After a gap the rest of the connection is useless."""
+    def feed(self, chunk: bytes | None) -> None:
+        """Add a chunk; None at the end of the connection. After a gap the rest of it is useless."""
+        if chunk is None:
+            raise StoreError("unreachable", 0, "the node ended the stream")
         for event in self._events.feed(chunk):
             if event.name == "gap":
                 self._after = _text(_object(event.data), "cursor")
@@ -182,95 +191,21 @@ class Following:
         return LiveMessage(message, digest, _text(meta, "dialect"), self._after, document)
 
 
-class LiveStream:
-    """Messages as they reach a node; see `StoreClient.live`. Use it in a `with` statement."""
-
-    def __init__(self, http: httpx.Client, following: Following) -> None:
-        self._http = http
-        self._following = following
-        self._response: httpx.Response | None = None
-        self._chunks: Iterator[bytes] | None = None
-
-    @property
-    def cursor(self) -> str | None:
-        """The place behind the last message that was taken, at first the start: `after` of a stream
-        that goes on.
-        """
-        return self._following.cursor
-
-    def __enter__(self) -> Self:
-        # Wait until the node has sent the stream's first cursor.
-        while not self._following.is_placed or self._chunks is None:
-            self._read()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[LiveMessage]:
-        return self
-
-    def __next__(self) -> LiveMessage:
-        while (message := self._following.take()) is None:
-            self._read()
-        return message
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._response is not None:
-            self._response.close()
-        self._response = self._chunks = None
-
-    def _read(self) -> None:
-        try:
-            with network_errors():
-                chunks = self._chunks
-                if chunks is None or self._following.has_gap:
-                    chunks = self._connect()
-                chunk = next(chunks, None)
-            if chunk is None:
-                raise _ended()
-            self._following.feed(chunk)
-        except StoreError as error:
-            self.close()
-            time.sleep(self._following.pause_s(error))
-
-    def _connect(self) -> Iterator[bytes]:
-        self.close()
-        request = _request(self._http, self._following.call())
-        self._response = self._http.send(request, stream=True)
-        self._chunks = chunks = self._response.iter_raw()
-        if not is_stream(self._response):
-            body = BoundedBody(self._following.options, time.monotonic())
-            for chunk in chunks:
-                body.feed(chunk, time.monotonic())
-            raise not_a_stream(body.reply(self._response))
-        return chunks
-
-
 class AsyncLiveStream:
     """Messages as they reach a node; see `AsyncStoreClient.live`. Use it in an `async with`."""
 
-    def __init__(self, http: httpx.AsyncClient, following: Following) -> None:
-        self._http = http
+    def __init__(self, network: Network, following: Following) -> None:
+        self._network = network
         self._following = following
-        self._response: httpx.Response | None = None
-        self._chunks: AsyncIterator[bytes] | None = None
+        self._body: Body | None = None
 
     @property
     def cursor(self) -> str | None:
-        """The place behind the last message that was taken, at first the start: `after` of a stream
-        that goes on.
-        """
+        """Cursor after the last message that was taken, initially the start: `after` of a stream that continues."""
         return self._following.cursor
 
     async def __aenter__(self) -> Self:
-        while not self._following.is_placed or self._chunks is None:
+        while not self._following.is_placed or self._body is None:
             await self._read()
         return self
 
@@ -292,35 +227,65 @@ class AsyncLiveStream:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._response is not None:
-            await self._response.aclose()
-        self._response = self._chunks = None
+        body, self._body = self._body, None
+        if body is not None:
+            await body.close()
 
     async def _read(self) -> None:
         try:
             with network_errors():
-                chunks = self._chunks
-                if chunks is None or self._following.has_gap:
-                    chunks = await self._connect()
-                chunk = await anext(chunks, None)
-            if chunk is None:
-                raise _ended()
+                body = self._body
+                if body is None or self._following.has_gap:
+                    body = await self._connect()
+                chunk = await body.chunk()
             self._following.feed(chunk)
         except StoreError as error:
             await self.close()
-            await asyncio.sleep(self._following.pause_s(error))
+            await self._network.sleep(self._following.pause_s(error))
 
-    async def _connect(self) -> AsyncIterator[bytes]:
+    async def _connect(self) -> Body:
         await self.close()
-        request = _request(self._http, self._following.call())
-        self._response = await self._http.send(request, stream=True)
-        self._chunks = chunks = self._response.aiter_raw()
-        if not is_stream(self._response):
-            body = BoundedBody(self._following.options, time.monotonic())
-            async for chunk in chunks:
-                body.feed(chunk, time.monotonic())
-            raise not_a_stream(body.reply(self._response))
-        return chunks
+        timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S)
+        request = self._following.call().request(self._network.http, timeout)
+        self._body = body = await self._network.send(request)
+        if not is_stream(body.response):
+            whole = BoundedBody(self._following.options, time.monotonic())
+            raise not_a_stream(await whole.read(body))
+        return body
+
+
+class LiveStream:
+    """Messages as they reach a node; see `StoreClient.live`. Use it in a `with` statement."""
+
+    def __init__(self, stream: AsyncLiveStream) -> None:
+        self._stream = stream  # over a `BlockingNetwork`
+
+    @property
+    def cursor(self) -> str | None:
+        """See `AsyncLiveStream`."""
+        return self._stream.cursor
+
+    def __enter__(self) -> Self:
+        finished(self._stream.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[LiveMessage]:
+        return self
+
+    def __next__(self) -> LiveMessage:
+        return finished(self._stream.__anext__())
+
+    def close(self) -> None:
+        """Close the connection."""
+        finished(self._stream.close())
 
 
 def is_stream(response: httpx.Response) -> bool:
@@ -337,15 +302,6 @@ def not_a_stream(reply: Reply) -> StoreError:
         return error
     media_type = reply.headers.get("content-type")
     return malformed_reply(f"the answer is {media_type}, not {calls.EVENT_STREAM}", reply.status)
-
-
-def _request(http: httpx.Client | httpx.AsyncClient, call: calls.Call[None]) -> httpx.Request:
-    timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S)
-    return http.build_request(call.method, call.target, headers=call.headers, timeout=timeout)
-
-
-def _ended() -> StoreError:
-    return StoreError("unreachable", 0, "the node ended the stream")
 
 
 def _object(data: str) -> dict[str, Any]:

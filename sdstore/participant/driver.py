@@ -33,7 +33,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
-from sdstore.client.arguments import bad_argument, check_argument
 from sdstore.client.errors import StoreError
 from sdstore.client.records import PublishOutcome
 from sdstore.participant.events import (
@@ -51,6 +50,7 @@ from sdstore.participant.persistence import MemoryPersistence, Persistence, unsa
 from sdstore.participant.stores import PUBLISHING, Store, Stores
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
+from sdstore.sds.errors import bad_argument, check_argument
 from sdstore.sds.model import Kind
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState

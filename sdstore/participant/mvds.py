@@ -12,6 +12,7 @@ An exchange that fails loses nothing: records stay in the state, and later excha
 """
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.blocking import StoreClient
@@ -30,6 +31,8 @@ from sdstore.mvds import (
 )
 from sdstore.sds.codec import decode
 
+_Client = TypeVar("_Client")
+
 STORE = "store"
 """The name of the store node in `Node` and in effects."""
 
@@ -43,11 +46,12 @@ def message_of(frame: bytes) -> Message:
     return Message(message.channel_id.encode(), message.lamport_timestamp or 0, frame)
 
 
-class _Session:
+class _Session(Generic[_Client]):
     """The side of a session without I/O."""
 
     def __init__(
         self,
+        client: _Client,
         peer_id: str,
         channel_ids: Sequence[str],
         messages: Messages,
@@ -71,6 +75,7 @@ class _Session:
         )
         for channel_id in channel_ids:
             self.node.join(channel_id.encode(), [STORE])
+        self._client = client
         self._peer_id = peer_id
         self._channel_ids = tuple(channel_ids)
         self._mode: MvdsMode = mode
@@ -95,25 +100,8 @@ class _Session:
         return effects
 
 
-class MvdsSession(_Session):
+class MvdsSession(_Session[StoreClient]):
     """See the module."""
-
-    def __init__(
-        self,
-        client: StoreClient,
-        peer_id: str,
-        channel_ids: Sequence[str],
-        messages: Messages,
-        *,
-        state: State | None = None,
-        epoch: int = 0,
-        mode: MvdsMode = "interactive",
-        options: Options | None = None,
-    ) -> None:
-        super().__init__(
-            peer_id, channel_ids, messages, state=state, epoch=epoch, mode=mode, options=options
-        )
-        self._client = client
 
     def exchange(self) -> list[Effect]:
         """One epoch: send what is due and take the reply. Raises `StoreError`; call again later."""
@@ -123,25 +111,8 @@ class MvdsSession(_Session):
         )
 
 
-class AsyncMvdsSession(_Session):
+class AsyncMvdsSession(_Session[AsyncStoreClient]):
     """`MvdsSession` for asyncio."""
-
-    def __init__(
-        self,
-        client: AsyncStoreClient,
-        peer_id: str,
-        channel_ids: Sequence[str],
-        messages: Messages,
-        *,
-        state: State | None = None,
-        epoch: int = 0,
-        mode: MvdsMode = "interactive",
-        options: Options | None = None,
-    ) -> None:
-        super().__init__(
-            peer_id, channel_ids, messages, state=state, epoch=epoch, mode=mode, options=options
-        )
-        self._client = client
 
     async def exchange(self) -> list[Effect]:
         """See `MvdsSession.exchange`."""

@@ -3,8 +3,7 @@
 import reprlib
 from dataclasses import dataclass, field
 
-from sdstore.client.exchange import Options
-from sdstore.client.retry import Retry
+from sdstore.client.exchange import Options, Retry
 from sdstore.errors import SdstoreError
 from sdstore.participant.stores import BackOff
 from sdstore.sds.errors import LocalProtocolError

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from sdstore.client.batching import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
+from sdstore.client.calls import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from sdstore.client.errors import StoreError
 from sdstore.client.records import PublishItem, PublishOutcome
 from sdstore.participant.stores import PUBLISHING, Store, Stores, concerns_the_request

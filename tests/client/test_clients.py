@@ -18,7 +18,7 @@ from sdstore.client import (
     StoreError,
     WakuEnvelope,
 )
-from sdstore.client.batching import Batcher
+from sdstore.client.calls import Batcher
 from sdstore.sds.codec import encode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.model import Message, MessageError

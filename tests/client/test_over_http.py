@@ -19,7 +19,7 @@ from sdstore.client import (
     StoreError,
     WakuEnvelope,
 )
-from sdstore.client.batching import Batcher
+from sdstore.client.calls import Batcher
 from sdstore.sds.codec import decode, encode
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.model import Dialect, HistoryEntry, Kind, Message

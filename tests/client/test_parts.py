@@ -2,8 +2,12 @@
 
 import asyncio
 import inspect
+import signal
 import socket
 import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -11,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdstore.client import AsyncStoreClient, Options, PublishItem, Retry, StoreClient, StoreError
-from sdstore.client.batching import Batcher, batches
+from sdstore.client.calls import Batcher, batches
 from sdstore.client.errors import error_of_reply
 from sdstore.client.exchange import BoundedBody, network_reason
 
@@ -115,3 +119,32 @@ def public_methods(client: type) -> dict[str, list[str]]:
 
 def test_both_clients_have_the_same_methods() -> None:
     assert public_methods(StoreClient) == public_methods(AsyncStoreClient)
+
+
+def test_the_blocking_client_works_inside_of_a_running_event_loop_and_in_many_threads() -> None:
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, stream=httpx.ByteStream(request.url.path.encode()))
+    )
+
+    async def inside() -> bytes:
+        with StoreClient("http://node", transport=transport) as client:
+            return client.recon(b"")
+
+    assert asyncio.run(inside()) == b"/v1/recon"
+    with StoreClient("http://node", transport=transport) as client, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(client.recon, [b""] * 200)) == {b"/v1/recon"}
+
+
+def test_ctrl_c_ends_a_call_that_waits_for_the_network_and_one_that_waits_to_try_again() -> None:
+    main = threading.main_thread().ident
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        patient = Options(retry=Retry(attempts_max=2, backoff_s=60, backoff_max_s=60))
+        for url in (silent, "http://127.0.0.1:1"):
+            timer = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
+            started_s = time.monotonic()
+            with StoreClient(url, options=patient) as client:
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    client.info()
+            assert time.monotonic() - started_s < 5

@@ -26,7 +26,7 @@ from recon.index import RangeIndex
 from recon.initiator import Initiator
 from recon.session import Interest, SessionHeader
 from sdstore.client import AsyncStoreClient, Options, Retry, StoreClient
-from sdstore.client.batching import Batcher
+from sdstore.client.calls import Batcher
 from sdstore.client.records import PublishItem, StoredMessage
 from sdstore.client.transport import HttpxCalls
 from sdstore.participant.backfill import LogReplica, StoreTransport, drain
