@@ -34,23 +34,26 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from sdstore.participant import (
+    Acknowledged,
+    Acknowledgement,
+    BackOff,
     Connection,
+    Deliver,
     DriverError,
     DriverOptions,
+    GaveUp,
+    Message,
     ParticipantChannel,
     ParticipantDriver,
     ParticipantFile,
     ParticipantFileError,
     PublishedAgain,
+    Rejected,
     SavedAgain,
+    StoredRemotely,
     Unpublished,
     Unsaved,
 )
-from sdstore.participant.stores import BackOff
-from sdstore.sds import LAMPORT_MAX, decode
-from sdstore.sds.effects import Acknowledged, Deliver, GaveUp, Rejected, StoredRemotely
-from sdstore.sds.log import ParticipantLog
-from sdstore.sds.outgoing import Acknowledgement
 
 HISTORY_LINES = 50  # earlier messages shown at the start
 LINES_KEPT = 500  # shown messages whose state can still change
@@ -105,7 +108,7 @@ async def chat(
     options = DriverOptions(back_off=BackOff(max_s=RECONNECT_S_MAX))
     async with ParticipantDriver(stores, file, options=options) as driver:
         channel = await driver.join(channel_id, name)
-        shown = show_history(file, view, channel)
+        shown = show_history(view, channel)
         lines: asyncio.Queue[str] = asyncio.Queue(UNSENT_LINES_MAX)
         tasks = [
             asyncio.create_task(show_events(view, channel, shown)),
@@ -121,15 +124,13 @@ async def chat(
                 task.cancel()
 
 
-def show_history(file: ParticipantFile, view: Screen, channel: ParticipantChannel) -> set[str]:
+def show_history(view: Screen, channel: ParticipantChannel) -> set[str]:
     """Show the newest messages of the log; returns their IDs."""
-    log = file.log(channel.channel_id)
     shown = set()
-    for reference in log.newest(HISTORY_LINES, LAMPORT_MAX + 1):
-        message_id = reference.entry.message_id
-        view.show(line_of(log, message_id), message_id, state_of(channel, message_id))
-        shown.add(message_id)
-    view.show(f"-- {plain(channel.channel_id)}: {len(log):,} messages so far --")
+    for message in channel.newest(HISTORY_LINES):
+        view.show(line_of(message), message.message_id, state_of(channel, message.message_id))
+        shown.add(message.message_id)
+    view.show(f"-- {plain(channel.channel_id)}: {len(channel.log):,} messages so far --")
     return shown
 
 
@@ -142,7 +143,7 @@ async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]
             case Deliver(number, message, after_gap):
                 if message.message_id not in shown:  # else it comes again: it was not confirmed
                     gap = " (after a lost message)" if after_gap else ""
-                    view.show(line_of(channel.participant.log, message.message_id) + gap)
+                    view.show(line_of(message) + gap)
                 await channel.confirm(number)
             case StoredRemotely(message_id) | Acknowledged(message_id) | GaveUp(message_id):
                 view.mark(message_id, state_of(channel, message_id))
@@ -200,7 +201,7 @@ async def send_lines(view: Screen, channel: ParticipantChannel, lines: asyncio.Q
     while True:
         line = await lines.get()
         message_id = await channel.send(line.encode())
-        text = line_of(channel.participant.log, message_id)
+        text = line_of(channel.message(message_id))
         view.show(text, message_id, state_of(channel, message_id))
 
 
@@ -218,9 +219,8 @@ def state_of(channel: ParticipantChannel, message_id: str) -> str:
     return "stored" if known.is_stored else "sent"
 
 
-def line_of(log: ParticipantLog, message_id: str) -> str:
-    """Time, sender and text of a logged message."""
-    message, _ = decode(log.frame(message_id) or b"")
+def line_of(message: Message) -> str:
+    """Time, sender and text of a message."""
     text = f"{plain(message.sender_id)}: {plain(message.content.decode(errors='replace'))}"
     try:  # a Lamport timestamp is the sender's clock in milliseconds, or anything
         at = time.localtime((message.lamport_timestamp or 0) / 1_000)

@@ -1,18 +1,20 @@
-"""SDS participants of programs: they talk through store nodes and live in a SQLite file.
+"""SDS participants of programs: they talk through store nodes and live in a SQLite file. Import all from here.
 
 `ParticipantDriver` runs participants (`sdstore.sds.Participant`) on stores; `ParticipantFile` keeps them.
 docs/python.md shows how they are used.
 """
 
 from sdstore.client.errors import StoreError
+from sdstore.client.exchange import Options, Retry
 from sdstore.errors import SdstoreError
 from sdstore.participant.channelorder import ChannelOrder
 from sdstore.participant.database import ParticipantFileError
-from sdstore.participant.driver import ParticipantChannel, ParticipantDriver
+from sdstore.participant.driver import DriverOptions, ParticipantChannel, ParticipantDriver
 from sdstore.participant.events import (
     BackfillProgress,
     ChannelEvent,
     Connection,
+    DriverError,
     EventsDropped,
     PublishedAgain,
     SavedAgain,
@@ -21,8 +23,8 @@ from sdstore.participant.events import (
 )
 from sdstore.participant.file import ParticipantFile
 from sdstore.participant.mvds import AsyncMvdsSession, MvdsSession
-from sdstore.participant.options import DriverError, DriverOptions
 from sdstore.participant.persistence import MemoryPersistence, Persistence
+from sdstore.participant.stores import BackOff
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -34,10 +36,17 @@ from sdstore.sds.effects import (
     Status,
     StoredRemotely,
 )
+from sdstore.sds.errors import LocalProtocolError
+from sdstore.sds.model import Message
+from sdstore.sds.options import OnLost, ParticipantOptions
+from sdstore.sds.outgoing import Acknowledgement
+from sdstore.sds.repair import RepairOptions
 
 __all__ = [
     "Acknowledged",
+    "Acknowledgement",
     "AsyncMvdsSession",
+    "BackOff",
     "BackfillProgress",
     "ChannelEvent",
     "ChannelOrder",
@@ -48,17 +57,24 @@ __all__ = [
     "Ephemeral",
     "EventsDropped",
     "GaveUp",
+    "LocalProtocolError",
     "Lost",
     "MemoryPersistence",
+    "Message",
     "MvdsSession",
+    "OnLost",
+    "Options",
     "ParticipantChannel",
     "ParticipantDriver",
     "ParticipantFile",
     "ParticipantFileError",
+    "ParticipantOptions",
     "Persistence",
     "PossiblyAcknowledged",
     "PublishedAgain",
     "Rejected",
+    "RepairOptions",
+    "Retry",
     "SavedAgain",
     "SdstoreError",
     "Status",

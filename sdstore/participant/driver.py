@@ -25,18 +25,21 @@ at least every minute.
 
 import asyncio
 import random
+import reprlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from sdstore.client.aio import AsyncStoreClient
 from sdstore.client.errors import StoreError
+from sdstore.client.exchange import Options, Retry
 from sdstore.client.records import PublishOutcome
 from sdstore.participant.events import (
     ChannelEvent,
+    DriverError,
     EventQueue,
     PublishedAgain,
     SavedAgain,
@@ -44,14 +47,19 @@ from sdstore.participant.events import (
     Unsaved,
 )
 from sdstore.participant.follower import Follower, StoreAccess
-from sdstore.participant.options import DriverError, DriverOptions
 from sdstore.participant.outbox import Outbox, Waiting
-from sdstore.participant.persistence import MemoryPersistence, Persistence, unsaved_code
-from sdstore.participant.stores import PUBLISHING, Store, Stores
+from sdstore.participant.persistence import (
+    SENT_KEY,
+    MemoryPersistence,
+    Persistence,
+    unsaved_code,
+)
+from sdstore.participant.stores import PUBLISHING, BackOff, Store, Stores
 from sdstore.sds.codec import decode
 from sdstore.sds.effects import Broadcast, Effect, Missing, Publish, Rejected, Save, Status
-from sdstore.sds.errors import bad_argument, check_argument
-from sdstore.sds.model import Kind
+from sdstore.sds.errors import LocalProtocolError, bad_argument, check_argument
+from sdstore.sds.messages import ID_LENGTH_MAX
+from sdstore.sds.model import LAMPORT_MAX, Kind, Message
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.outgoing import Acknowledgement, SentState
 from sdstore.sds.participant import TAKEN_BYTES_MAX
@@ -66,14 +74,69 @@ PENDING_BYTES_MAX = 8 << 20
 TAKEN_AT_ONCE = 500
 """Staged messages that a participant takes before other work of the event loop goes on."""
 
+TICK_S = 1.0
+"""Between two ticks of each participant; sweeps and resends need no finer clock."""
+
 SAVE_PAUSE_FACTOR = 4
 """Times the last save took: at most a fifth of the time goes to saves while messages stream in."""
 
 SAVE_PAUSE_S_MAX = 0.05
 """The longest such pause. It delays the deliveries of a burst, and no call that waits for a save."""
 
+SENT_KEYS_MAX = 10_000
+"""Keys of `send` that a channel remembers, 1 MB; then the oldest is forgotten."""
+
 SAVE_RETRY_S = 1.0
 """The pause after a save that failed for lack of room or because the file was busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """What a program can choose of a driver; the other bounds are constants of its modules.
+
+    Values outside of these ranges are a `LocalProtocolError` (`bad_option`): `channels_max` 1 to 10,000,
+    `copies_max` 0 to 10,000, `close_s` 0 to 3,600, pauses of `back_off` 0.001 to 86,400 s with
+    `first_s` <= `max_s`.
+    """
+
+    channels_max: int = 64
+    """`join` refuses more: each channel has a connection, of which a system and a node give a program so many."""
+    copies_max: int = 2
+    """Other stores that get a copy of each frame, for participants that follow those. Each costs its bytes
+    again, which a metered network may not be worth."""
+    close_s: float = 2.0
+    """How long the end of the `async with` waits for frames that are on their way to a store: a program that
+    sends and ends needs it, one that a person waits for may want less."""
+    back_off: BackOff = field(default_factory=BackOff)
+    """Pauses before a failed store is tried again. Short ones suit a person who waits, long ones a battery."""
+    client: Options = field(
+        default_factory=lambda: Options(retry=Retry(attempts_max=2, retry_after_max_s=1.0))
+    )
+    """Timeouts and bounds of the clients, for slow networks. They try little: another store may answer at once."""
+
+    def __post_init__(self) -> None:
+        """Raises `LocalProtocolError` (`bad_option`)."""
+        for name, kind in (("back_off", BackOff), ("client", Options)):
+            if not isinstance(getattr(self, name), kind):
+                raise _bad_option(name, getattr(self, name), f"of the class {kind.__name__}")
+        back_off = self.back_off
+        for name, value, kinds, low, high in (
+            ("channels_max", self.channels_max, int, 1, 10_000),
+            ("copies_max", self.copies_max, int, 0, 10_000),
+            ("close_s", self.close_s, int | float, 0, 3_600),
+            ("back_off.first_s", back_off.first_s, int | float, 0.001, 86_400),
+            ("back_off.max_s", back_off.max_s, int | float, back_off.first_s, 86_400),
+            ("back_off.retry_after_max_s", back_off.retry_after_max_s, int | float, 0, 86_400),
+        ):
+            if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
+                what = "an integer" if kinds is int else "a number"
+                raise _bad_option(name, value, f"{what} from {low:,} to {high:,}")
+
+
+def _bad_option(name: str, value: object, wanted: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        "bad_option", f"{name} is {reprlib.repr(value)}, and must be {wanted}"
+    )
 
 
 class ParticipantDriver:
@@ -112,7 +175,7 @@ class ParticipantDriver:
             self.options.back_off,
             draw,
         )
-        self.access = StoreAccess(self.stores, self.options)
+        self.access = StoreAccess(self.stores)
         self.outbox = Outbox(
             self.stores, self._on_published, self._on_attempt, self.options.copies_max
         )
@@ -256,7 +319,7 @@ class ParticipantDriver:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self.options.tick_s)
+            await asyncio.sleep(TICK_S)
             for channel in list(self._channels.values()):
                 channel.tick()
 
@@ -350,6 +413,31 @@ class _Batch:
         return len(self.effects) >= PENDING_EFFECTS_MAX or self.frames_bytes >= PENDING_BYTES_MAX
 
 
+class _SentKeys:
+    """The IDs of sent messages by the application's keys, oldest first."""
+
+    def __init__(self, saved: Mapping[str, bytes]) -> None:
+        found = []
+        for name, value in saved.items():
+            if name.startswith(SENT_KEY):
+                number, _, message_id = value.decode().partition("/")
+                found.append((int(number), name.removeprefix(SENT_KEY), message_id))
+        found.sort()
+        self.ids = {key: message_id for _, key, message_id in found}
+        self._number = found[-1][0] if found else 0
+
+    def add(self, key: str, message_id: str) -> Save:
+        """Remember a key; returns what is to save."""
+        self._number += 1
+        self.ids[key] = message_id
+        changes = [(SENT_KEY + key, f"{self._number}/{message_id}".encode())]
+        if len(self.ids) > SENT_KEYS_MAX:
+            oldest = next(iter(self.ids))
+            del self.ids[oldest]
+            return Save((*changes, (SENT_KEY + oldest, None)))
+        return Save(tuple(changes))
+
+
 class ParticipantChannel:
     """One participant at work; `ParticipantDriver.join` makes it."""
 
@@ -367,6 +455,7 @@ class ParticipantChannel:
         self.participant = driver.persistence.participant(channel_id, sender_id, options)
         saved = driver.persistence.state(channel_id)
         self._follower = Follower(self, driver.access, saved)
+        self._sent_keys = _SentKeys(saved)
         self._sent_ids = [key.removeprefix(SENT) for key in saved if key.startswith(SENT)]
         self._events = EventQueue()
         self._batch = _Batch()
@@ -382,9 +471,17 @@ class ParticipantChannel:
     # ---- for the application
 
     async def send(
-        self, content: bytes, *, retrieval_hint: bytes | None = None, ephemeral: bool = False
+        self,
+        content: bytes,
+        *,
+        key: str | None = None,
+        retrieval_hint: bytes | None = None,
+        ephemeral: bool = False,
     ) -> str:
         """Send a message; returns its ID.
+
+        With a `key`, a name of your own for it, calling again sends nothing and returns the same ID, also
+        after a crash: the key is saved with the message. The newest 10,000 keys of a channel are known.
 
         It is saved when this returns, and reaches a store as soon as one answers (`StoredRemotely`);
         no other call is needed for that, also after a restart. An ephemeral message is not saved, and is
@@ -399,26 +496,40 @@ class ParticipantChannel:
         self._check()
         check_argument("content", content, bytes | bytearray | memoryview, "bytes")
         check_argument("retrieval_hint", retrieval_hint, bytes | None, "bytes")
+        check_argument("key", key, str | None, "a string")
+        if key is not None and (ephemeral or not 0 < len(key) <= ID_LENGTH_MAX):
+            raise bad_argument(
+                "key", key, f"1 to {ID_LENGTH_MAX:,} characters, of a lasting message"
+            )
         if self.participant.options.ordered and not ephemeral:
-            return await self._send_ordered(content, retrieval_hint)
-        return await self._send(content, retrieval_hint, ephemeral=ephemeral)
+            return await self._send_ordered(content, key, retrieval_hint)
+        return await self._send(content, key, retrieval_hint, ephemeral=ephemeral)
 
-    async def _send(self, content: bytes, hint: bytes | None, *, ephemeral: bool = False) -> str:
+    async def _send(
+        self, content: bytes, key: str | None, hint: bytes | None, *, ephemeral: bool = False
+    ) -> str:
         while self.is_full:
             await self.carried_out()
             self._check()
-        now_ms = self._driver.now_ms()
-        effects = self.participant.send(content, now_ms, retrieval_hint=hint, ephemeral=ephemeral)
-        ids = [each.message_id for each in effects if isinstance(each, Broadcast | Publish)]
-        self.apply(effects, len(content))
+        message_id = self._sent_keys.ids.get(key or "")
+        if message_id is None:
+            now_ms = self._driver.now_ms()
+            effects = self.participant.send(
+                content, now_ms, retrieval_hint=hint, ephemeral=ephemeral
+            )
+            ids = [each.message_id for each in effects if isinstance(each, Broadcast | Publish)]
+            message_id = ids[-1]
+            if key is not None:
+                effects.append(self._sent_keys.add(key, message_id))
+            self.apply(effects, len(content))
         await self.carried_out()
-        return ids[-1]
+        return message_id
 
-    async def _send_ordered(self, content: bytes, hint: bytes | None) -> str:
+    async def _send_ordered(self, content: bytes, key: str | None, hint: bytes | None) -> str:
         """One at a time: each names the one before it, if a store took that."""
         async with self._ordered:
             await self._decided()  # one of before a restart
-            message_id = await self._send(content, hint)
+            message_id = await self._send(content, key, hint)
             await self._decided()
             await self.carried_out()
         if not self.log.contains(message_id):
@@ -456,6 +567,19 @@ class ParticipantChannel:
         if number < 1:
             raise bad_argument("number", number, "at least 1")
         self.apply(self.participant.confirm(number))
+
+    def message(self, message_id: str) -> Message:
+        """A message of the log, ours or another's; `KeyError` if the log has none with this ID."""
+        frame = self.log.frame(message_id)
+        if frame is None:
+            raise KeyError(message_id)
+        return decode(frame)[0]
+
+    def newest(self, count: int) -> list[Message]:
+        """The newest messages of the log, ours included, in log order."""
+        return [
+            self.message(each.entry.message_id) for each in self.log.newest(count, LAMPORT_MAX + 1)
+        ]
 
     @property
     def status(self) -> Status:

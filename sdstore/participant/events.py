@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from sdstore.participant.options import DriverError
+from sdstore.errors import SdstoreError
 from sdstore.sds.effects import (
     Acknowledged,
     Deliver,
@@ -22,6 +22,22 @@ from sdstore.sync.report import Progress
 EVENTS_MAX = 1_000
 """Events that wait for the application, without deliveries. The participant bounds those itself: it
 delivers no more than `ParticipantOptions.deliveries_max` before the application confirms some."""
+
+
+class DriverError(SdstoreError):
+    """The driver cannot do this, or cannot go on.
+
+    `code` is stable: `not_started`, `already_joined`, `too_many_channels`, `closed`, `rejected` if all
+    stores refused an ordered message, `events_taken_over` if another iteration of `events` began,
+    `unsaved` if the last changes could not be saved before the end, or `failed` if the persistence does
+    not work at all or the program has a fault (the cause of this exception). After `unsaved`, a
+    `ParticipantFile` that stays open writes the changes with its next save.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)

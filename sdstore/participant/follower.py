@@ -26,7 +26,6 @@ from typing import Protocol
 from sdstore.client.errors import StoreError
 from sdstore.client.records import LiveMessage
 from sdstore.participant.events import BackfillProgress, Connection
-from sdstore.participant.options import DriverOptions
 from sdstore.participant.persistence import CURSOR_KEY, ChannelLog, unsaved_code
 from sdstore.participant.retrieval import Retrieval
 from sdstore.participant.stores import Store, Stores, channel_scope
@@ -53,6 +52,15 @@ lookup has its turn."""
 
 RECONCILE_PAUSE_S = 60.0
 """Between two backfills of a channel because of causes far back: anybody can send messages with such."""
+
+REQUESTS_MAX = 8
+"""Lookups and walks at the same time, of all channels of a driver. Publications do not wait for them."""
+
+BACKFILLS_MAX = 2
+"""Channels of a driver that are backfilled at the same time."""
+
+MISSED_MESSAGES_MAX = 1_000
+"""Messages read after a kept cursor, a page of a node. After a longer absence reconciling is cheaper."""
 
 MISSED_S_MAX = 300
 """Seconds in which a store sends what it got after the kept cursor, which is about one page, or makes
@@ -104,11 +112,10 @@ class Inbox(Protocol):
 class StoreAccess:
     """What the followers of a driver share: the stores, and the bounds on using them at the same time."""
 
-    def __init__(self, stores: Stores, options: DriverOptions) -> None:
+    def __init__(self, stores: Stores) -> None:
         self.stores = stores
-        self.options = options
-        self.requests = asyncio.Semaphore(options.requests_max)
-        self.backfills = asyncio.Semaphore(options.backfills_max)
+        self.requests = asyncio.Semaphore(REQUESTS_MAX)
+        self.backfills = asyncio.Semaphore(BACKFILLS_MAX)
 
 
 class Follower:
@@ -214,14 +221,14 @@ class Follower:
             self._inbox.channel_id,
             order="arrival",
             after=cursor,
-            page_size=self._access.options.missed_messages_max,
+            page_size=MISSED_MESSAGES_MAX,
             on_left_out=partial(self._note_left_out, store),
         )
         try:
             async with asyncio.timeout(MISSED_S_MAX) as limit:
                 async for stored in messages:
                     count += 1
-                    if count > self._access.options.missed_messages_max:
+                    if count > MISSED_MESSAGES_MAX:
                         return False
                     self._inbox.receive(stored.frame, next(iter(stored.retrieval_hints), b""))
                     if self._inbox.is_full:

@@ -14,6 +14,9 @@ DRIVER_KEYS = "driver/"
 CURSOR_KEY = DRIVER_KEYS + "cursor/"
 """Followed by a store's URL. The value is a cursor of that store."""
 
+SENT_KEY = DRIVER_KEYS + "sent/"
+"""Followed by a key of `send`. The value is a number, which grows, and the ID of the message."""
+
 UNSAVED_CODES = frozenset({"busy", "disk_full", "read_only"})
 """Codes of a save that can succeed later."""
 

@@ -15,11 +15,10 @@ import pytest
 
 from app.limits import DEFAULT_LIMITS
 from sdstore.client import StoreClient
-from sdstore.participant import ParticipantFile, driver
+from sdstore.participant import ParticipantFile, driver, follower
 from sdstore.participant import file as file_module
 from sdstore.participant.driver import ParticipantDriver
-from sdstore.participant.events import BackfillProgress, Connection
-from sdstore.participant.options import DriverError
+from sdstore.participant.events import BackfillProgress, Connection, DriverError
 from sdstore.participant.persistence import CURSOR_KEY, MemoryPersistence
 from sdstore.participant.stores import BackOff
 from sdstore.sds import participant
@@ -255,7 +254,11 @@ def test_a_missing_chain_of_1000_comes_from_another_store_in_few_calls(
         run(scenario(other.url))
 
 
-def test_after_a_long_absence_the_log_is_backfilled(url: str, place: dict[str, Any]) -> None:
+def test_after_a_long_absence_the_log_is_backfilled(
+    url: str, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "MISSED_MESSAGES_MAX", 50)
+
     async def scenario() -> None:
         file = MemoryPersistence()
         async with joined([url], "ada", **place) as ada:
@@ -265,8 +268,7 @@ def test_after_a_long_absence_the_log_is_backfilled(url: str, place: dict[str, A
             await asyncio.gather(*(ada.channel.send(text) for text in texts(60, 1)))
             await ada.driver.outbox.emptied()
             network = Network()
-            impatient = replace(QUICK, missed_messages_max=50)
-            late = {"network": network, "options": impatient, **place}
+            late = {"network": network, **place}
             async with joined([url], "bob", file, **late) as bob:
                 await bob.until(lambda bob: len(bob.texts) == 60)
                 assert bob.texts == texts(60, 1)
@@ -532,8 +534,7 @@ def test_a_store_that_holds_up_a_catch_up_holds_up_no_message_of_ours(
         async with joined([url], "bob", file, **place):
             pass
         network = SlowPages()
-        one = replace(QUICK, requests_max=1)
-        late = {"network": network, "options": one, "is_online": False, **place}
+        late = {"network": network, "is_online": False, **place}
         async with joined([url], "bob", file, **late) as bob:
             await bob.until(lambda bob: bob.of(Connection))
             async with bob.driver.access.requests:  # as a slow look-up does
@@ -671,11 +672,11 @@ def test_large_messages_are_saved_before_they_fill_the_memory_of_the_file(
     for module in (driver, participant):
         monkeypatch.setattr(module, "TAKEN_BYTES_MAX", 80_000)
     monkeypatch.setattr(driver, "PENDING_BYTES_MAX", 80_000)
-    options = replace(QUICK, missed_messages_max=missed_messages_max)
+    monkeypatch.setattr(follower, "MISSED_MESSAGES_MAX", missed_messages_max)
 
     async def scenario() -> None:
         with ParticipantFile(tmp_path / "bob.db") as file:
-            late = {"options": options, "confirms": False, **place}
+            late = {"confirms": False, **place}
             async with joined([url], "bob", file, **late):
                 pass
             frames = large_frames(place["channel_id"], 300)
@@ -985,7 +986,9 @@ def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
 ) -> None:
     path = tmp_path / "ada.db"
     arguments = [sys.executable, "-c", PROGRAM, url, str(path), place["channel_id"]]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Unbuffered: `communicate` passes by what `readline` has read ahead.
+    with subprocess.Popen(arguments, bufsize=0, **pipes) as program:
         assert program.stdout is not None
         lines = [program.stdout.readline() for _ in range(50)]
         program.send_signal(number)

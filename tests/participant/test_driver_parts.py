@@ -354,7 +354,7 @@ def test_a_store_that_does_not_send_what_was_missed_fails_after_a_time(
         inbox: Any = SimpleNamespace(channel_id="garden", log=MemoryLog(), say=print)
         async with AsyncStoreClient("http://0", transport=httpx.MockTransport(silent)) as client:
             store = Store("http://0", client)
-            access = follower_module.StoreAccess(Stores([store], BackOff()), DriverOptions())
+            access = follower_module.StoreAccess(Stores([store], BackOff()))
             follower = follower_module.Follower(inbox, access, {})
             for catch_up in (follower._read_missed(store, "cursor"), follower._reconcile(store)):
                 with pytest.raises(StoreError, match=r"0\.1 s") as failed:
@@ -549,14 +549,13 @@ NAN = float("nan")
 
 @pytest.mark.parametrize(
     "wrong",
-    [{name: value} for name in ("tick_s", "close_s") for value in (-1, NAN, 1e9, "1", None, True)]
+    [{"close_s": value} for value in (-1, NAN, 1e9, "1", None, True)]
     + [
         {f"{name}_max": value}
-        for name in ("channels", "requests", "copies", "backfills", "missed_messages")
+        for name in ("channels", "copies")
         for value in (-1, 10_001, 1.5, "1", None, True)
     ]
-    + [{f"{name}_max": 0} for name in ("channels", "requests", "backfills", "missed_messages")]
-    + [{"missed_messages_max": 1_001}, {"tick_s": 0}, {"back_off": None}, {"client": Retry()}]
+    + [{"channels_max": 0}, {"back_off": None}, {"client": Retry()}]
     + [
         {"back_off": BackOff(**pauses)}
         for pauses in ({"first_s": 0}, {"max_s": 0.1}, {"max_s": NAN}, {"retry_after_max_s": -1})
@@ -571,8 +570,8 @@ def test_options_without_a_meaning_are_refused_by_name(wrong: dict[str, Any]) ->
 
 
 def test_the_bounds_of_options_are_allowed() -> None:
-    DriverOptions(0.001, 1, 1, 0, 1, 1, 0, BackOff(0.001, 0.001, 0))
-    DriverOptions(60, 10_000, 10_000, 10_000, 10_000, 1_000, 3_600, BackOff(1, 86_400, 86_400))
+    DriverOptions(1, 0, 0, BackOff(0.001, 0.001, 0))
+    DriverOptions(10_000, 10_000, 3_600, BackOff(1, 86_400, 86_400))
 
 
 NOWHERE = ["http://127.0.0.1:9"]

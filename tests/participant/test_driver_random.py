@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sdstore.participant import ParticipantFile
+from sdstore.participant import ParticipantFile, follower
 from sdstore.sds.effects import Deliver
-from tests.support.chatting import QUICK, SMALL, Network, joined
+from tests.support.chatting import SMALL, Network, joined
 from tests.support.server import running_node
 
 MESSAGES = 100
@@ -27,7 +27,6 @@ EAGER = replace(
     fetch_retry_ms=500,
     fetch_retry_ms_max=2_000,
 )
-OPTIONS = replace(QUICK, missed_messages_max=20)
 
 
 class Person:
@@ -47,7 +46,7 @@ class Person:
         """Chat, stop and come back until everybody has everything."""
         while not all(each.is_done for each in people):
             with ParticipantFile(self._path) as file:
-                given = {"participant": EAGER, "options": OPTIONS, "network": self.network}
+                given = {"participant": EAGER, "network": self.network}
                 async with joined(self._urls, self.name, file, is_online=False, **given) as app:
                     until_s = time.monotonic() + self._draw.uniform(0.5, 3)
                     while time.monotonic() < until_s:
@@ -85,8 +84,9 @@ async def breaking(people: list[Person], urls: list[str], draw: random.Random) -
 
 @pytest.mark.slow
 def test_everybody_gets_everything_once_over_a_network_that_breaks_at_random(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(follower, "MISSED_MESSAGES_MAX", 20)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)

@@ -11,7 +11,7 @@ import pytest
 
 from app.callers import Authorizer, Caller, Scope
 from recon.session import Interest
-from sdstore.participant.options import DriverError
+from sdstore.participant.events import DriverError
 from sdstore.participant.persistence import MemoryPersistence
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest

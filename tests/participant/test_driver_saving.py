@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,12 +19,15 @@ import pytest
 from sdstore.client import StoreClient
 from sdstore.participant import (
     DriverError,
+    LocalProtocolError,
+    MemoryPersistence,
     ParticipantDriver,
     ParticipantFile,
     ParticipantFileError,
     SavedAgain,
     Unsaved,
 )
+from sdstore.participant import driver as driver_module
 from sdstore.participant.events import Connection
 from sdstore.sds.codec import encode
 from sdstore.sds.effects import StoredRemotely
@@ -346,3 +350,52 @@ def through_a_kill_and_a_restart(disk: Path, url: str, channel_id: str) -> None:
         log = file.log(channel_id)
         assert all(log.contains(each) for each in first.sent | again.sent | last.sent)
         assert all(log.contains(each) for each in stored()), "it is saved before it is published"
+
+
+def test_a_message_with_a_key_is_sent_once_also_over_a_crash(tmp_path: Path) -> None:
+    path, left = tmp_path / "ada.db", tmp_path / "left.db"
+
+    async def sent(path: Path, *keys: str) -> list[str]:
+        with ParticipantFile(path) as file:
+            async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
+                channel = await driver.join("garden", "ada", SMALL)
+                twice = [channel.send(key.encode(), key=key) for key in keys * 2]
+                ids = await asyncio.gather(*twice)
+                for end in ("", "-wal"):  # what a program leaves that is killed here
+                    shutil.copy(f"{path}{end}", f"{left}{end}")
+                assert ids[: len(keys)] == ids[len(keys) :]
+                for message_id, key in zip(ids, keys, strict=False):
+                    assert channel.message(message_id).content == key.encode()
+                newest = channel.newest(len(channel.log))
+                assert {each.message_id for each in newest} >= set(ids)
+                assert len(newest) == len(channel.log)
+                return ids[: len(keys)]
+
+    first = asyncio.run(sent(path, "order 1", "order 2"))
+    assert len(set(first)) == 2
+    path = left.rename(tmp_path / "again.db")
+    Path(f"{left}-wal").rename(f"{path}-wal")
+    assert asyncio.run(sent(path, "order 2", "order 1", "order 3"))[:2] == first[::-1]
+
+
+def test_the_oldest_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "SENT_KEYS_MAX", 2)
+
+    async def scenario() -> None:
+        file = MemoryPersistence()
+        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
+            channel = await driver.join("garden", "ada", SMALL)
+            ids = [await channel.send(b"x", key=key) for key in ("a", "b", "c")]
+            assert await channel.send(b"x", key="b") == ids[1]
+            assert await channel.send(b"x", key="a") not in ids
+        async with ParticipantDriver([NOWHERE], file, options=QUICK) as driver:
+            channel = await driver.join("garden", "ada", SMALL)
+            assert await channel.send(b"x", key="c") == ids[2]
+            assert await channel.send(b"x", key="b") not in ids
+            with pytest.raises(KeyError):
+                channel.message("of nobody")
+            for wrong in ({"key": ""}, {"key": 5}, {"key": "a", "ephemeral": True}):
+                with pytest.raises(LocalProtocolError, match="bad_argument: key is "):
+                    await channel.send(b"x", **wrong)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())

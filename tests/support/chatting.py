@@ -11,9 +11,8 @@ from unittest.mock import patch
 import httpx
 
 from sdstore.client import AsyncStoreClient, Options, Retry
-from sdstore.participant.driver import ParticipantChannel, ParticipantDriver
+from sdstore.participant.driver import DriverOptions, ParticipantChannel, ParticipantDriver
 from sdstore.participant.events import ChannelEvent, Connection
-from sdstore.participant.options import DriverOptions
 from sdstore.participant.persistence import MemoryPersistence, Persistence
 from sdstore.participant.stores import BackOff
 from sdstore.sds.effects import Deliver
@@ -21,7 +20,7 @@ from sdstore.sds.options import ParticipantOptions
 
 SECONDS_MAX = 60.0
 QUICK_CLIENT = Options(timeout_s=10, retry=Retry(attempts_max=1))
-QUICK = DriverOptions(tick_s=0.05, back_off=BackOff(first_s=0.05, max_s=0.2), client=QUICK_CLIENT)
+QUICK = DriverOptions(back_off=BackOff(first_s=0.05, max_s=0.2), client=QUICK_CLIENT)
 SMALL = ParticipantOptions(bloom=None, sync_ms=0)
 """Participants without filters and sync messages: only content brings news and acknowledgements."""
 
