@@ -295,6 +295,11 @@ class Limits:
     )
     audit_delay_s: int = _bound(60, "seconds", "after start, when the node reads a lot anyway")
 
+    # --- SQLite -------------------------------------------------------------------------------
+    sqlite_read_s: int = _bound(
+        60, "seconds", "for a reading transaction: while it lasts, the write-ahead log only grows"
+    )
+
     # --- PostgreSQL ---------------------------------------------------------------------------
     database_connections_max: int = _bound(
         8, "connections", "readers of one process; more than the server has cores gain nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 SQLITE_PREFIX = "sqlite:///"
+
+COMMAND_LIMITS = replace(DEFAULT_LIMITS, sqlite_read_s=7 * 86_400)
+"""Of a command, which can read a whole store in one transaction, as `check` does."""
 
 
 def database_settings(database: str | None, data_dir: Path | None, config: Path | None) -> Settings:
@@ -44,7 +48,7 @@ async def open_store(settings: Settings) -> Store:
     from app.store.store import Store  # noqa: PLC0415 - half a second of imports
 
     with database_errors():
-        return await Store.open(settings.database_url, DEFAULT_LIMITS)
+        return await Store.open(settings.database_url, COMMAND_LIMITS)
 
 
 @asynccontextmanager

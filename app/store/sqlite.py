@@ -1,18 +1,25 @@
-"""SQLite: one file, read on the event loop of any process, written by one thread of one process.
+"""SQLite: one file, of one process: read on its event loop and in threads, written by one thread.
 
-A look-up takes some microseconds, less than a handover to a thread, so reads run directly on the event
-loop. With write-ahead logging they never wait for the writer.
+A look-up of few rows takes some microseconds, less than a handover to a thread (22 to 73 us), so it runs on the
+event loop. Reads of many rows take milliseconds, or as long as the disk takes where the database is larger than
+memory: they run in threads. If the median of the look-ups shows that they wait for a slow disk too, they move
+to the threads until it falls again. With write-ahead logging no reader waits for the writer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from time import monotonic, perf_counter
 from typing import Any
 
 from sqlalchemy import BindParameter, ColumnElement, Select, Table, bindparam, delete, update
@@ -22,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.disk import sync_path
 from app.errors import Code, Problem
+from app.limits import DEFAULT_LIMITS
 from app.store.database import (
     Arguments,
     Database,
@@ -57,8 +65,29 @@ BUSY_TIMEOUT_MS = 5_000
 WRITER_LOCK_WAIT_S = 5.0
 """The wait for the writer's lock: a node that is stopping gives it back within this time."""
 
+READER_THREADS = 2
+"""More would wait for the interpreter: half of a page is Python's work."""
+
+POINT_KEYS_MAX = 8
+"""Keys of a read on the event loop: the matches of an ID, the references of a frame."""
+
 LOOKUPS_PER_TURN = 256
-"""Look-ups before other callers of the event loop get their turn: about a millisecond."""
+"""Look-ups of one read before another read gets the thread: about a millisecond."""
+
+LOOKUPS_PER_LOOK = 16
+"""Look-ups of a thread between two looks at the clock."""
+
+OPERATIONS_PER_LOOK = 1_000_000
+"""Of SQLite's virtual machine, some 20 ms, between two looks at the clock in a long statement."""
+
+POINT_READ_S_MAX = 0.001
+"""The median of look-ups above which they move to the threads: a hundred times that from memory."""
+
+TIMED_READS = 31
+"""Look-ups on the event loop of which the median is taken."""
+
+READS_PER_TRY = 32
+"""While look-ups are in the threads, one in so many runs on the event loop and is timed."""
 
 SQLITE_KEYS_PER_QUERY = (1, 16, 128)
 """Placeholders of the forms of an `among` query on SQLite: preparing many for one key costs ten
@@ -78,6 +107,7 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,  # a reader lost the race for the log's header many times
 }
+_INTERRUPTED = sqlite3.SQLITE_INTERRUPT
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -146,68 +176,174 @@ def _binds(table: Table) -> dict[str, BindParameter[Any]]:
 SQLITE = SqliteSql()
 
 
-class SqliteDatabase(Database):
-    """One SQLite file."""
+class PointReads:
+    """Decides where look-ups run: on the event loop, unless their running median is above `POINT_READ_S_MAX`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self) -> None:
+        self.are_slow = False
+        self._seconds: deque[float] = deque(maxlen=TIMED_READS)
+        self._passed_count = 0
+
+    def begins_on_loop(self) -> bool:
+        """Whether the next look-up runs on the event loop; then `add` its time."""
+        if not self.are_slow:
+            return True
+        self._passed_count += 1
+        return self._passed_count % READS_PER_TRY == 0
+
+    def add(self, seconds: float) -> None:
+        """A look-up on the event loop took so long."""
+        self._seconds.append(seconds)
+        # Taking the median takes longer than a look-up: often enough where it can change the answer.
+        if (seconds > POINT_READ_S_MAX) is not self.are_slow and len(self._seconds) == TIMED_READS:
+            self.are_slow = median(self._seconds) > POINT_READ_S_MAX
+
+
+class _Reader:
+    """A connection of a reading thread. A read that lasts longer than `life_s_max` ends with a `Problem`.
+
+    `is_frozen`: all reads are of one transaction, which ends with the connection and lives no longer either.
+    `is_ending` ends reads at once.
+    """
+
+    def __init__(self, path: Path, life_s_max: float, *, is_frozen: bool) -> None:
+        self.connection = _reading_connection(path)
+        self._life_s_max = life_s_max
+        self._ends_s = monotonic() + life_s_max
+        self._is_frozen = is_frozen
+        self.is_ending = False
+        self.connection.set_progress_handler(self._is_late, OPERATIONS_PER_LOOK)
+        if is_frozen:
+            self.connection.execute("BEGIN")
+
+    def _is_late(self) -> bool:
+        return self.is_ending or monotonic() > self._ends_s
+
+    def look(self) -> None:
+        """Raise a `Problem` if the transaction is too old."""
+        if self._is_late():
+            raise Problem(
+                Code.STORE_UNAVAILABLE,
+                f"the database was read for longer than {self._life_s_max:g} s",
+            )
+
+    def read(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+        """The rows of `read(self, *arguments)`, in this thread."""
+        try:
+            if self._is_frozen:
+                self.look()
+            else:
+                self._ends_s = monotonic() + self._life_s_max
+                self.connection.execute("BEGIN")
+            return read(self, *arguments)
+        except sqlite3.Error as error:
+            _refuse(error)
+            raise
+        finally:
+            # Some faults end the transaction by themselves, and a damaged file cannot COMMIT.
+            if not self._is_frozen and self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+
+
+class _ReaderThreads:
+    """Threads that read, each with a connection of its own."""
+
+    def __init__(self, readers: Sequence[_Reader]) -> None:
+        self._readers = readers
+        self._free: SimpleQueue[_Reader] = SimpleQueue()
+        for each in readers:
+            self._free.put(each)
+        # A thread begins with the first read that finds none free.
+        self._threads = ThreadPoolExecutor(len(readers), thread_name_prefix="sqlite reader")
+
+    async def read(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+        """See `_Reader.read`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._read, read, *arguments)
+
+    def _read(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+        reader = self._free.get()
+        try:
+            return reader.read(read, *arguments)
+        finally:
+            self._free.put(reader)
+
+    def close(self) -> None:
+        """Cut the reads that have begun short, wait for their ends, and close the connections."""
+        readers, self._readers = self._readers, ()
+        for each in readers:
+            each.is_ending = True
+        self._threads.shutdown(cancel_futures=True)
+        for each in readers:
+            each.connection.close()
+
+
+class SqliteDatabase(Database):
+    """One SQLite file. `life_s_max`: the longest life of a reading transaction."""
+
+    def __init__(
+        self, url: str, life_s_max: float = DEFAULT_LIMITS.sqlite_read_s, *, is_frozen: bool = False
+    ) -> None:
         self.sql = SQLITE
         self.path = _path_of(url)
-        self._reader = _connect(self.path)
         self._file = _identity(self.path)
-        self._reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
-        self._reader.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
+        self._life_s_max = life_s_max
+        count = 1 if is_frozen else READER_THREADS
+        readers = [_Reader(self.path, life_s_max, is_frozen=is_frozen) for _ in range(count)]
+        self._threads = _ReaderThreads(readers)
+        self._reader = None if is_frozen else _reading_connection(self.path)
+        self._point_reads = PointReads()
         self._commits = 0
         self._reads_as_of: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._lock: sqlite3.Connection | None = None
 
     @classmethod
-    def open(cls, url: str) -> SqliteDatabase:
+    def open(cls, url: str, life_s_max: float = DEFAULT_LIMITS.sqlite_read_s) -> SqliteDatabase:
         """Open a file and bring it to this code's schema; make it if there is none."""
         prepare_file(_path_of(url))
-        return cls(url)
+        return cls(url, life_s_max)
 
     async def rows(self, query: Query, **values: Any) -> list[Row]:
-        return self._read(_fetch, query.text, query.arguments(values))
+        return await self._threads.read(_rows, query.text, query.arguments(values))
 
     async def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
+        if not keys:
+            return []
+        if len(keys) <= POINT_KEYS_MAX and (reader := self._reader_on_loop()):
+            return self._timed(_among, reader, query, keys)
         found: list[Row] = []
-        for number, part in enumerate(chunks(keys, SQLITE_KEYS_PER_QUERY[-1])):
-            if number:
-                await asyncio.sleep(0)
-            found += self._read(_among, query, part)
+        for part in chunks(keys, LOOKUPS_PER_TURN):
+            found += await self._threads.read(_among_many, query, part)
         return found
 
     async def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
+        if not arguments:
+            return []
+        if len(arguments) <= POINT_KEYS_MAX and (reader := self._reader_on_loop()):
+            return self._timed(_each, reader, query, arguments, 0)
         found: list[Row] = []
         for number, part in enumerate(chunks(arguments, LOOKUPS_PER_TURN)):
-            if number:
-                await asyncio.sleep(0)
-            found += self._read(_each, query, part, number * LOOKUPS_PER_TURN)
+            found += await self._threads.read(_each_looking, query, part, number * LOOKUPS_PER_TURN)
         return found
 
     async def single(self, query: ManyQuery, arguments: Row) -> list[Row]:
-        # As `_read`, without its calls: this is the hot path.
-        try:
-            return self._reading().execute(query.text, arguments + query.constants).fetchall()
-        except sqlite3.Error as error:
-            _refuse(error)
-            raise
+        values = arguments + query.constants
+        if reader := self._reader_on_loop():
+            return self._timed(_fetch, reader, query.text, values)
+        return await self._threads.read(_rows, query.text, values)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[SqliteDatabase]:
-        frozen = SqliteDatabase(f"sqlite:///{self.path}")
+        frozen = SqliteDatabase(f"sqlite:///{self.path}", self._life_s_max, is_frozen=True)
         try:
-            # Nothing ends this transaction before the connection: `_reading` finds it begun.
-            frozen._reader.execute("BEGIN")
-            frozen._reads_as_of = frozen._commits
             yield frozen
         finally:
-            frozen.close_now()
+            await frozen.close()
 
     async def ping(self) -> None:
         self._check_place()
-        self._read(_fetch, "SELECT 1 FROM store_meta LIMIT 1", ())
+        await self._threads.read(_rows, "SELECT 1 FROM store_meta LIMIT 1", ())
 
     def begin_writing(self) -> None:
         if self._writer is None:
@@ -249,38 +385,51 @@ class SqliteDatabase(Database):
             )
 
     async def close(self) -> None:
+        await asyncio.to_thread(self._threads.close)
         self.close_now()
 
     def close_now(self) -> None:
         """`close` for those who have no event loop."""
+        self._threads.close()
         self._end_reading()
         for connection in (self._reader, self._writer, self._lock):
             if connection is not None:
                 connection.close()
 
-    def _read(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
-        try:
-            return read(self._reading(), *arguments)
-        except sqlite3.Error as error:
-            _refuse(error)
-            raise
+    def _reader_on_loop(self) -> sqlite3.Connection | None:
+        """The connection of the event loop, if the next look-up runs on it.
 
-    def _reading(self) -> sqlite3.Connection:
-        """The reader's connection, inside of a transaction that ends with this turn of the loop.
-
-        Beginning a transaction costs system calls, a third of a look-up, so all reads of a turn share one.
-        A commit of this process ends it: readers see the commit at once.
+        It is inside of a transaction that ends with this turn of the loop: beginning one costs system calls, a
+        third of a look-up, so all look-ups of a turn share one. A commit of this process ends it, because
+        readers see the commit at once.
         """
+        reader = self._reader
+        if reader is None or not self._point_reads.begins_on_loop():
+            return None
         if self._reads_as_of != self._commits:
             self._end_reading()
         if self._reads_as_of is None:
             self._reads_as_of = self._commits
-            self._reader.execute("BEGIN")
+            try:
+                reader.execute("BEGIN")
+            except sqlite3.Error as error:
+                _refuse(error)
+                raise
             asyncio.get_running_loop().call_soon(self._end_reading)
-        return self._reader
+        return reader
+
+    def _timed(self, read: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+        began_s = perf_counter()
+        try:
+            return read(*arguments)
+        except sqlite3.Error as error:
+            _refuse(error)
+            raise
+        finally:
+            self._point_reads.add(perf_counter() - began_s)
 
     def _end_reading(self) -> None:
-        if self._reads_as_of is not None:
+        if self._reads_as_of is not None and self._reader is not None:
             self._reads_as_of = None
             # Some faults end the transaction by themselves, and a damaged file cannot COMMIT.
             if self._reader.in_transaction:
@@ -297,11 +446,7 @@ class SqliteTransaction:
         return _fetch(self._connection, query.text, query.arguments(values))
 
     def among(self, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-        return [
-            row
-            for part in chunks(keys, SQLITE_KEYS_PER_QUERY[-1])
-            for row in _among(self._connection, query, part)
-        ]
+        return _among_parts(self._connection, query, keys)
 
     def each(self, query: ManyQuery, arguments: Sequence[Row]) -> list[Row]:
         return _each(self._connection, query, arguments, 0)
@@ -324,6 +469,8 @@ def problem_of(error: BaseException) -> Problem | None:
             f"the database file is damaged ({error}); `sdstore check --deep` names the damage and "
             "what to do",
         )
+    if code & 0xFF == _INTERRUPTED:
+        return Problem(Code.STORE_UNAVAILABLE, "the database was read for too long")
     if code in _UNREADABLE or code & 0xFF in _UNAVAILABLE:
         return Problem(Code.STORE_UNAVAILABLE, f"the database refuses: {error}")
     if code & 0xFF in _FULL:
@@ -361,6 +508,13 @@ def _among(connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]
     return connection.execute(text, padded).fetchall()
 
 
+def _among_parts(
+    connection: sqlite3.Connection, query: ManyQuery, keys: Sequence[Any]
+) -> list[Row]:
+    parts = chunks(keys, SQLITE_KEYS_PER_QUERY[-1])
+    return [row for part in parts for row in _among(connection, query, part)]
+
+
 def _each(
     connection: sqlite3.Connection, query: ManyQuery, arguments: Sequence[Row], first: int
 ) -> list[Row]:
@@ -371,6 +525,27 @@ def _each(
         for number, values in enumerate(arguments, first)
         for row in execute(text, values + constants)
     ]
+
+
+# --- reads of threads
+
+
+def _rows(reader: _Reader, text: str, arguments: Sequence[Any]) -> list[Row]:
+    return _fetch(reader.connection, text, arguments)
+
+
+def _among_many(reader: _Reader, query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
+    return _among_parts(reader.connection, query, keys)
+
+
+def _each_looking(
+    reader: _Reader, query: ManyQuery, arguments: Sequence[Row], first: int
+) -> list[Row]:
+    found: list[Row] = []
+    for number, part in enumerate(chunks(arguments, LOOKUPS_PER_LOOK)):
+        reader.look()
+        found += _each(reader.connection, query, part, first + number * LOOKUPS_PER_LOOK)
+    return found
 
 
 def _path_of(url: str) -> Path:
@@ -407,6 +582,13 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
+
+
+def _reading_connection(path: Path) -> sqlite3.Connection:
+    connection = _connect(path)
+    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    connection.execute(f"PRAGMA mmap_size = {READER_MMAP_BYTES}")
+    return connection
 
 
 def _attached(path: Path) -> sqlite3.Connection:

@@ -60,7 +60,7 @@ async def open_database(url: str, limits: Limits) -> Database:
             raise missing_driver(error) from error
         return await PostgresDatabase.open(url, limits)
     if url.startswith("sqlite:"):
-        return SqliteDatabase.open(url)
+        return SqliteDatabase.open(url, limits.sqlite_read_s)
     raise UnsupportedDatabaseError(
         f"unsupported kind of database: {url.split(':', maxsplit=1)[0]!r}"
     )
