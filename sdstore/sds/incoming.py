@@ -6,11 +6,17 @@ version 1 log sync messages and name them: in messages without a sender, as thei
 message is met as well.
 
 A missing message is known by reference only: a waiting message or a sync message names it. It is asked
-for at once and then with doubling pauses; after `lost_after_ms` it is lost. Lost IDs are remembered, and
-asked for now and then.
+for at once and then with doubling pauses. Each message waits `lost_after_ms` for it, whoever named it
+before, and it is lost when none waits for it any more. Lost IDs are remembered, and asked for now and then.
+A lost message is met for the account that it was lost for, and for all if no store has it: another member's
+message waits for it anew, because the first one might have named what was still on its way.
 
-At the bounds the member with most loses a message, or a name (`shares`), so that a flood displaces itself. A displaced message that others wait for is missing again; it is
-asked for after the first pause.
+At the bounds the member with most loses a message, or a name (`shares`), so that a flood displaces itself. A
+displaced message is delivered after a gap, or dropped under `OnLost.HOLD`. Its causes are as missing as before:
+another message can wait for them. A dropped message that others wait for is missing again; it is asked for
+after the first pause.
+
+An ID that a delivered message has skipped is remembered until it arrives, late.
 """
 
 from __future__ import annotations
@@ -38,12 +44,11 @@ class Arrived:
     frame: bytes
     retrieval_hint: bytes
     rank: Rank
-    is_late: bool = False
+    member: Member  # whom it counts against while it waits
     supersedes: bool = False  # a logged message of a lower rank
     gap: tuple[str, ...] = ()  # lost causes
     unmet: set[str] = field(default_factory=set)
-    member: Member = NOBODY  # whom it counts against while it waits
-    since_ms: int = 0
+    since_ms: int | None = None  # when it, or a copy in whose place it waits, began to wait
     place: int = 0
 
     @property
@@ -66,7 +71,6 @@ class _Missing:
     lost_ms: int  # when it is lost
     fetch_ms: int  # when to ask for it again
     attempts: int = 1
-    is_passed: bool = False  # a message that depends on it was delivered
 
     @property
     def due_ms(self) -> int:
@@ -77,9 +81,9 @@ class _Missing:
 class _LostId:
     entry: HistoryEntry
     place: int
+    account: tuple[str, str] | None  # for whom it is lost; `None`: for all
     fetch_ms: int = 0
     attempts: int = 0
-    is_passed: bool = False
 
 
 class Incoming:
@@ -102,14 +106,15 @@ class Incoming:
         self._shares = Shares()  # of what waits: in messages, bytes, and causes
         self._byte_shares, self._cause_shares = Shares(), Shares()
         self._missing: dict[str, _Missing] = {}
-        self._noted = Shares()  # missing, named by sync messages only
+        self._noted = Shares()  # missing, and no message waits for it
         self._due: list[tuple[int, str]] = []
+        self._deadlines: list[tuple[int, str]] = []  # of messages that wait, for what is missing
         self._to_fetch: dict[str, None] = {}
         self._lost: dict[str, _LostId] = {}
         self._lost_shares = Shares()
         self._lost_due: list[tuple[int, str]] = []
         self._sync_ids: OrderedDict[str, None] = OrderedDict()
-        self._restored_passed: set[str] = set()  # while the waiting messages are restored
+        self._passed = Shares()  # skipped by delivered messages
         self._place = 0
         self._knots_ms = 0
 
@@ -156,12 +161,18 @@ class Incoming:
                 continue
             if self._is_sync(cause, message):
                 continue
-            if cause in self._lost and self._options.on_lost is OnLost.DELIVER:
+            if self._is_lost_for(arrived.member, cause):
                 if cause not in arrived.gap:
                     arrived.gap = (*arrived.gap, cause)
             else:
                 arrived.unmet.add(cause)
         return not arrived.unmet
+
+    def _is_lost_for(self, member: Member, cause: str) -> bool:
+        lost = self._lost.get(cause)
+        if lost is None or self._options.on_lost is OnLost.HOLD:
+            return False
+        return lost.account is None or lost.account == member[:2]
 
     def _is_sync(self, message_id: str, named_by: Message) -> bool:
         """Whether a message without a sender, as those of version 1 are, means a sync message by this ID.
@@ -170,21 +181,18 @@ class Incoming:
         """
         return not named_by.sender_id and message_id in self._sync_ids
 
-    def arrive(self, message_id: str) -> bool:
-        """The message is no longer missing or lost; whether messages that depend on it were
-        delivered before."""
-        is_passed = False
+    def arrive(self, message_id: str) -> None:
+        """The message is no longer missing or lost."""
         if message_id in self._missing:
-            is_passed = self._forget_missing(message_id)
+            self._forget_missing(message_id)
         if message_id in self._lost:
-            is_passed = self._forget_lost(message_id).is_passed
-        return is_passed
+            self._forget_lost(message_id)
 
-    def _forget_lost(self, message_id: str) -> _LostId:
+    def _forget_lost(self, message_id: str) -> None:
         self._lost_shares.discard(message_id)
         self._to_fetch.pop(message_id, None)
         self._turn.delete(LOST + message_id)
-        return self._lost.pop(message_id)
+        del self._lost[message_id]
 
     def learn_author(self, named: HistoryEntry) -> None:
         """A history names a message with its sender: if it is known without one, ask for it again.
@@ -200,30 +208,38 @@ class Incoming:
         if isinstance(known, _LostId):
             self._save_lost(known)
 
-    def passed(self, cause: str) -> None:
-        """A message that depends on this unmet cause is delivered, so the cause will be late."""
-        if (arrived := self._waiting.get(cause)) is not None:
-            if not arrived.is_late:
-                arrived.is_late = True
-                self._save_waiting(arrived)
-        elif (missing := self._missing.get(cause)) is not None:
-            if not missing.is_passed:
-                missing.is_passed = True
-                self._turn.put(PASSED + cause, pb.Forgone())
-        elif (lost := self._lost.get(cause)) is not None and not lost.is_passed:
-            lost.is_passed = True
-            self._save_lost(lost)
+    def passed(self, cause: str, member: Member) -> None:
+        """A message of this member is delivered although it depends on this cause, which will be late."""
+        if cause in self._passed:
+            return
+        self._place += 1
+        self._turn.put(PASSED + cause, pb.Forgone(place=self._place))
+        self._passed.add(cause, member)
+        if len(self._passed) > self._options.lost_max:
+            self._forget_passed(self._passed.first_to_go())
+
+    def is_late(self, message_id: str) -> bool:
+        """Whether a message that depends on this one, which is delivered now, was delivered before."""
+        if message_id not in self._passed:
+            return False
+        self._forget_passed(message_id)
+        return True
+
+    def _forget_passed(self, message_id: str) -> None:
+        self._passed.discard(message_id)
+        self._turn.delete(PASSED + message_id)
 
     def wait(self, arrived: Arrived, elapsed_ms: int, *, is_saved: bool = False) -> None:
         """Keep a message until its causes are met."""
         message = arrived.message
         message_id = message.message_id
-        arrived.since_ms = elapsed_ms
+        if arrived.since_ms is None:
+            arrived.since_ms = elapsed_ms
+        if self._options.on_lost is OnLost.DELIVER:
+            self._set_deadline(arrived)
         self._waiting[message_id] = arrived
         self._bytes += len(arrived.frame)
-        self._shares.add(message_id, arrived.member)
-        self._byte_shares.add(message_id, arrived.member, len(arrived.frame))
-        self._cause_shares.add(message_id, arrived.member, len(arrived.unmet))
+        self._count(arrived)
         for entry in message.causal_history:
             cause = entry.message_id
             if cause in arrived.unmet:
@@ -240,9 +256,37 @@ class Incoming:
             place=arrived.place,
             frame=arrived.frame,
             retrieval_hint=arrived.retrieval_hint,
-            is_late=arrived.is_late,
         )
         self._turn.put(WAITING + arrived.message.message_id, record)
+
+    def _count(self, arrived: Arrived) -> None:
+        message_id, member = arrived.message.message_id, arrived.member
+        self._shares.add(message_id, member)
+        self._byte_shares.add(message_id, member, len(arrived.frame))
+        self._cause_shares.add(message_id, member, len(arrived.unmet))
+
+    def _uncount(self, message_id: str) -> None:
+        for shares in (self._shares, self._byte_shares, self._cause_shares):
+            shares.discard(message_id)
+
+    def meet(self, sender_id: str) -> None:
+        """A sender is no stranger any more: what waits of it counts against its own account."""
+        for message_id in self._shares.keys_of_stranger(sender_id):
+            arrived = self._waiting[message_id]
+            self._uncount(message_id)
+            arrived.member = Member(arrived.member.path, sender_id, sender_id)
+            self._count(arrived)
+
+    def _set_deadline(self, arrived: Arrived) -> None:
+        heappush(self._deadlines, (self._deadline_ms(arrived), arrived.message.message_id))
+        if len(self._deadlines) > 2 * len(self._waiting) + 64:  # mostly of messages that went on
+            self._deadlines = [
+                (self._deadline_ms(each), key) for key, each in self._waiting.items()
+            ]
+            heapify(self._deadlines)
+
+    def _deadline_ms(self, arrived: Arrived) -> int:
+        return (arrived.since_ms or 0) + self._options.lost_after_ms
 
     def note(self, sync: Message, elapsed_ms: int, member: Member) -> None:
         """A sync message names these messages."""
@@ -257,9 +301,17 @@ class Incoming:
             ):
                 continue
             self._miss(entry, elapsed_ms, member)
-            self._noted.add(message_id, member)
-            if len(self._noted) > self._options.noted_max:
-                self._forget_missing(self._noted.first_to_go())
+            self._note(message_id, elapsed_ms)
+
+    def _note(self, message_id: str, elapsed_ms: int) -> None:
+        """No message waits for this missing one."""
+        self._noted.add(message_id, self._missing[message_id].member)
+        if len(self._noted) > self._options.noted_max:
+            message_id = self._noted.first_to_go()
+            if message_id in self._passed:
+                self._lose(message_id, elapsed_ms)  # what is after a gap is not complete
+            else:
+                self._forget_missing(message_id)
 
     def note_sync(self, message_id: str) -> None:
         """The ID of a sync message without a sender: messages that name it do not wait for it."""
@@ -273,24 +325,28 @@ class Incoming:
             self._turn.delete(SYNC + oldest)
 
     def _miss(self, entry: HistoryEntry, elapsed_ms: int, member: Member) -> None:
-        message_id = entry.message_id
+        message_id, options = entry.message_id, self._options
         self._noted.discard(message_id)
         if (missing := self._missing.get(message_id)) is not None:
             if not missing.member.account:  # a stranger, who could have invented it
                 missing.member = member
+            if options.on_lost is OnLost.DELIVER:
+                missing.lost_ms = elapsed_ms + options.lost_after_ms
+                self._set_due(message_id, missing)
             return
-        options = self._options
-        if message_id in self._lost:  # only under `OnLost.HOLD`: named again, asked for again
+        if message_id in self._lost:  # for others, or under `OnLost.HOLD`
             self._forget_lost(message_id)
         missing = _Missing(
             _within_bounds(entry),
             member,
             elapsed_ms + options.lost_after_ms,
             elapsed_ms + options.fetch_retry_ms,
-            is_passed=message_id in self._restored_passed,
         )
         self._missing[message_id] = missing
         self._to_fetch[message_id] = None
+        self._set_due(message_id, missing)
+
+    def _set_due(self, message_id: str, missing: _Missing) -> None:
         heappush(self._due, (missing.due_ms, message_id))
         if len(self._due) > 2 * len(self._missing) + 64:  # mostly of messages that arrived
             self._due = [(each.due_ms, key) for key, each in self._missing.items()]
@@ -335,26 +391,28 @@ class Incoming:
         """A waiting message, to be delivered although causes of it are unmet: they are its gap."""
         arrived = self._remove(message_id)
         for cause in sorted(arrived.unmet):
-            others = self._dependents[cause]
-            del others[message_id]
             arrived.gap = (*arrived.gap, cause)
-            if not others:
-                del self._dependents[cause]
-                if cause in self._missing:
-                    self._lose(cause, elapsed_ms)
+            self._leave(cause, message_id)
+            if cause in self._missing and cause not in self._dependents:
+                self._note(cause, elapsed_ms)
         arrived.unmet.clear()
         return arrived
+
+    def _leave(self, cause: str, message_id: str) -> None:
+        """This message no longer waits for this cause."""
+        others = self._dependents[cause]
+        del others[message_id]
+        if not others:
+            del self._dependents[cause]
 
     def drop(self, message_id: str, elapsed_ms: int) -> None:
         """Forget a waiting message. Messages that depend on it miss it from now on."""
         arrived = self._remove(message_id)
         for cause in arrived.unmet:
-            others = self._dependents[cause]
-            del others[message_id]
-            if not others:
-                del self._dependents[cause]
-                if cause in self._missing and self._missing[cause].is_passed:
-                    self._lose(cause, elapsed_ms)  # it will be late
+            self._leave(cause, message_id)
+            if cause in self._missing and cause not in self._dependents:
+                if cause in self._passed:
+                    self._note(cause, elapsed_ms)
                 else:
                     self._forget_missing(cause)
         if message_id in self._dependents:
@@ -363,15 +421,11 @@ class Incoming:
             # Not at once: it would displace another one, which would be asked for and displace it.
             self._to_fetch.pop(message_id, None)
 
-    def _forget_missing(self, message_id: str) -> bool:
-        """The message is not missing any more; whether one that depends on it was delivered."""
-        missing = self._missing.pop(message_id, None)
+    def _forget_missing(self, message_id: str) -> None:
+        """The message is not missing any more."""
+        self._missing.pop(message_id, None)
         self._noted.discard(message_id)
         self._to_fetch.pop(message_id, None)
-        if missing is None or not missing.is_passed:
-            return False
-        self._turn.delete(PASSED + message_id)
-        return True
 
     def overflow(self) -> str | None:
         """The message to give way at the bounds."""
@@ -388,8 +442,7 @@ class Incoming:
     def _remove(self, message_id: str) -> Arrived:
         arrived = self._waiting.pop(message_id)
         self._bytes -= len(arrived.frame)
-        for shares in (self._shares, self._byte_shares, self._cause_shares):
-            shares.discard(message_id)
+        self._uncount(message_id)
         self._turn.delete(WAITING + message_id)
         return arrived
 
@@ -402,11 +455,11 @@ class Incoming:
         self._lose(message_id, elapsed_ms, reason)
         return True
 
-    def sweep(self, elapsed_ms: int) -> list[str]:
-        """Ask again for what is missing and lost. Returns the IDs that are lost now; their dependents
-        are still to be released."""
+    def sweep(self, elapsed_ms: int) -> list[Arrived]:
+        """Ask again for what is missing and lost. Returns messages that have waited for long enough: what was
+        missing is their gap. They wait no longer."""
         options = self._options
-        lost = []
+        ready = self._take_impatient(elapsed_ms)
         due = self._due
         while due and due[0][0] <= elapsed_ms:
             due_ms, message_id = heappop(due)
@@ -415,7 +468,6 @@ class Incoming:
                 continue  # it arrived since
             if missing.lost_ms <= elapsed_ms:
                 self._lose(message_id, elapsed_ms)
-                lost.append(message_id)
                 continue
             self._to_fetch[message_id] = None
             pause_ms = options.fetch_retry_ms << min(missing.attempts, 32)
@@ -423,7 +475,22 @@ class Incoming:
             missing.fetch_ms = elapsed_ms + min(pause_ms, options.fetch_retry_ms_max)
             heappush(due, (missing.due_ms, message_id))
         self._retry_lost(elapsed_ms)
-        return lost
+        return ready
+
+    def _take_impatient(self, elapsed_ms: int) -> list[Arrived]:
+        ready, deadlines = [], self._deadlines
+        while deadlines and deadlines[0][0] <= elapsed_ms:
+            deadline_ms, message_id = heappop(deadlines)
+            arrived = self._waiting.get(message_id)
+            if arrived is None or self._deadline_ms(arrived) != deadline_ms:
+                continue
+            for cause in sorted(arrived.unmet & self._missing.keys()):
+                arrived.gap = (*arrived.gap, cause)
+                arrived.unmet.discard(cause)
+                self._leave(cause, message_id)
+            if not arrived.unmet:
+                ready.append(self._remove(message_id))
+        return ready
 
     def _retry_lost(self, elapsed_ms: int) -> None:
         count = 0
@@ -464,7 +531,7 @@ class Incoming:
         stuck = [
             each
             for message_id, each in self._waiting.items()
-            if message_id not in hopeful and each.since_ms <= deadline_ms
+            if message_id not in hopeful and (each.since_ms or 0) <= deadline_ms
         ]
         return [each.message.message_id for each in sorted(stuck, key=lambda each: each.order)]
 
@@ -488,10 +555,12 @@ class Incoming:
         return [HistoryEntry(message_id, hint, entry.sender_id) for hint in hints]
 
     def _lose(self, message_id: str, elapsed_ms: int, reason: str = "") -> None:
-        entry, member = self._missing[message_id].entry, self._missing[message_id].member
-        is_passed = self._forget_missing(message_id)
+        missing = self._missing[message_id]
+        entry, member = missing.entry, missing.member
+        self._forget_missing(message_id)
         self._place += 1
-        self._lost[message_id] = lost = _LostId(entry, self._place, is_passed=is_passed)
+        account = None if reason else member[:2]
+        self._lost[message_id] = lost = _LostId(entry, self._place, account)
         self._schedule_lost(message_id, lost, elapsed_ms)
         self._save_lost(lost)
         self._turn.effects.append(Lost(message_id, reason))
@@ -510,29 +579,23 @@ class Incoming:
             place=lost.place,
             retrieval_hint=entry.retrieval_hint,
             sender_id=entry.sender_id,
-            is_passed=lost.is_passed,
         )
         self._turn.put(LOST + entry.message_id, record)
 
     # ---- restore
 
     def restore(self, saved: SavedState) -> None:
-        """Lost IDs and sync IDs from the saved state. Waiting messages follow with `wait`, and then
-        `restored`."""
-        self._restored_passed = set(saved.passed)
+        """The saved state but for messages that wait; those follow with `wait`.
+
+        Nothing says any more for whom a message was lost, so it counts against strangers.
+        """
         for message_id, record in saved.lost.items():
             entry = HistoryEntry(message_id, record.retrieval_hint, record.sender_id)
-            lost = _LostId(entry, record.place, is_passed=record.is_passed)
-            self._lost[message_id] = lost
+            self._lost[message_id] = lost = _LostId(entry, record.place, NOBODY[:2])
             self._lost_shares.add(message_id, NOBODY)
             self._schedule_lost(message_id, lost, elapsed_ms=0)
+        for message_id in saved.passed:
+            self._passed.add(message_id, NOBODY)
         self._sync_ids.update(dict.fromkeys(saved.sync))
-        places = [each.place for each in saved.waiting.values()]
-        places += (each.place for each in (*saved.lost.values(), *saved.sync.values()))
-        self._place = max(places, default=0)
-
-    def restored(self) -> None:
-        """All waiting messages are restored: what none of them misses needs no memory."""
-        for message_id in self._restored_passed - self._missing.keys():
-            self._turn.delete(PASSED + message_id)
-        self._restored_passed = set()
+        kinds = (saved.waiting, saved.lost, saved.passed, saved.sync)
+        self._place = max((each.place for kind in kinds for each in kind.values()), default=0)

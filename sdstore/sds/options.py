@@ -141,12 +141,13 @@ class ParticipantOptions:
     missing_max: int = 16_384
     """IDs that waiting messages miss, 8 MB, with the same rule."""
     noted_max: int = 1_000
-    """IDs that only sync messages named and that are missing. At the bound the oldest is forgotten; the
-    next sync message names it again if it matters."""
+    """IDs that are missing although no message waits for them: sync messages named them, or messages that
+    gave way. At the bound one is forgotten, with the same rule, or lost if a delivered message skipped it."""
     history_read_max: int = 256
     """Entries of a received causal history, the bound of a store. A message with more is ignored."""
     lost_max: int = 10_000
-    """Lost IDs remembered, 2 MB. The oldest is forgotten first; a message that names it waits again."""
+    """Lost IDs remembered, 2 MB, with the same rule; a message that names a forgotten one waits again. As
+    many IDs are remembered that delivered messages skipped, to mark what arrives late."""
     sync_ids_max: int = 1_000
     """IDs of sync messages remembered, because participants of version 1 name them as causes. The oldest
     is forgotten first."""

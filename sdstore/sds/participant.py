@@ -425,7 +425,8 @@ class Participant:
         message_id = message.message_id
         if hint:
             self._hints.learn(message_id, hint, is_ours=True)
-        arrived = Arrived(message, frame, hint or self._hints.best(message_id), Rank.UNKNOWN)
+        hint, member = hint or self._hints.best(message_id), self._member(message)
+        arrived = Arrived(message, frame, hint, Rank.UNKNOWN, member)
         if is_own and self._is_unpublished(message) and self._published(message_id):
             self._outgoing.store(message_id, self._clock.elapsed_ms)
         elif (waiting := self._incoming.waiting(message_id)) is not None:
@@ -470,7 +471,7 @@ class Participant:
         if not is_better:
             self.ignored["variant"] += 1
             return
-        copy.is_late, copy.supersedes = waiting.is_late, waiting.supersedes
+        copy.since_ms, copy.supersedes = waiting.since_ms, waiting.supersedes
         copy.unmet, copy.gap = set(), ()
         self._incoming.drop(copy.message.message_id, self._clock.elapsed_ms)
         self._take_new(copy)
@@ -505,11 +506,10 @@ class Participant:
 
     def _take_new(self, arrived: Arrived) -> None:
         message_id = arrived.message.message_id
-        arrived.member = self._member(arrived.message)
         if self._repair is not None:
             self._repair.received(message_id)
         self._add_to_bloom(message_id)
-        arrived.is_late |= self._incoming.arrive(message_id)
+        self._incoming.arrive(message_id)
         if not self._incoming.causes(arrived):
             self._incoming.wait(arrived, self._clock.elapsed_ms)
             self._make_room()
@@ -551,15 +551,16 @@ class Participant:
             # A lost cause can have arrived while the message waited for another one.
             gap = tuple(cause for cause in gap if not self._is_logged(cause))
             for cause in gap:
-                self._incoming.passed(cause)
+                self._incoming.passed(cause, arrived.member)
         is_reached = self._clock.received(message.lamport_timestamp or 0)
-        is_head, supersedes = not arrived.is_late, arrived.supersedes
+        is_late, supersedes = self._incoming.is_late(message.message_id), arrived.supersedes
+        is_head = True  # also if it is late: what named it can have named no author
         if supersedes:
             is_head = self._supersede(message)
         self._number += 1
-        number, hint, is_late = self._number, arrived.retrieval_hint, arrived.is_late
+        number, hint = self._number, arrived.retrieval_hint
         if not gap and len(self._authors) < AUTHORS_MAX:
-            self._authors.add(hash(message.sender_id))
+            self._meet(message.sender_id)
         entry = LogEntry(message, arrived.frame, number, hint, gap, is_late, supersedes)
         self._append(entry, is_head=is_head, is_reached=is_reached)
         if number == self._delivered + 1 <= self._confirmed + self.options.deliveries_max:
@@ -567,6 +568,12 @@ class Participant:
             self._turn.effects.append(
                 Deliver(number, message, gap, is_late, arrived.rank, supersedes)
             )
+
+    def _meet(self, sender_id: str) -> None:
+        author = hash(sender_id)
+        if sender_id and author not in self._authors:
+            self._authors.add(author)
+            self._incoming.meet(sender_id)
 
     def _supersede(self, message: Message) -> bool:
         """Undo what the logged message with this ID did to our references; whether it was a head."""
@@ -684,13 +691,12 @@ class Participant:
         elapsed_ms = self._clock.elapsed_ms
         if reason == "met_as_sync":
             self._deliver_all(self._incoming.met_as_sync(message_id))
-        elif self._incoming.lose(message_id, reason, elapsed_ms):
-            self._release_lost(message_id)
-        return self._finish()
-
-    def _release_lost(self, message_id: str) -> None:
-        if self.options.on_lost is OnLost.DELIVER:
+        elif (
+            self._incoming.lose(message_id, reason, elapsed_ms)
+            and self.options.on_lost is OnLost.DELIVER
+        ):
             self._deliver_all(self._incoming.take_dependents(message_id, is_lost=True))
+        return self._finish()
 
     # ---- the sweeps
 
@@ -726,13 +732,11 @@ class Participant:
             self._send_sync(now_ms, is_request=True)
 
     def _sweep_incoming(self) -> None:
-        for message_id in self._incoming.sweep(self._clock.elapsed_ms):
-            self._release_lost(message_id)
-        for message_id in self._incoming.knots(self._clock.elapsed_ms):
+        elapsed_ms = self._clock.elapsed_ms
+        self._deliver_all(self._incoming.sweep(elapsed_ms))
+        for message_id in self._incoming.knots(elapsed_ms):
             if self._incoming.waits(message_id):
-                self._deliver_all(
-                    [self._incoming.take_after_gap(message_id, self._clock.elapsed_ms)]
-                )
+                self._deliver_all([self._incoming.take_after_gap(message_id, elapsed_ms)])
 
     def _is_request_due(self) -> bool:
         if not self.options.sync_ms or self._repair is None:
@@ -778,8 +782,6 @@ class Participant:
             is_ordered=self.options.ordered,
         )
         self._saved_heads = {}
-        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
-        self._authors.update(hash(each.entry.sender_id) for each in newest)
         ready, self._ready = self._ready, []
         for arrived in ready:
             self._turn.delete(WAITING + arrived.message.message_id)
@@ -863,7 +865,9 @@ class Participant:
         self._outgoing.sent_count = saved.progress.sent_count
         for message_id, sent in saved.sent.items():
             self._outgoing.restore(message_id, sent, self._clock.elapsed_ms)
-        self._ready = load_incoming(saved, self._incoming, self.log, self._turn)
+        newest = self.log.newest(RESTORED_COUNT, LAMPORT_MAX)
+        self._authors.update(hash(each.entry.sender_id) for each in newest)
+        self._ready = load_incoming(saved, self._incoming, self.log, self._turn, self._member)
         self._saved_heads = saved.heads
         if saved.unpublished is not None:
             self._load_unpublished(saved.unpublished)

@@ -6,17 +6,18 @@ delivers: messages that need not wait any more are returned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sdstore.sds.codec import decode
 from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.incoming import Arrived, Incoming
 from sdstore.sds.log import ParticipantLog
 from sdstore.sds.messages import keep_for_application
-from sdstore.sds.model import LAMPORT_MAX, MessageError
+from sdstore.sds.model import LAMPORT_MAX, Message, MessageError
 from sdstore.sds.outgoing import Outgoing
 from sdstore.sds.references import HEADS_UNSAVED_COUNT, References
 from sdstore.sds.schemes import rank
+from sdstore.sds.shares import Member
 from sdstore.sds.state import HEAD, WAITING, SavedState, Turn
 from sdstore.wire import participant_pb2 as pb
 
@@ -38,7 +39,11 @@ def last_number(log: ParticipantLog, after: int) -> int:
 
 
 def load_incoming(
-    saved: SavedState, incoming: Incoming, log: ParticipantLog, turn: Turn
+    saved: SavedState,
+    incoming: Incoming,
+    log: ParticipantLog,
+    turn: Turn,
+    member: Callable[[Message], Member],
 ) -> list[Arrived]:
     """Restore the messages that wait; returns those that can be delivered now."""
     incoming.restore(saved)
@@ -56,9 +61,8 @@ def load_incoming(
             turn.delete(WAITING + message_id)
             continue
         keep_for_application(message)
-        hint, is_late = record.retrieval_hint, record.is_late
-        supersedes = logged is not None
-        arrived = Arrived(message, record.frame, hint, waiting_rank, is_late, supersedes)
+        hint, supersedes = record.retrieval_hint, logged is not None
+        arrived = Arrived(message, record.frame, hint, waiting_rank, member(message), supersedes)
         arrived.place = record.place
         if incoming.causes(arrived):
             ready.append(arrived)
@@ -66,7 +70,6 @@ def load_incoming(
             incoming.wait(arrived, 0, is_saved=True)
     for message_id in incoming.waiting_ids():
         incoming.arrive(message_id)  # messages before it named it as missing
-    incoming.restored()
     return ready
 
 

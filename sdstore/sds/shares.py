@@ -1,7 +1,8 @@
 """Each member's share of a bounded table: a member that fills the table loses its own entries.
 
 A sender's name costs nothing, so those of whom no message was delivered with all its causes are strangers,
-and the strangers of a path of arrival have one account.
+and the strangers of a path of arrival have one account. They give way first: beside one known sender a flood of
+invented names has at most a fifth of the table.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ class Member(NamedTuple):
     account: str = ""
     sender_id: str = ""
 
+
+STRANGERS_WEIGHT = 4
+"""What strangers hold counts as so many times as much. With less, a known sender whose messages wait for those of
+a flood has more of a small table than the flood."""
 
 NOBODY = Member()
 """For what was restored: nothing says who named it."""
@@ -43,6 +48,11 @@ class Shares:
     def member(self, key: str) -> Member:
         """Whom a key counts against."""
         return self._members[key]
+
+    def keys_of_stranger(self, sender_id: str) -> list[str]:
+        """The keys of a sender on all paths, as long as it was a stranger."""
+        paths = {path for path, _ in self._accounts}
+        return [key for path in paths for key in self._keys.get(Member(path, "", sender_id), ())]
 
     def add(self, key: str, member: Member, cost: int = 1) -> None:
         """Add a key that is not there."""
@@ -73,6 +83,9 @@ class Shares:
             heap[:] = {each[2]: each for each in now}.values()
             heapify(heap)
 
+    def _weight(self, account: tuple[str, str]) -> int:
+        return self._accounts[account] * (1 if account[1] else STRANGERS_WEIGHT)
+
     def first_to_go(self) -> str:
         """The key that gives way at a bound: the oldest of the sender with most.
 
@@ -84,7 +97,7 @@ class Shares:
             paths[path] = paths.get(path, 0) + cost
         most = max(paths, key=paths.__getitem__)
         accounts = [each for each in reversed(self._accounts) if each[0] == most]
-        heap = self._heaps[max(accounts, key=self._accounts.__getitem__)]
+        heap = self._heaps[max(accounts, key=self._weight)]
         while self._costs.get(heap[0][2]) != -heap[0][0]:
             heappop(heap)
         return next(iter(self._keys[heap[0][2]]))

@@ -7,7 +7,7 @@
 | `sent/ID` | `Sent` | for each message of ours, and when its state changes |
 | `waiting/ID` | `Waiting`, with the frame | for a message that arrives before its causes, until delivery |
 | `lost/ID` | `Forgone` | for a lost message |
-| `passed/ID` | `Forgone` | for a missing message, when one that depends on it is delivered, until it arrives |
+| `passed/ID` | `Forgone` | for a message that is not logged, when one that depends on it is delivered, until it is too |
 | `head/ID` | `Head` | for a message that 128 later ones do not refer to, until one refers to it |
 | `unpublished` | `Waiting` | in ordered mode, for a message of ours until a store takes or refuses it |
 | `sync/ID` | `Forgone` | for a sync message without a sender, which version 1 refers to |
@@ -123,6 +123,7 @@ def read_state(state: Mapping[str, bytes], channel_id: str, sender_id: str) -> S
     saved.sent = dict(sorted(saved.sent.items(), key=_place))
     saved.waiting = dict(sorted(saved.waiting.items(), key=_place))
     saved.lost = dict(sorted(saved.lost.items(), key=_place))
+    saved.passed = dict(sorted(saved.passed.items(), key=_place))
     saved.sync = dict(sorted(saved.sync.items(), key=_place))
     return saved
 

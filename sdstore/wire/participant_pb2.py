@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11participant.proto\x12\x13sdstore.participant\".\n\x05Owner\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\"L\n\x08Progress\x12\x19\n\x11lamport_timestamp\x18\x01 \x01(\x12\x12\x11\n\tconfirmed\x18\x02 \x01(\x04\x12\x12\n\nsent_count\x18\x03 \x01(\x04\"h\n\x04Sent\x12\r\n\x05place\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x63knowledgement\x18\x02 \x01(\r\x12\x11\n\tis_stored\x18\x03 \x01(\x08\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x13\n\x0bis_rejected\x18\x05 \x01(\x08\"P\n\x07Waiting\x12\r\n\x05place\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x16\n\x0eretrieval_hint\x18\x03 \x01(\x0c\x12\x0f\n\x07is_late\x18\x04 \x01(\x08\"\x1e\n\x04Head\x12\x16\n\x0eretrieval_hint\x18\x01 \x01(\x0c\"V\n\x07\x46orgone\x12\r\n\x05place\x18\x01 \x01(\x04\x12\x16\n\x0eretrieval_hint\x18\x02 \x01(\x0c\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\tis_passed\x18\x04 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11participant.proto\x12\x13sdstore.participant\".\n\x05Owner\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\"L\n\x08Progress\x12\x19\n\x11lamport_timestamp\x18\x01 \x01(\x12\x12\x11\n\tconfirmed\x18\x02 \x01(\x04\x12\x12\n\nsent_count\x18\x03 \x01(\x04\"h\n\x04Sent\x12\r\n\x05place\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x63knowledgement\x18\x02 \x01(\r\x12\x11\n\tis_stored\x18\x03 \x01(\x08\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x13\n\x0bis_rejected\x18\x05 \x01(\x08\"?\n\x07Waiting\x12\r\n\x05place\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x16\n\x0eretrieval_hint\x18\x03 \x01(\x0c\"\x1e\n\x04Head\x12\x16\n\x0eretrieval_hint\x18\x01 \x01(\x0c\"C\n\x07\x46orgone\x12\r\n\x05place\x18\x01 \x01(\x04\x12\x16\n\x0eretrieval_hint\x18\x02 \x01(\x0c\x12\x11\n\tsender_id\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENT']._serialized_start=168
   _globals['_SENT']._serialized_end=272
   _globals['_WAITING']._serialized_start=274
-  _globals['_WAITING']._serialized_end=354
-  _globals['_HEAD']._serialized_start=356
-  _globals['_HEAD']._serialized_end=386
-  _globals['_FORGONE']._serialized_start=388
-  _globals['_FORGONE']._serialized_end=474
+  _globals['_WAITING']._serialized_end=337
+  _globals['_HEAD']._serialized_start=339
+  _globals['_HEAD']._serialized_end=369
+  _globals['_FORGONE']._serialized_start=371
+  _globals['_FORGONE']._serialized_end=438
 # @@protoc_insertion_point(module_scope)

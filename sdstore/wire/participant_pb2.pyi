@@ -37,16 +37,14 @@ class Sent(_message.Message):
     def __init__(self, place: _Optional[int] = ..., acknowledgement: _Optional[int] = ..., is_stored: _Optional[bool] = ..., attempts: _Optional[int] = ..., is_rejected: _Optional[bool] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("place", "frame", "retrieval_hint", "is_late")
+    __slots__ = ("place", "frame", "retrieval_hint")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
-    IS_LATE_FIELD_NUMBER: _ClassVar[int]
     place: int
     frame: bytes
     retrieval_hint: bytes
-    is_late: bool
-    def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ..., is_late: _Optional[bool] = ...) -> None: ...
+    def __init__(self, place: _Optional[int] = ..., frame: _Optional[bytes] = ..., retrieval_hint: _Optional[bytes] = ...) -> None: ...
 
 class Head(_message.Message):
     __slots__ = ("retrieval_hint",)
@@ -55,13 +53,11 @@ class Head(_message.Message):
     def __init__(self, retrieval_hint: _Optional[bytes] = ...) -> None: ...
 
 class Forgone(_message.Message):
-    __slots__ = ("place", "retrieval_hint", "sender_id", "is_passed")
+    __slots__ = ("place", "retrieval_hint", "sender_id")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_HINT_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
-    IS_PASSED_FIELD_NUMBER: _ClassVar[int]
     place: int
     retrieval_hint: bytes
     sender_id: str
-    is_passed: bool
-    def __init__(self, place: _Optional[int] = ..., retrieval_hint: _Optional[bytes] = ..., sender_id: _Optional[str] = ..., is_passed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, place: _Optional[int] = ..., retrieval_hint: _Optional[bytes] = ..., sender_id: _Optional[str] = ...) -> None: ...

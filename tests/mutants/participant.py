@@ -13,6 +13,7 @@ _UNITS = tuple(
 )
 _ORDERED = ("tests/sds/test_participant_ordered.py", "tests/participant/test_channel_order.py")
 _BLOOM = ("tests/sds/test_bloom.py",)
+_MEMBER = ("tests/simulation/test_member.py::test_worlds_that_failed_once_hold",)
 
 
 def _fault(name: str, seam: str, plant: Plant, tests: tuple[str, ...] = _WORLDS) -> Fault:
@@ -43,6 +44,26 @@ def _save_last(effects: Any, *_: Any) -> Any:
 
 def _forget_what_is_lost(_: Any, incoming: Any, message_id: str, *__: Any) -> None:
     incoming._lost.pop(message_id, None)
+
+
+def _forget_what_was_skipped(_: Any, incoming: Any, saved: Any) -> None:
+    for message_id in saved.passed:
+        incoming._passed.discard(message_id)
+
+
+def _by_name(participant: Any, message: Any) -> Any:
+    from sdstore.sds.shares import Member
+
+    return Member(participant._path, message.sender_id, message.sender_id)
+
+
+def _of_each_one(incoming: Any, message_id: str, named_by: Any) -> bool:
+    return message_id in incoming._sync_ids
+
+
+def _lose_it(incoming: Any, message_id: str, elapsed_ms: int) -> None:
+    incoming._lose(message_id, elapsed_ms)
+    incoming._lost[message_id].account = None  # for all
 
 
 def _log_it(participant: Any, message: Any, *, is_own: bool) -> None:
@@ -193,8 +214,54 @@ FAULTS = [
     _fault(
         "what gave way for a missing message is forgotten at a restart",
         "incoming:Incoming.restore",
-        after(lambda _, incoming, saved: incoming._restored_passed.clear()),
+        after(_forget_what_was_skipped),
         _UNITS,
+    ),
+    # One hostile member.
+    _fault(
+        "requests for what one member named have no bound",
+        "repair:Repair._may_ask_for",
+        returns(True),
+        _MEMBER,
+    ),
+    _fault(
+        "a forged copy that comes first stays",
+        "participant:Participant._take_copy_of_logged",
+        nothing,
+        _MEMBER,
+    ),
+    _fault(
+        "a copy with invented causes waits on",
+        "participant:Participant._take_copy_of_waiting",
+        nothing,
+        _MEMBER,
+    ),
+    _fault(
+        "an author that is named later stays unknown",
+        "incoming:Incoming.learn_author",
+        nothing,
+        _MEMBER,
+    ),
+    _fault(
+        "a reference without the author consumes a head",
+        "references:References._can_name_author",
+        returns(False),
+        _MEMBER,
+    ),
+    _fault(
+        "a sync message of anybody hides the content with its ID",
+        "incoming:Incoming._is_sync",
+        instead(_of_each_one),
+        _MEMBER,
+    ),
+    _fault(
+        "each name has an account", "participant:Participant._member", instead(_by_name), _MEMBER
+    ),
+    _fault(
+        "the causes of what gives way are lost",
+        "incoming:Incoming._note",
+        instead(_lose_it),
+        _MEMBER,
     ),
     _fault(
         "heads are forgotten at a restart",

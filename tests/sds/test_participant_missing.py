@@ -323,11 +323,14 @@ def test_a_flood_in_bytes_and_in_missing_ids_is_bounded_as_well() -> None:
         history = (HistoryEntry(f"nothing{number}"),)
         bob.hear(encode(Message(f"big{number}", CHANNEL, "eve", 5, history, content=content)))
     assert 0 < bob.participant.status.waiting <= 10
-    bob = Device("bob", quiet(missing_max=100))
+    bob = Device("bob", quiet(missing_max=80, noted_max=20))
     for number in range(30):
         causes = [f"nothing{number}-{each}" for each in range(20)]
         bob.hear(written(f"m{number}", 5, *causes))
     assert 0 < bob.participant.status.missing <= 100
+    assert (
+        bob.participant.status.lost > 0
+    )  # those that are forgotten, but not that they were skipped
 
 
 def test_at_the_bound_a_held_message_is_dropped_and_asked_for_again_when_it_is_named() -> None:
@@ -373,9 +376,95 @@ def test_a_message_that_was_passed_is_late_also_after_a_restart() -> None:
 def test_a_message_that_was_passed_is_late_though_none_waits_for_it_any_more() -> None:
     bob = Device("bob", quiet(waiting_max=1))
     bob.hear(written("a1", 5, "m"), written("a2", 6, "m"), written("a2", 6))
-    assert (bob.texts, bob.status.missing, bob.status.lost) == (["a1", "a2"], 0, 1)
+    assert (bob.texts, bob.status.missing, bob.status.lost) == (["a1", "a2"], 1, 0)
     bob.hear(written("m", 4))
     assert bob.delivered[-1].is_late
+
+
+def test_a_message_that_was_passed_is_late_also_if_it_was_forgotten_meanwhile() -> None:
+    bob = Device("bob", quiet(waiting_max=1, noted_max=1, lost_max=3))
+    bob.hear(*(written(f"a{number}", 5, f"m{number}") for number in range(4)))
+    assert (bob.status.missing, bob.status.lost) == (2, 2)
+    bob.crash()
+    bob.hear(*(written(f"m{number}", 4) for number in range(3)))
+    assert [each.is_late for each in bob.delivered if each.message.lamport_timestamp == 4] == [
+        True
+    ] * 3
+
+
+def test_each_message_waits_for_a_missing_one_for_its_own_time() -> None:
+    bob = Device("bob", quiet())
+    bob.hear(written("e", 5, "m", sender="eve"))
+    bob.wait(200)
+    bob.hear(written("a", 6, "m", sender="ada"))
+    bob.wait(150)
+    assert [each.message.message_id for each in bob.delivered] == ["e"]
+    assert (bob.status.missing, bob.status.lost) == (1, 0)
+    bob.wait(140)
+    assert len(bob.delivered) == 1
+    bob.wait(20)
+    assert [each.message.message_id for each in bob.delivered] == ["e", "a"]
+    assert bob.delivered[1].after_gap == ("m",)
+    assert (bob.status.missing, bob.status.lost) == (0, 1)
+
+
+def test_the_time_of_a_message_goes_on_when_a_copy_takes_its_place() -> None:
+    bob = Device("bob", quiet())
+    bob.hear(written("a", 6, "m", "n", "o"))
+    for causes in (("p", "q"), ("r",)):
+        bob.wait(140)
+        bob.hear(written("a", 6, *causes))
+    assert bob.texts == []
+    bob.wait(25)
+    assert [each.after_gap for each in bob.delivered] == [("r",)]
+
+
+def test_what_is_lost_for_one_member_is_waited_for_by_the_message_of_another() -> None:
+    bob = Device("bob", quiet())
+    for sender in ("ada", "eve"):
+        bob.hear(written(f"first of {sender}", 1, sender=sender))
+    bob.hear(written("e", 5, "m", sender="eve"))
+    bob.wait(310)
+    assert bob.status.lost == 1
+    bob.hear(written("f", 6, "m", sender="eve"), written("a", 6, "m", sender="ada"))
+    assert [each.message.message_id for each in bob.delivered][2:] == ["e", "f"]
+    bob.hear(written("m", 4))
+    assert [(each.message.message_id, each.after_gap) for each in bob.delivered][4:] == [
+        ("m", ()),
+        ("a", ()),
+    ]
+    assert bob.delivered[4].is_late
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_causes_of_a_message_that_gives_way_are_missing_still(is_restarted: bool) -> None:
+    """A flood of a member names honest messages that are on their way."""
+    bob = Device("bob", quiet(waiting_max=10))
+    bob.hear(written("first", 1, sender="ada"))
+    names = [HistoryEntry(f"m{number}", b"", "ada") for number in range(3)]
+    for number in range(20):
+        message = Message(f"e{number}", CHANNEL, f"eve {number}", 5, tuple(names), content=b"x")
+        bob.hear(encode(message))
+    assert of(Lost, bob.effects) == []
+    if is_restarted:
+        bob.crash()
+    bob.hear(written("a", 6, "m0", "m1", "m2", sender="ada"))
+    assert "a" not in [each.message.message_id for each in bob.delivered]
+    bob.hear(*(written(each.message_id, 4, sender="ada") for each in names))
+    assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
+    assert "a" in [each.message.message_id for each in bob.delivered]
+
+
+def test_after_a_restart_a_flood_of_strangers_displaces_itself() -> None:
+    bob = Device("bob", quiet(waiting_max=10))
+    bob.hear(written("first", 1, sender="ada"))
+    bob.hear(*(written(f"a{number}", 6, "m", sender="ada") for number in range(5)))
+    bob.crash()
+    for number in range(50):
+        bob.hear(written(f"e{number}", 5, f"ghost {number}", sender=f"eve {number}"))
+    assert not any(each.message.message_id == "a0" for each in bob.delivered)
+    bob.hear(written("m", 4))
+    assert not any(each.after_gap for each in bob.delivered if each.message.sender_id == "ada")
 
 
 def test_what_sync_messages_name_displaces_no_message_that_waits() -> None:

@@ -19,7 +19,6 @@ SEEDS = Path(__file__).parent / "member_seeds.txt"
 ORDERED_WORLDS = 4
 ORDERED_S = 5.0
 FAST_S = 12.0
-SLOW_S = 200.0
 SLOW_SCHEDULES = 2_000
 FIRST_SLOW_SEED = 10_000
 
@@ -56,12 +55,9 @@ def test_a_hostile_indexer_stops_no_order_and_no_two_honest_readers_disagree() -
 
 @pytest.mark.slow
 def test_nothing_honest_suffers_in_2_000_worlds() -> None:
-    """On all cores, for a bounded time: a slow machine runs fewer."""
-    ends, done = time.monotonic() + SLOW_S, 0
+    """On all cores, some 300 s of CPU time. No world waits for another one."""
+    seeds = range(FIRST_SLOW_SEED, FIRST_SLOW_SEED + SLOW_SCHEDULES)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        while done < SLOW_SCHEDULES and time.monotonic() < ends:
-            seeds = range(FIRST_SLOW_SEED + done, FIRST_SLOW_SEED + done + 20)
-            fail(dict(zip(seeds, pool.map(wrong_in, seeds), strict=True)))
-            done += 20
-    print(f"{done} worlds")
-    assert done >= 40
+        found = dict(zip(seeds, pool.map(wrong_in, seeds, chunksize=5), strict=True))
+    assert len(found) == 2_000
+    fail(found)
