@@ -250,9 +250,6 @@ class Limits:
     named_by_sync_max: int = _bound(
         1_000, "IDs", "named only by sync messages, per channel; the oldest are forgotten first"
     )
-    refused_digests_max: int = _bound(
-        100_000, "digests", "that local policy refuses; a forgotten one costs another fetch"
-    )
 
     # --- ingest ------------------------------------------------------------------------------
     group_items_max: int = _bound(
@@ -286,14 +283,13 @@ class Limits:
         "refused or held, of which readers are told; the oldest that no operator decides on are forgotten",
     )
 
-    # --- the audit ---------------------------------------------------------------------------
-    audit_percent_max: int = _bound(
-        2, "percent of one core", "10^6 small messages in an hour, frames of 19 kB in three"
+    # --- lost content ------------------------------------------------------------------------
+    frames_read_percent_max: int = _bound(
+        2, "percent of one core", "for reading every frame: 10^6 small messages in 20 minutes"
     )
-    audit_interval_s: int = _bound(
-        86_400, "seconds", "between the starts of two passes; disks decay slowly"
+    frames_read_interval_s: int = _bound(
+        86_400, "seconds", "between two readings of every frame; disks decay slowly"
     )
-    audit_delay_s: int = _bound(60, "seconds", "after start, when the node reads a lot anyway")
 
     # --- SQLite -------------------------------------------------------------------------------
     sqlite_read_s: int = _bound(

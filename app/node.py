@@ -19,7 +19,6 @@ from typing import NamedTuple
 from blake3 import blake3
 from prometheus_client import CollectorRegistry
 
-from app.audit import Audit
 from app.disk import kept_once
 from app.federation.links import Links
 from app.federation.peers import Peers
@@ -66,7 +65,6 @@ INSTANCE_BYTES = 16
 INDEX_FILE = "index.checkpoint"
 INDEX_FOLLOW_S = 1.0
 """Pauses after which the range index follows what was committed, so that no session has to wait for it."""
-AUDIT_FILE = "audit.json"
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +109,6 @@ class Node:
     syncs: Syncs
     peers: Peers
     lost_content: LostContent
-    audit: Audit
     metrics: CollectorRegistry
     links: Links
     instance_id: str
@@ -144,7 +141,7 @@ class Node:
     ) -> AsyncIterator[Node]:
         """An open node; raises `app.store.faults.StoreError` if the database cannot be used.
 
-        With several workers, only the first writes the index file and audits the database.
+        With several workers, only the first writes the index file and reads every frame.
         """
         is_first = worker is None or worker.is_first
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -169,9 +166,7 @@ class Node:
             )
             if is_first:
                 await closing.enter_async_context(_index_kept(node))
-            await closing.enter_async_context(node.lost_content.followed(tasks))
-            closing.push_async_callback(node.audit.close)
-            node.audit.start(tasks, checks_store=is_first)
+            await closing.enter_async_context(node.lost_content.followed(tasks, reads_all=is_first))
             closing.push_async_callback(node.live.close)
             closing.callback(node.peers.connections.close)
             closing.push_async_callback(node.relay.close)
@@ -271,7 +266,6 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     instance_id = instance_id_of(secret)
     relay = Relay(door, live, limits, lambda: interests.current, instance_id)
     committer.listeners.append(relay.on_committed)
-    audit = Audit(store, index, limits, settings.data_dir / AUDIT_FILE)
     peers = Peers(replica, syncs, records, interests, settings, instance_id)
     relay.commit_listeners.append(peers.on_news)
     peers.announcing = relay.announce
@@ -292,8 +286,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
         orders=Orders(store, limits, sharing),
         syncs=syncs,
         peers=peers,
-        lost_content=LostContent(store),
-        audit=audit,
+        lost_content=LostContent(store, limits),
         metrics=CollectorRegistry(),
         links=Links(relay, peers, limits, instance_id, peers.nudge),
         instance_id=instance_id,
@@ -317,7 +310,7 @@ def _assemble(settings: Settings, limits: Limits, store: Store, committer: Group
     if judge is not None:
         node.metrics.register(judge)
     register_node_metrics(
-        node.metrics, committer, index, live, node.orders, node.lost_content, node.audit, node.peers
+        node.metrics, committer, index, live, node.orders, node.lost_content, node.peers
     )
     register_task_metrics(node.metrics, supervisor)
     register_expiry_metrics(

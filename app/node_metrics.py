@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.audit import Audit, Kind
 from app.federation.links import Links
 from app.federation.peer import PeerState, PeerTotals
 from app.federation.peers import Peers
@@ -37,12 +35,10 @@ def register_node_metrics(
     live: LiveHub,
     orders: Orders,
     lost_content: LostContent,
-    audit: Audit,
     peers: Peers,
 ) -> None:
     """Add ingest, index, content, peer and process families to a registry."""
     registry.register(_NodeCollector(committer, index, live, orders, lost_content))
-    registry.register(_AuditCollector(audit))
     registry.register(_PeerCollector(peers))
     ProcessCollector(namespace="sdstore", registry=registry)
 
@@ -136,6 +132,10 @@ class _NodeCollector(Collector):
         yield _counter(
             "content_mended", "Lost messages whose content came again", counters.mended_entries
         )
+        read = self._lost_content.read_count
+        yield _counter("verified_frames", "Stored frames read by passes over all of them", read)
+        ended_s = self._lost_content.pass_ended_s
+        yield _gauge("verification_pass_ended_seconds", "Time of the last such pass", ended_s)
         yield _gauge("live_readers", "Live readers connected", self._live.readers_count)
         yield _gauge("orders_cached", "Orders of channels in memory", self._orders.count)
         yield _gauge("orders_bytes", "Their memory, estimated", self._orders.bytes_count)
@@ -165,42 +165,6 @@ class _RelayCollector(Collector):
         nudges.add_metric(["received"], counters.nudges_received)
         nudges.add_metric(["sent"], counters.nudges_sent)
         yield nudges
-
-
-class _AuditCollector(Collector):
-    def __init__(self, audit: Audit) -> None:
-        self._audit = audit
-
-    def collect(self) -> Iterator[Family]:
-        audit = self._audit
-        read = audit.checked["frames"]
-        yield _counter("verified_frames", "Stored frames read by the audit", read)
-        frames = audit.frames_document()
-        yield _gauge("verification_seq", "Position of the audit among frames", frames["seq"])
-        ended_s = (audit.last.ended_at_ms or 0) / 1_000 if audit.last else 0
-        about = "Time of the last whole pass of the audit"
-        yield _gauge("verification_pass_ended_seconds", about, ended_s)
-        yield _gauge("audit_pass_ended_timestamp_seconds", about, ended_s)
-        yield _counter("audit_passes", "Whole passes of the audit", audit.passes_count)
-        yield _counter("audit_cpu_seconds", "Time spent in steps of the audit", audit.cpu_s)
-        again = audit.read_again_count
-        yield _counter("audit_index_read_again", "Times that the index was read again", again)
-        checked = CounterMetricFamily(
-            "sdstore_audit_checked", "Items checked by stage", labels=("stage",)
-        )
-        for stage, count in audit.checked.items():
-            checked.add_metric([stage], count)
-        found = CounterMetricFamily("sdstore_audit_findings", "Faults found", labels=("kind",))
-        open_now = GaugeMetricFamily(
-            "sdstore_audit_open_findings",
-            "Faults that this pass or the last one found",
-            labels=("kind",),
-        )
-        kinds = Counter(each.kind for each in audit.findings.open())
-        for kind in Kind:
-            found.add_metric([kind], audit.findings.counts[kind])
-            open_now.add_metric([kind], kinds[kind])
-        yield from (checked, found, open_now)
 
 
 class _PeerCollector(Collector):

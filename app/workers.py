@@ -112,7 +112,7 @@ class WorkerPlace:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes the index file and audits the database."""
+        """Whether this worker writes the index file and reads every frame."""
         return self.number == 0
 
     def metrics_socket(self, number: int) -> Path:

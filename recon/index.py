@@ -239,23 +239,6 @@ class RangeIndex:
             found |= self._stored(run, places, orders, ids, heads)
         return found
 
-    def groups_of(self, orders: U64, ids: U8) -> I64:
-        """The groups of elements, orders u64[n] and ids u8[n, 32]: i64[n], -1 for one that is not here."""
-        snapshot, runs, sorted_count = self.state
-        young = snapshot.slice(sorted_count, snapshot.size)
-        columns = young.orders.tolist(), map(bytes, young.ids), young.groups.tolist()
-        pending = {(order, each): group for order, each, group in zip(*columns, strict=True)}
-        elements = zip(orders.tolist(), map(bytes, ids), strict=True)
-        groups = np.array([pending.get(each, -1) for each in elements], dtype=np.int64)
-        ids = np.ascontiguousarray(ids)
-        heads = heads_of(ids)
-        for run in runs:
-            places = run.lower_bounds(snapshot, orders, heads)
-            rows = self._rows_in(run, places, orders, ids, heads)
-            found = rows >= 0
-            groups[found] = snapshot.take(rows[found].astype(np.uint32)).groups
-        return groups
-
     def _insert_many(self, orders: U64, ids: U8, groups: U32) -> int:
         heads = heads_of(ids)
         sequence = element_sequence(orders, heads)

@@ -132,7 +132,7 @@ FAULTS = {
         "0+60x10 600x40",
         30,
     ),
-    "SdstoreDamage": ("sdstore_audit_open_findings", {"kind": "sql_index"}, "0x10 1x20", 12),
+    "SdstoreDamage": ("sdstore_content_lost", {}, "0x10 1x20", 12),
 }
 
 

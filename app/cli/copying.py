@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from app.cli.audit import channels_of
+from app.cli.checking import channels_of
 from app.cli.database import existing_store, open_door
 from app.cli.files import (
     BadItem,

@@ -1,7 +1,7 @@
 """A node behind a socket: uvicorn in one process, or several workers, and their log.
 
 Workers share one socket and one PostgreSQL database, and each is a whole node. The first one keeps the index
-file and audits the database; each peer is held by one of them.
+file and reads every frame; each peer is held by one of them.
 
 The supervisor replaces a worker that dies: at once if it had served for a while, otherwise after growing
 pauses, for as long as the service runs. A worker that is started while the database is away waits for it,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,8 +32,6 @@ from app.cli.options import (
     ConfigFile,
     DatabaseUrl,
     DataDir,
-    node_client,
-    node_url,
 )
 from app.cli.output import (
     CliError,
@@ -48,14 +45,13 @@ from app.cli.output import (
     print_refusal,
     progress_bar,
     stdout,
-    time_text,
 )
 from app.errors import Code, Problem
 from app.settings import Settings
 from app.store.faults import StoreError as DatabaseError
 
 if TYPE_CHECKING:
-    from app.cli.audit import Findings
+    from app.cli.checking import Findings
 
 
 verbs = typer.Typer()
@@ -226,23 +222,14 @@ def check(
             "--deep", help="Also run the database's own check, and read and hash every message."
         ),
     ] = False,
-    node: Annotated[
-        str | None,
-        typer.Option("--node", metavar="URL", help="Show what a running node's own audit found."),
-    ] = None,
     database: DatabaseUrl = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Check that database, index and roots agree. The node may be running."""
-    if node is not None:
-        if deep or database or data_dir or config:
-            detail = "--node shows the audit of a running node; it takes no --deep, --database, --data-dir, --config"
-            raise CliError(Exit.USAGE, "invalid_parameter", detail)
-        return _show_audit(node_url(node), as_json=as_json)
     settings = database_settings(database, data_dir, config)
-    findings = asyncio.run(_check(settings, deep=deep))
+    findings = asyncio.run(_checked(settings, deep=deep))
     if as_json:
         print_json(
             {
@@ -261,45 +248,27 @@ def check(
     return Exit.NO if findings.damages else Exit.DONE
 
 
-def _show_audit(url: str, *, as_json: bool) -> int:
-    """Print the audit of a running node."""
-    with node_client(url) as client:
-        audit = client.audit()
-    if as_json:
-        print_json(audit)
-    else:
-        for each in audit["findings"]:
-            print_error(f"{each['kind']}: {each['what']} (seen {each['times']} times)")
-            print_note(f"remedy: {each['remedy']}")
-        last, running = audit["last_pass"], audit["pass"]
-        ended = time_text(last["ended_at_ms"] if last else None)
-        faults = counted(len(audit["findings"]), "fault", "faults")
-        now = f"; now at {running['stage']}" if running["stage"] else ""
-        stdout().print(f"{url}: {faults}; last whole pass ended: {ended}{now}", markup=False)
-    return Exit.NO if audit["findings"] else Exit.DONE
-
-
-async def _check(settings: Settings, *, deep: bool) -> Findings:
+async def _checked(settings: Settings, *, deep: bool) -> Findings:
     with loading():
-        from app.cli.audit import Findings, audit, audit_structure  # noqa: PLC0415 - half a second of imports
+        from app.cli.checking import Findings, advise, check_database, check_store  # noqa: PLC0415 - half a second of imports
         from app.store.integrity import is_damage  # noqa: PLC0415
 
     findings = Findings()
     require_database(settings.database_url)
     with database_errors():
-        if deep and not await audit_structure(settings, findings):
-            return findings
+        is_readable = not deep or await check_database(settings, findings)
     try:
-        async with existing_store(settings) as store:
-            with progress_bar() as bar:
-                total, _ = await store.arrivals.watermark()
-                task = bar.add_task("checking", total=total or None, figures="")
-                await audit(
-                    store,
-                    findings,
-                    deep=deep,
-                    tick=lambda count: bar.update(task, advance=count),
-                )
+        if is_readable:
+            async with existing_store(settings) as store:
+                with progress_bar() as bar:
+                    total, _ = await store.arrivals.watermark()
+                    task = bar.add_task("checking", total=total or None, figures="")
+                    await check_store(
+                        store,
+                        findings,
+                        deep=deep,
+                        tick=lambda count: bar.update(task, advance=count),
+                    )
     except (CliError, Problem) as error:
         if not is_damage(error):
             raise
@@ -311,6 +280,7 @@ async def _check(settings: Settings, *, deep: bool) -> Findings:
         findings.add(f"the database cannot be read any further: {error}")
     except Exception as error:  # noqa: BLE001 - damaged rows fail in every way that values can
         findings.add(f"a row has values that cannot be read: {type(error).__name__}: {error}")
+    advise(settings, findings)
     return findings
 
 
@@ -333,25 +303,28 @@ def reindex(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the indexes of a store from its rows. On SQLite the node must be stopped."""
+    """Rebuild the indexes of a store, or a damaged SQLite file. On SQLite the node must be stopped."""
     settings = database_settings(database, data_dir, config)
     require_database(settings.database_url)
     with loading():
-        from app.store.integrity import DAMAGED_SUFFIX, rebuild_postgres, rebuild_sqlite  # noqa: PLC0415
+        from app.cli.checking import rebuild_sqlite  # noqa: PLC0415 - half a second of imports
+        from app.store.integrity import rebuild_postgres  # noqa: PLC0415
 
-    left_out: Counter[str] = Counter()
+    rebuilt = None
     with database_errors():
         if settings.database_url.startswith(SQLITE_PREFIX):
-            path = Path(settings.database_url.removeprefix(SQLITE_PREFIX))
-            left_out = rebuild_sqlite(path)
+            rebuilt = asyncio.run(rebuild_sqlite(settings))
         else:
             rebuild_postgres(settings.database_url)
     if as_json:
-        print_json({"database": settings.shown_database_url, "rows_left_out": dict(left_out)})
+        kept = rebuilt and {**rebuilt.published._asdict(), "old_file": str(rebuilt.old_file)}
+        print_json({"database": settings.shown_database_url, "left_out": kept})
         return
-    for table, count in left_out.items():
-        print_error(
-            f"damaged: {counted(count, 'row', 'rows')} of table {table} could not be read and are "
-            f"not in the new file; the old file is kept as {path}{DAMAGED_SUFFIX}"
+    if rebuilt:
+        published = rebuilt.published
+        print_note(
+            f"more than indexes is damaged: {counted(published.messages_count, 'message', 'messages')} can be "
+            f"read and match their digests; {published.unreadable_count:,} that were found do not; a sync with "
+            f"a peer brings what is missing; the old file is kept as {rebuilt.old_file}"
         )
     stdout().print(f"{settings.shown_database_url}: indexes rebuilt", markup=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from app.federation.peer import Peer
 from app.ingest.committer import GroupCommitter
-from app.store.peerrows import LEASE_S, Lease, PeerRow
+from app.store.peerrows import LEASE_S, Lease, PeerRow, encode_memory
 from app.store.store import Store
 from app.store.syncrows import SyncRow
 from sdstore.sync.memory import PeerMemory
@@ -117,7 +117,7 @@ class Records:
             before = self._written.get(each.peer_id)
             if before is None or is_end or _lasting(memory) != _lasting(before.memory):
                 # A large memory takes a tenth of a second.
-                raw = await asyncio.to_thread(self._store.peers.codec.encode, each.peer_id, memory)
+                raw = await asyncio.to_thread(encode_memory, memory)
             size = before.memory_bytes if before and raw is None else len(raw or b"")
             rows.append((_Written(row, memory, size, now_s), raw))
         fences = dict(self.fences)

@@ -81,10 +81,7 @@ async def info(call: CurrentCall) -> Reply:
     document = await _document(node)
     # A caller with a part of the channels does not learn how much is in the others.
     if call.caller.channels is None:
-        document["content"] = {
-            "lost": await node.lost_content.count(),
-            "verification": node.audit.frames_document(),
-        }
+        document["content"] = {"lost": await node.lost_content.count()}
     return json_only(document)
 
 
@@ -101,15 +98,6 @@ async def _document(node: Node) -> dict[str, Any]:
         },
         "limits": asdict(node.limits),
     }
-
-
-@routes.add("GET /v1/audit", Scope.ADMIN)
-async def audit(call: CurrentCall) -> Reply:
-    """What the audit has proved about this node's store and index, and what it found wrong.
-
-    Of several workers, the first checks the store; the others show what it last saved.
-    """
-    return json_only(call.node.audit.document())
 
 
 @routes.add("GET /openapi.json", Scope.OPEN)

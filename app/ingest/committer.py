@@ -79,7 +79,6 @@ class _Job:
 
     entries: Sequence[NewEntry]
     met: Sequence[MetId]
-    refused: Sequence[bytes]
     call: Callable[[], Any] | None
     future: asyncio.Future[Any]
     bytes: int
@@ -87,7 +86,7 @@ class _Job:
 
     @property
     def items(self) -> int:
-        return len(self.entries) + len(self.met) + len(self.refused) + (self.call is not None)
+        return len(self.entries) + len(self.met) + (self.call is not None)
 
 
 class GroupCommitter:
@@ -134,7 +133,6 @@ class GroupCommitter:
         self,
         entries: Sequence[NewEntry],
         met: Sequence[MetId] = (),
-        refused: Sequence[bytes] = (),
         source: str = "",
     ) -> list[Written]:
         """One result for each entry, in order, once it is on disk. `source`: see `Committed`.
@@ -144,7 +142,7 @@ class GroupCommitter:
         """
         size = sum(len(entry.frame) for entry in entries)
         written: list[Written] = await self._done(
-            _Job(entries, met, refused, None, self._new_future(), size, source)
+            _Job(entries, met, None, self._new_future(), size, source)
         )
         return written
 
@@ -158,7 +156,7 @@ class GroupCommitter:
 
         Raises as `submit`, and INTERNAL_ERROR for any other error of the function.
         """
-        done: T = await self._done(_Job((), (), (), do, self._new_future(), 0))
+        done: T = await self._done(_Job((), (), do, self._new_future(), 0))
         return done
 
     def _new_future(self) -> asyncio.Future[Any]:
@@ -273,8 +271,7 @@ class GroupCommitter:
     def _write(self, group: list[_Job]) -> list[Answer]:
         entries = [entry for job in group for entry in job.entries]
         met = [each for job in group for each in job.met]
-        refused = [digest for job in group for digest in job.refused]
-        written = self._store.writer.write(entries, met, refused)
+        written = self._store.writer.write(entries, met)
         results = iter(written)
         self.fault = None
         counters = self.counters
@@ -296,20 +293,20 @@ class GroupCommitter:
 
     def _write_rows(self, job: _Job) -> Answer:
         """A result for each entry; a fault of the rows beside the entries is one of the whole job."""
-        beside = self._attempt((), job.met, job.refused)
+        beside = self._attempt((), job.met)
         if isinstance(beside, Problem):
             return beside
         written: list[Written] = []
         for entry in job.entries:
-            one = self._attempt((entry,), (), ())
+            one = self._attempt((entry,), ())
             written += [one] if isinstance(one, Problem) else one
         return written
 
     def _attempt(
-        self, entries: Sequence[NewEntry], met: Sequence[MetId], refused: Sequence[bytes]
+        self, entries: Sequence[NewEntry], met: Sequence[MetId]
     ) -> Sequence[WriteResult] | Problem:
         try:
-            return self._store.writer.write(entries, met, refused)
+            return self._store.writer.write(entries, met)
         except Problem as problem:
             return problem.detached()
         except Exception:  # noqa: BLE001 - the row's fault, of whatever kind

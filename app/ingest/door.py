@@ -176,10 +176,6 @@ class Door:
         if met:
             await self._committer.submit([], met)
 
-    async def remember_refused(self, digests: Sequence[bytes]) -> None:
-        """Remember digests that local policy refused, so that no sync fetches them again."""
-        await self._committer.submit([], refused=digests)
-
     @property
     def is_busy_with_others(self) -> bool:
         """Whether others than own syncs published in the last `OTHERS_S`, through this process."""

@@ -158,22 +158,6 @@ class NodeIndex:
         pairs = zip(self._read, end, strict=True)
         return all(read.number >= number for read, number in pairs)
 
-    async def read_again(self) -> None:
-        """Replace all elements by those in SQL. Until it is done, the present ones answer.
-
-        Takes seconds a million elements, in steps, and the memory of a second index meanwhile.
-        """
-        fresh = NodeIndex(self._store, self._limits)
-        _, claims_end = await self._store.arrivals.watermark()
-        while await fresh._read_more(claims_end):  # noqa: ASYNC110 - each step lets others run
-            await asyncio.sleep(0)
-        async with self._following:
-            await fresh.catch_up()
-            self.elements, self._read = fresh.elements, fresh._read
-            self._channels, self._last_channel_number = fresh._channels, fresh._last_channel_number
-            self._views, self._sums = fresh._views, fresh._sums
-            self._saved_count, self._roots = 0, fresh._roots
-
     def entries_count(self, channel_no: int) -> int:
         """The entries of a channel."""
         return self._sums.count(frozenset((group_of_entries(channel_no),)))

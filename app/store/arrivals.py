@@ -43,7 +43,7 @@ from app.store.database import (
     SqlDialect,
     constant,
 )
-from app.store.schema import messages, published_claims, refused_digests, watermark
+from app.store.schema import messages, published_claims, watermark
 from recon.elements import order_of_lamport
 from recon.marks import Arrived
 
@@ -309,11 +309,6 @@ class Arrivals:
         )
         return watermark_of(row)
 
-    async def refused(self, digests: Sequence[bytes]) -> set[bytes]:
-        """The digests among these that a local policy refused lately."""
-        rows = await self._database.among(refused_among(self._sql), digests)
-        return {digest for (digest,) in rows}
-
 
 def _columns(
     rows: Sequence[Row], group_of: Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
@@ -440,10 +435,3 @@ def _sum_at(number: Column[int], arrival_sum: Column[int]) -> ColumnElement[int]
     up_to = select(arrival_sum).where(number <= bindparam(f"{number.name}_at", type_=BigInteger()))
     last = up_to.order_by(number.desc()).limit(constant(1))
     return func.coalesce(last.scalar_subquery(), literal_column("0"))
-
-
-@cache
-def refused_among(sql: SqlDialect) -> ManyQuery:
-    """The refused ones of many digests."""
-    refused = refused_digests.c.digest
-    return sql.among(refused, select(refused).where)

@@ -18,13 +18,12 @@ from sqlalchemy import (
     LargeBinary,
     Select,
     bindparam,
-    func,
     select,
     tuple_,
 )
 
 from app.entries import Entry, Token
-from app.store.database import Database, Keyed, ManyQuery, Query, SqlDialect, constant
+from app.store.database import Database, ManyQuery, Query, SqlDialect, constant
 from app.store.entryrows import (
     PREFIX_BYTES,
     EntryRow,
@@ -133,19 +132,6 @@ class Channels:
         """Channels in the order in which their first entries came."""
         rows = await self._database.rows(_from_number(self._sql), after=channel_no, limit=limit)
         return list(starmap(ChannelInfo, rows))
-
-    async def ends_of(self, channel_nos: Sequence[int]) -> list[tuple[int | None, int | None]]:
-        """The first and last Lamport timestamps of channels, by their messages; None without any."""
-        asked = [(each,) for each in channel_nos]
-        of_first, of_last = _ends(self._sql)
-        first: dict[int, int] = dict(starmap(_pair, await self._database.each(of_first, asked)))
-        last: dict[int, int] = dict(starmap(_pair, await self._database.each(of_last, asked)))
-        return [(first.get(place), last.get(place)) for place in range(len(asked))]
-
-    async def count_rows(self, channel_no: int) -> int:
-        """The number of a channel's messages. Reads them all: the channel's own row has the count."""
-        [[count]] = await self._database.rows(_count_rows(self._sql), channel_no=channel_no)
-        return int(count)
 
     # ---- pages
 
@@ -308,32 +294,6 @@ def _from_name(sql: SqlDialect) -> Query:
 def _from_number(sql: SqlDialect) -> Query:
     listed = _LISTED.where(channels.c.channel_no > bindparam("after"))
     return sql.query(listed.order_by(channels.c.channel_no).limit(_LIMIT))
-
-
-def _pair(place: int, lamport: int) -> tuple[int, int]:
-    return place, lamport
-
-
-@cache
-def _ends(sql: SqlDialect) -> tuple[ManyQuery, ManyQuery]:
-    """The first Lamport timestamp of each of many channels, and the last."""
-
-    def make(key: Keyed, order: ColumnElement[int]) -> Select[Any]:
-        of_channel = select(messages.c.lamport).where(messages.c.channel_no == key["channel_no"])
-        return of_channel.order_by(order).limit(constant(1))
-
-    lamport = messages.c.lamport
-    number = {"channel_no": Integer()}
-    return (
-        sql.each(number, lambda key: make(key, lamport.asc())),
-        sql.each(number, lambda key: make(key, lamport.desc())),
-    )
-
-
-@cache
-def _count_rows(sql: SqlDialect) -> Query:
-    in_channel = messages.c.channel_no == bindparam("channel_no", type_=Integer())
-    return sql.query(select(func.count()).select_from(messages).where(in_channel))
 
 
 @cache

@@ -63,7 +63,7 @@ SMALL_FRAME_BYTES_MAX = 2 * 1024
 """Stored bytes of frames that come with the rows of entries: a thousand make 2 MiB."""
 
 MARKS_REMEMBERED_MAX = 65_536
-"""Lost entries that a reader remembers: 6 MiB. The audit reads the others again."""
+"""Lost entries that a reader remembers: 6 MiB. The others are found again."""
 
 PREFIX_BYTES = 8
 """Bytes of digests and claim elements that the indexes hold."""

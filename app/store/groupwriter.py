@@ -13,12 +13,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
     Column,
     ColumnElement,
     bindparam,
     case,
-    delete,
     exists,
     func,
     literal_column,
@@ -41,7 +39,6 @@ from app.store.arrivals import (
     goes_on_from,
     last_of,
     places_at,
-    refused_among,
     watermark_of,
 )
 from app.store.claims import claims_by_seq
@@ -68,7 +65,6 @@ from app.store.schema import (
     messages,
     missing_references,
     published_claims,
-    refused_digests,
     watermark,
 )
 from sdstore.sds.digest import claim_id
@@ -141,9 +137,8 @@ class GroupWriter:
         self,
         entries: Sequence[NewEntry],
         met: Sequence[MetId] = (),
-        refused: Sequence[bytes] = (),
     ) -> list[WriteResult]:
-        """Write entries, IDs of sync messages and digests that a local policy refuses.
+        """Write entries and IDs of sync messages.
 
         One transaction; nothing is written if it raises. Returns one result for each entry, in order. Raises
         `Problem` DISK_FULL or STORE_UNAVAILABLE, and the database's own error where the data are at fault.
@@ -164,7 +159,6 @@ class GroupWriter:
                 )
                 claims = self._write_claims(transaction, group, wanted, most)
                 settled = self._references.write(transaction, group, met)
-                self._write_refused(transaction, refused)
                 self._move_watermark(transaction, group)
         except BaseException:
             self._frames.forget()
@@ -447,18 +441,6 @@ class GroupWriter:
                 new_claim_no=claims.number,
             )
 
-    def _write_refused(self, transaction: Transaction, digests: Sequence[bytes]) -> None:
-        """Forgets first the digests that were refused longest ago."""
-        if not digests:
-            return
-        known = {digest for (digest,) in transaction.among(refused_among(self._sql), digests)}
-        new = [digest for digest in dict.fromkeys(digests) if digest not in known]
-        [[last]] = transaction.rows(_last_refused(self._sql))
-        rows = [(int(last) + number, digest) for number, digest in enumerate(new, 1)]
-        transaction.many(self._sql.insert(refused_digests), rows)
-        until = int(last) + len(rows) - self._limits.refused_digests_max
-        transaction.execute(_forget_refused(self._sql), until=until)
-
     def _remember(self, group: Group) -> None:
         if len(self._channel_numbers) > CHANNEL_NUMBERS_MAX:
             self._channel_numbers.clear()
@@ -562,14 +544,3 @@ def _merged_channel(new: Any) -> dict[str, Any]:
 @cache
 def _lost_among(sql: SqlDialect) -> ManyQuery:
     return sql.among(lost_content.c.seq, select(lost_content.c.seq).where)
-
-
-@cache
-def _last_refused(sql: SqlDialect) -> Query:
-    return sql.query(select(highest(refused_digests.c.refused_no)))
-
-
-@cache
-def _forget_refused(sql: SqlDialect) -> Query:
-    until: Any = bindparam("until", type_=BigInteger())
-    return sql.query(delete(refused_digests).where(refused_digests.c.refused_no <= until))

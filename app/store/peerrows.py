@@ -7,9 +7,9 @@ and takes those that have expired. Each change of the holder raises the fence. E
 first locks its row and compares the fence, so a process that was paused beyond its lease writes nothing
 (docs/decisions/0029). SQLite has one writing process, which holds every lease.
 
-The memory of a peer (`sdstore.sync.memory.PeerMemory`) is compressed JSON behind a checksum that is
-keyed with a secret of the database and covers the peer and the shape of the value. Damaged bytes, and
-those of another peer, database or version, are an empty memory: the next session compares everything.
+The memory of a peer (`sdstore.sync.memory.PeerMemory`) is JSON that zlib compresses and gives a checksum.
+Damaged bytes, and those of a version with other fields, are an empty memory: the next session compares
+everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from blake3 import blake3
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -46,7 +45,7 @@ from sqlalchemy import (
 
 from app.store.database import Database, Query, Row, SqlDialect, Transaction, highest
 from app.store.schema import peers
-from sdstore.sync.memory import Aside, AsideElement, Asked, Baseline, PeerMemory, Proof
+from sdstore.sync.memory import PeerMemory
 
 LEASE_S = 6.0  # a dead process is replaced within ten seconds, the grace included
 GRACE_S = 2.0  # for which a free peer is left to the process whose share it is; twice the time between looks
@@ -55,59 +54,33 @@ TEXT_MAX = 2_000  # characters of a peer's reason: a line of a table, not a log
 MEMORY_BYTES_MAX = 8 * 1024 * 1024  # one interest with all that a baseline counts in and out
 _PLAIN_BYTES_MAX = 8 * MEMORY_BYTES_MAX  # the JSON: hex is twice the bytes, and names are repeated
 
-_MAGIC = b"SDSPM\x01"
-_CHECK_BYTES = 16
-
 
 # ---- memory
 
 
-def _shape() -> str:
-    """The fields of a memory: a version with other fields does not read this one's bytes."""
-    kinds = (PeerMemory, Aside, AsideElement, Asked, Proof, Baseline)
-    return repr([(kind.__name__, [(f.name, str(f.type)) for f in fields(kind)]) for kind in kinds])
+def encode_memory(memory: PeerMemory) -> bytes:
+    """At most `MEMORY_BYTES_MAX` bytes; only the newest interest, or nothing, if all is more."""
+    asides, baselines = memory.asides[-1:], memory.baselines[-1:]
+    smaller = replace(memory, asides=asides, baselines=baselines, lost_asked=())
+    for each in (memory, smaller):
+        plain = json.dumps(each.document(), separators=(",", ":")).encode()
+        if len(plain) <= _PLAIN_BYTES_MAX:
+            packed = zlib.compress(plain, 1)
+            if len(packed) <= MEMORY_BYTES_MAX:
+                return packed
+    return b""
 
 
-_SHAPE = _shape()
-
-
-class MemoryCodec:
-    """Encodes the memories of one database's peers, keyed with a secret of the database."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._key = blake3(secret, derive_key_context="sdstore peer memory v1").digest()
-
-    def encode(self, peer_id: str, memory: PeerMemory) -> bytes:
-        """At most `MEMORY_BYTES_MAX` bytes; only the newest interest, or nothing, if all is more."""
-        asides, baselines = memory.asides[-1:], memory.baselines[-1:]
-        smaller = replace(memory, asides=asides, baselines=baselines, lost_asked=())
-        for each in (memory, smaller):
-            plain = json.dumps(each.document(), separators=(",", ":")).encode()
-            if len(plain) <= _PLAIN_BYTES_MAX:
-                packed = zlib.compress(plain, 1)
-                if len(packed) + len(_MAGIC) + _CHECK_BYTES <= MEMORY_BYTES_MAX:
-                    return _MAGIC + self._check(peer_id, packed) + packed
-        return b""
-
-    def decode(self, peer_id: str, raw: bytes | None) -> PeerMemory:
-        """The memory; an empty one for bytes that `encode` of this version did not make for this peer."""
-        start = len(_MAGIC) + _CHECK_BYTES
-        if not raw or raw[: len(_MAGIC)] != _MAGIC or len(raw) > MEMORY_BYTES_MAX:
-            return PeerMemory()
-        packed = raw[start:]
-        if raw[len(_MAGIC) : start] != self._check(peer_id, packed):
-            return PeerMemory()
-        try:
-            plain = zlib.decompressobj().decompress(packed, _PLAIN_BYTES_MAX)
+def decode_memory(raw: bytes | None) -> PeerMemory:
+    """The memory; an empty one for no bytes, for damaged ones, and for those of another version's fields."""
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(raw or b"", _PLAIN_BYTES_MAX)
+        if unpacker.eof:  # its checksum is right
             return PeerMemory.of(json.loads(plain))
-        except (zlib.error, ValueError, TypeError, KeyError, AttributeError):
-            return PeerMemory()
-
-    def _check(self, peer_id: str, packed: bytes) -> bytes:
-        hashed = blake3(key=self._key)
-        for part in (_SHAPE.encode(), peer_id.encode()):
-            hashed.update(len(part).to_bytes(8, "little") + part)
-        return hashed.update(packed).digest(length=_CHECK_BYTES)
+    except (zlib.error, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return PeerMemory()
 
 
 # ---- rows
@@ -159,9 +132,8 @@ class Lease(NamedTuple):
 class PeerRows:
     """The peers of one open store. Methods that are not coroutines are for the writer's thread."""
 
-    def __init__(self, database: Database, codec: MemoryCodec) -> None:
+    def __init__(self, database: Database) -> None:
         self.is_shared = database.is_shared
-        self.codec = codec
         self._database = database
         self._sql = database.sql
 
@@ -173,7 +145,7 @@ class PeerRows:
     async def memory(self, peer_id: str) -> PeerMemory:
         """The memory of a peer; an empty one for an unknown peer."""
         rows = await self._database.rows(_memory(self._sql), of_peer=peer_id)
-        return self.codec.decode(peer_id, rows[0][0] if rows else None)
+        return decode_memory(rows[0][0] if rows else None)
 
     def add(self, added: Sequence[PeerRow]) -> None:
         """Add peers that are not there yet; one of settings can become an added one.

@@ -565,6 +565,14 @@ def prepare_file(path: Path) -> None:
         migrate(f"sqlite:///{path}")
 
 
+def require_current(path: Path) -> None:
+    """Return if the file has this code's schema, as far as can be read; else raise UnusableFileError."""
+    with suppress(sqlite3.Error):
+        if not is_current(found := _revision(path)):
+            what = "is not a store" if found is None else f"has an older schema ({found})"
+            raise UnusableFileError(f"{path} {what}: `sdstore migrate` upgrades older stores")
+
+
 def _revision(path: Path) -> str | None:
     if not path.exists():
         return None

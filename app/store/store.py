@@ -24,12 +24,11 @@ from app.store.entryrows import FrameReader
 from app.store.faults import UnsupportedDatabaseError, missing_driver
 from app.store.gaps import Gaps
 from app.store.groupwriter import GroupWriter
-from app.store.indexprobe import IndexProbe
 from app.store.integrity import RowCheck
 from app.store.keys import Keys
 from app.store.lookups import Lookups
 from app.store.mvdspeers import MvdsPeers
-from app.store.peerrows import MemoryCodec, PeerRows
+from app.store.peerrows import PeerRows
 from app.store.schema import store_meta
 from app.store.sqlite import SqliteDatabase
 from app.store.syncrows import SyncRows
@@ -73,7 +72,7 @@ class Store:
     are lost, `channels` lists channels and pages of their entries, `claims` finds what hints mean, `gaps`
     and `ancestors` follow causal histories, `arrivals` gives elements in the order they came, `mvds`
     keeps the peers of MVDS, `peers` those of the federation and `syncs` their sessions, `writer` writes,
-    `row_check` compares rows with themselves, and `index_probe` looks rows up through SQL indexes.
+    `row_check` compares rows with themselves.
     """
 
     def __init__(
@@ -98,11 +97,10 @@ class Store:
         self.ancestors = Ancestors(database, self.frames, keys, self.channels, self.gaps, limits)
         self.arrivals = Arrivals(database)
         self.mvds = MvdsPeers(database, self.frames, limits)
-        self.peers = PeerRows(database, MemoryCodec(keys.secret))
+        self.peers = PeerRows(database)
         self.syncs = SyncRows(database, limits.syncs_remembered_max)
         self.writer = GroupWriter(database, keys, limits, now_ms)
         self.row_check = RowCheck(database, keys)
-        self.index_probe = IndexProbe(database)
 
     @classmethod
     async def open(

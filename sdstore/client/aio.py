@@ -241,10 +241,6 @@ class StoreCalls:
         """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
         return await self._send(calls.mvds(peer_id, channel_ids, payload, mode))
 
-    async def audit(self) -> dict[str, Any]:
-        """What the node's audit has proved and found wrong (docs/operations.md)."""
-        return await self._send(calls.audit())
-
     async def peers(self) -> list[Peer]:
         """The node's peers."""
         return await self._send(calls.peers())

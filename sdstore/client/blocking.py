@@ -137,7 +137,6 @@ class StoreClient:
 
     add_peer = _blocking(StoreCalls.add_peer, finished)
     ancestors = _blocking(StoreCalls.ancestors, finished)
-    audit = _blocking(StoreCalls.audit, finished)
     channel = _blocking(StoreCalls.channel, finished)
     drop_quarantined = _blocking(StoreCalls.drop_quarantined, finished)
     feed = _blocking(StoreCalls.feed, finished)

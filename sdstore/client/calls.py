@@ -303,11 +303,6 @@ def mvds(peer_id: str, channel_ids: Sequence[str], payload: bytes, mode: MvdsMod
     return _post(target, replies.body_bytes, payload)
 
 
-def audit() -> Call[dict[str, Any]]:
-    """What the node's audit has proved and found."""
-    return Call("GET", "v1/audit", replies.document, _accept(JSON))
-
-
 def peers() -> Call[list[Peer]]:
     """The node's peers."""
     return Call("GET", "v1/peers", replies.peers, _accept(JSON))

@@ -13,6 +13,7 @@ import pytest
 from app.federation.records import Records
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
+from app.lostcontent import LostContent
 from app.node import Node
 from app.recon.index import NodeIndex
 from app.settings import Settings
@@ -29,9 +30,8 @@ pytestmark = pytest.mark.anyio
 QUICK = replace(
     DEFAULT_LIMITS,
     index_save_interval_s=0,
-    audit_delay_s=0,
-    audit_interval_s=0,
-    audit_percent_max=100,
+    frames_read_interval_s=0,
+    frames_read_percent_max=100,
 )
 
 
@@ -51,7 +51,7 @@ def failing_once(method: Callable[..., Any], calls: list[bool]) -> Callable[...,
     ("owner", "method"),
     [
         (FrameReader, "follow_marks"),
-        (FrameReader, "verify"),
+        (LostContent, "_read_all"),
         (NodeIndex, "save"),
         (NodeIndex, "catch_up"),
         (Store, "kept_interest"),
@@ -62,9 +62,10 @@ async def test_background_work_goes_on_after_a_fault_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     monkeypatch.setattr("app.lostcontent.MARKS_INTERVAL_S", 0.02)
+    monkeypatch.setattr("app.lostcontent.FIRST_PASS_S", 0.0)
     # An empty store has been read at once, and is not read again soon.
     monkeypatch.setattr("app.node.INDEX_FOLLOW_S", 0.02)
-    monkeypatch.setattr("app.audit.PASS_REST_S_MIN", 0.02)
+    monkeypatch.setattr("app.lostcontent.PASS_REST_S_MIN", 0.02)
     monkeypatch.setattr("app.federation.peers.LOOK_S", 0.02)
     calls: list[bool] = []
     monkeypatch.setattr(owner, method, failing_once(getattr(owner, method), calls))

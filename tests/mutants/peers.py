@@ -17,10 +17,6 @@ def _everything_stands(_rows: Any, _transaction: Any, _process: str, fences: Any
     return set(fences)
 
 
-def _passes(*_: Any) -> bytes:
-    return b"\0" * 16
-
-
 def _of_epoch() -> Any:
     """A clock at which no lease ever expires."""
     from sqlalchemy import BigInteger, literal_column
@@ -77,11 +73,6 @@ FAULTS = [
         instead(_everything_stands),
     ),
     _fault("leases never expire", "store.peerrows:clock_ms", instead(_of_epoch)),
-    _fault(
-        "the checksum of a memory does not depend on its bytes",
-        "store.peerrows:MemoryCodec._check",
-        instead(_passes),
-    ),
     _fault(
         "a process that stops keeps its leases",
         "store.peerrows:PeerRows.release",

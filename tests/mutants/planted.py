@@ -9,7 +9,6 @@ from tests.mutants.fault import ENVIRONMENT, Fault
 
 AREAS = (
     "access",
-    "audit",
     "backfill",
     "driver",
     "federation",

@@ -136,10 +136,9 @@ async def _write(
     store.begin_writing()
     try:
         met = [MetId(world.choice(CHANNELS), f"sync {n}") for n in range(20)]
-        refused = [world.randbytes(32) for _ in range(20)]
         entries = [entry_of(each.frame, *each.hints) for each in publications]
         for start in range(0, len(entries), 100):
-            written = store.writer.write(entries[start : start + 100], met, refused)
+            written = store.writer.write(entries[start : start + 100], met)
         # A reference is mended with another frame: a former reference stays.
         rows = [
             (e, r)

@@ -32,7 +32,6 @@ from sdstore.sds.model import Dialect, HistoryEntry, Message
 from tests.support.stores import BYTES_MAX, PostgresStores, prepared
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "schemas"
-REFUSED = [bytes([7]) * 32]
 
 
 def publications() -> list[Publication]:
@@ -64,7 +63,7 @@ def fill(store: Store) -> None:
     everything = publications()
     for part in (everything[:20], everything[10:]):
         entries, _ = prepared(part)
-        store.writer.write(entries, [MetId("é", "m-met")], REFUSED)
+        store.writer.write(entries, [MetId("é", "m-met")])
 
 
 async def answers(store: Store) -> dict[str, Any]:
@@ -88,7 +87,6 @@ async def answers(store: Store) -> dict[str, Any]:
             ]
             for entry in feed.entries
         ],
-        "refused": [each.hex() for each in await store.arrivals.refused([*REFUSED, bytes(32)])],
         "watermark": list(await store.arrivals.watermark()),
     }
     for channel in await store.channels.after(None, 100):

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.audit import Finding, Kind, Pass
 from app.cli import server as server_module
 from app.cli.output import Exit
 from app.settings import Settings
@@ -161,28 +159,6 @@ def test_several_workers_over_sqlite_are_refused_with_what_to_do(
     assert "workers (flag): one process serves SQLite" in ended.err
     assert "use PostgreSQL (--database postgresql://...), or leave workers at 1" in ended.err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_audit_is_the_same_whichever_worker_is_asked(
-    postgres_stores: PostgresStores, tmp_path: Path
-) -> None:
-    saved = {
-        "current": asdict(Pass(stage="frames", place=7, began_at_ms=1, checked={"frames": 7})),
-        "last": asdict(Pass(began_at_ms=1, ended_at_ms=2)),
-        "findings": [asdict(Finding(Kind.ROW, "a row is odd", 1, 2))],
-    }
-    url = postgres_stores.new_url()
-    with serving(url, tmp_path, 1) as (_, first_url):
-        node_id = httpx.get(f"{first_url}/v1/info", trust_env=False, auth=AS_OPERATOR).json()
-    known = json.dumps({"database_id": node_id["node_id"], **saved})
-    (tmp_path / "audit.json").write_text(known)
-    with serving(url, tmp_path, 2) as (_, url):
-        for answer in asked(url, "/v1/audit"):
-            document = answer.json()
-            assert document["pass"]["place"] == 7
-            assert document["last_pass"]["ended_at_ms"] == 2
-            assert [each["what"] for each in document["findings"]] == ["a row is odd"]
-            assert document["findings"][0]["remedy"]
 
 
 def test_workers_are_one_node_and_one_that_is_killed_is_replaced(

@@ -164,7 +164,8 @@ def test_the_fetch_after_the_first_answer_reads_the_news_again_only_if_they_can_
                     if len(self.requests) == 1 and meanwhile == "an arrival":
                         await publish(two, [message(6)])
                     elif len(self.requests) == 1 and meanwhile == "a new index":
-                        await two.index.read_again()
+                        two.index._begin()
+                        await two.index.catch_up()
                     elif len(self.requests) == 1 and meanwhile == "a new interest":
                         await two.interests.set(Interest.make(channels=["c"]))
                     return answer

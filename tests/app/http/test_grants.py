@@ -99,7 +99,6 @@ def limited_hand_shake(node: RunningNode, limited: str = "limited") -> SessionHe
 FETCH_ALL = pack_fetch([Need(WHOLE, None, 1_000)])
 PEER = "/v1/peers/0123456789abcdef"
 ADMIN_ONLY = {
-    "GET /v1/audit": [Attempt("/v1/audit", 403)],
     "POST /v1/reload": [Attempt("/v1/reload", 403)],
     "PUT /v1/recon/interests": [Attempt("/v1/recon/interests", 403, b'{"all": true}', JSON)],
     "DELETE /v1/recon/interests": [Attempt("/v1/recon/interests", 403)],

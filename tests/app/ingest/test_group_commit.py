@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.entries import OutcomeKind, WriteResult
+from app.entries import MetId, OutcomeKind, WriteResult
 from app.errors import Code, Problem
 from app.ingest.committer import Committed
 from app.ingest.door import Door
@@ -33,13 +33,11 @@ class SlowDisk:
         self.entered = threading.Semaphore(0)
         store.writer.write = self._write_group  # type: ignore[method-assign]
 
-    def _write_group(
-        self, entries: Sequence, met: Sequence, refused: Sequence
-    ) -> list[WriteResult]:  # type: ignore[type-arg]
+    def _write_group(self, entries: Sequence, met: Sequence) -> list[WriteResult]:  # type: ignore[type-arg]
         self.entered.release()
         assert self.may_go_on.acquire(timeout=60)
         self.groups.append(len(entries))
-        return self.write(entries, met, refused)
+        return self.write(entries, met)
 
 
 async def publish_numbers(door: Door, numbers: Sequence[int]) -> None:
@@ -255,12 +253,12 @@ async def test_what_could_not_be_remembered_beside_messages_is_an_error_of_its_c
 ) -> None:
     async with open_ingest(stores.new_url()) as ingest:
 
-        def write(entries: Sequence, met: Sequence, refused: Sequence) -> list[WriteResult]:  # type: ignore[type-arg]
-            if refused:
+        def write(entries: Sequence, met: Sequence) -> list[WriteResult]:  # type: ignore[type-arg]
+            if met:
                 raise ValueError("odd")
             return []
 
         monkeypatch.setattr(ingest.store.writer, "write", write)
         with pytest.raises(Problem, match="could not be written"):
-            await ingest.committer.submit([], refused=[bytes(32)])
+            await ingest.committer.submit([], [MetId("channel", "m")])
         assert await ingest.committer.submit([]) == []

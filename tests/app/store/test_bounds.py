@@ -221,14 +221,6 @@ async def test_a_gap_ends_when_its_message_comes_and_is_marked_when_a_sync_messa
     ]
 
 
-async def test_refused_digests_are_remembered_up_to_a_bound(stores: Stores) -> None:
-    digests = [bytes([number]) * 32 for number in range(6)]
-    async with stores.open(Limits(refused_digests_max=4)) as store:
-        store.writer.write([], [], digests[:3])
-        store.writer.write([], [], digests[2:])
-        assert await store.arrivals.refused([*digests, bytes(31) + b"x"]) == set(digests[2:])
-
-
 async def test_channels_are_listed_by_prefix_and_by_bytes(stores: Stores) -> None:
     names = ["a", "a/1", "a/2", "b", "Z", "é", "\U0001f600", "\uffff", ""]
     async with stores.open() as store:

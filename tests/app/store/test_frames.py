@@ -15,7 +15,7 @@ import zstandard
 from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.engine import make_url
 
-from app.cli.audit import Findings, audit
+from app.cli.checking import Findings, check_store
 from app.entries import NewEntry
 from app.errors import Code, Problem
 from app.limits import DEFAULT_LIMITS
@@ -189,7 +189,7 @@ def restore(connection: Connection, table: str, row: dict[str, Any]) -> None:
 
 async def audited(store: Store) -> Findings:
     findings = Findings()
-    await audit(store, findings, deep=True, tick=lambda _: None)
+    await check_store(store, findings, deep=True, tick=lambda _: None)
     return findings
 
 

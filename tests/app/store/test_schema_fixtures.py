@@ -48,6 +48,7 @@ async def test_a_released_schema_opens_answers_as_it_did_and_goes_on(
     stores: Stores, revision: str, tmp_path: Path
 ) -> None:
     told = json.loads((FIXTURES / revision / "answers.json").read_text(encoding="utf-8"))
+    told.pop("refused", None)  # digests that revisions up to 0008 kept and nothing read
     store = await Store.open(restored(stores, revision, tmp_path), DEFAULT_LIMITS)
     assert await answers(store) == told
     store.begin_writing()

@@ -1,14 +1,20 @@
-"""Checks that a store's tables, its range index and its messages agree."""
+"""Checks a store: the database's own check, every message and digest, and roots against the index."""
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from app import roots
+from app.cli.database import SQLITE_PREFIX
 from app.cli.output import counted
 from app.entries import group_of_entries
 from app.errors import Problem
@@ -20,6 +26,8 @@ from app.store.database import chunks
 from app.store.entryrows import MARKS_REMEMBERED_MAX, Position
 from app.store.faults import StoreError
 from app.store.integrity import check_structure, message_or_fault
+from app.store.rebuild import Published, copy_rows, publish_rows
+from app.store.sqlite import replace_file, writing_alone
 from app.store.store import Store
 from recon.elements import ALL_ORDERS, U8, U64, WHOLE, order_of_lamport
 from recon.session import SessionKey
@@ -29,6 +37,7 @@ CHANNELS_PER_READ = 1_000
 ENTRIES_PER_READ = 1_000
 NAMES_REMEMBERED_MAX = 65_536  # names of a channel's histories that were looked up: some 10 MiB
 FINDINGS_MAX = 1_000  # of a store that is damaged all over, not every message is listed
+DAMAGED_SUFFIX = ".damaged"  # of the old file, if not all of it is in the new one
 _ANY_KEY = SessionKey(bytes(16))
 
 
@@ -36,7 +45,6 @@ _ANY_KEY = SessionKey(bytes(16))
 class Findings:
     """What was checked, what is wrong with it, what to do about that, and what was not checked.
 
-    `unlisted` are gaps, (channel number, message ID), that are not in the table of missing references.
     `is_complete`: every channel was read, so that `channels` and `entries` count the whole store.
     """
 
@@ -46,7 +54,6 @@ class Findings:
     advice: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     lost_count: int = 0
-    unlisted: list[tuple[int, str]] = field(default_factory=list)
     is_complete: bool = False
 
     def add(self, text: str) -> None:
@@ -55,26 +62,36 @@ class Findings:
             self.damages.append(text)
 
 
-async def audit_structure(settings: Settings, findings: Findings) -> bool:
+async def check_database(settings: Settings, findings: Findings) -> bool:
     """Run the database's own check; False if it finds damage, after which messages are not read."""
     structure = await check_structure(settings.database_url)
     findings.unchecked += structure.unchecked
     for damage in structure.damages:
-        findings.add(str(damage))
+        findings.add(damage)
     if structure.damages:
-        database = settings.shown_database_url
-        reindex = f"stop the node, then run: sdstore reindex --database {shlex.quote(database)}"
-        findings.advice.append(reindex)
-        if not structure.is_mended_by_reindex:
-            findings.advice.append(
-                "if that is refused, restore a backup or a snapshot, or let an empty store fetch "
-                "everything from a peer: serve --data-dir NEW --peer URL"
-            )
         findings.unchecked.append("messages were not read, because indexes or tables are damaged")
     return not structure.damages
 
 
-async def audit(
+def advise(settings: Settings, findings: Findings) -> None:
+    """Add what to do about the findings."""
+    if findings.lost_count:
+        findings.advice.append(
+            "lost content comes back with a sync with a node that has it, an import, the restore of a "
+            "snapshot, or when the messages are published again"
+        )
+    if len(findings.damages) > findings.lost_count:
+        database = settings.shown_database_url
+        findings.advice.append(
+            f"stop the node, then run: sdstore reindex --database {shlex.quote(database)}"
+        )
+        findings.advice.append(
+            "if that is refused, restore a backup or a snapshot, or let an empty store fetch "
+            "everything from a peer: serve --data-dir NEW --peer URL"
+        )
+
+
+async def check_store(
     store: Store, findings: Findings, *, deep: bool, tick: Callable[[int], None]
 ) -> None:
     """Compare channels with the index; deep: read and hash every message too.
@@ -100,11 +117,6 @@ async def audit(
         messages = counted(findings.lost_count, "message", "messages")
         findings.add(f"the content of {messages} is lost: check --deep names them")
     findings.is_complete = True
-    if findings.lost_count:
-        findings.advice.append(
-            "lost content comes back with a sync with a node that has it, an import, the restore of a "
-            "snapshot, or when the messages are published again"
-        )
 
 
 async def _check_content(
@@ -121,7 +133,6 @@ async def _check_content(
     findings.lost_count = len(lost)
     marked = {each.seq for each in await store.frames.lost_elements(MARKS_REMEMBERED_MAX)}
     _mark_lost(store, sorted(lost | marked), findings)
-    _list_missing(store, findings)
     async for fault in store.row_check.faults():
         findings.add(fault)
     for seq in await store.frames.references_in_doubt(FINDINGS_MAX):
@@ -140,20 +151,6 @@ def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
         findings.unchecked.append(
             f"lost content was not marked ({error}); a running node marks what it reads, and reads every "
             "frame once a day"
-        )
-
-
-def _list_missing(store: Store, findings: Findings) -> None:
-    """List the gaps that are not listed, so that the next check finds no difference."""
-    if not findings.unlisted:
-        return
-    try:
-        store.begin_writing()
-        store.writer.settle([(*name, b"") for name in findings.unlisted], {})
-        findings.advice.append("the gaps that were not listed as missing are listed now")
-    except (StoreError, Problem) as error:
-        findings.unchecked.append(
-            f"gaps were not listed as missing ({error}); stop the node and check again"
         )
 
 
@@ -224,8 +221,7 @@ async def _check_messages(
             sizes = await frozen.entries.frame_sizes([entry.digest for entry in page.entries])
             decoded = {entry.seq: message_or_fault(entry) for entry in page.entries}
             unrecorded = await _unrecorded(frozen, channel, decoded.values(), recorded)
-        for name in unrecorded[: FINDINGS_MAX - len(findings.unlisted)]:
-            findings.unlisted.append((channel.channel_no, name))
+        for name in unrecorded:
             findings.add(
                 f"channel {channel.channel_id!r}: a history names {name!r}, which is neither stored nor "
                 "listed as missing"
@@ -270,3 +266,62 @@ async def _unrecorded(
         recorded.clear()
     recorded.update(names)
     return await frozen.gaps.unrecorded(channel.channel_no, names)
+
+
+# ---- rebuilding a SQLite file
+
+
+class Rebuilt(NamedTuple):
+    """What `publish_rows` made of a file whose tables are damaged, and where the old file is."""
+
+    published: Published
+    old_file: Path
+
+
+async def rebuild_sqlite(settings: Settings) -> Rebuilt | None:
+    """Replace a SQLite file by one with new indexes; None if it has every row of the old one.
+
+    If more than indexes is damaged, the new file has the messages that can be read and match their digests
+    (`app.store.rebuild`). Raises UnusableFileError, StoreBusyError if the store has a writer, `Problem` if
+    it has a reader.
+    """
+    path = Path(settings.database_url.removeprefix(SQLITE_PREFIX))
+    with writing_alone(path), _scratch(path) as folder:
+        copy, new = folder / "copy.db", folder / "new.db"
+        logging.disable(logging.ERROR)  # each frame that cannot be read would be a line
+        try:
+            if not copy_rows(path, copy) and await _is_sound(copy):
+                replace_file(path, copy)
+                return None
+            published = await publish_rows(copy, new, DEFAULT_LIMITS)
+        finally:
+            logging.disable(logging.NOTSET)
+        old_file = path.with_name(f"{path.name}{DAMAGED_SUFFIX}")
+        replace_file(path, new, old_file)
+        return Rebuilt(published, old_file)
+
+
+async def _is_sound(copy: Path) -> bool:
+    """Whether a store has no damage but lost content, which a sync mends."""
+    findings = Findings()
+    try:
+        store = await Store.open(f"{SQLITE_PREFIX}{copy}", DEFAULT_LIMITS)
+        try:
+            await check_store(store, findings, deep=True, tick=lambda _: None)
+        finally:
+            await store.close()
+    except Exception:  # noqa: BLE001 - damaged rows fail in every way that values can
+        return False
+    return len(findings.damages) == findings.lost_count
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """A folder beside a file, on the same disk, that is empty at the start and gone at the end."""
+    folder = path.with_name(f"{path.name}.rebuilding")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
