@@ -87,12 +87,6 @@ class RecentFramesLog(MemoryLog):
             self._logged[message_id] = (b"", *self._logged[message_id][1:])
 
 
-class _Options(ParticipantOptions):
-    """Histories as js-waku's, which do not name heads."""
-
-    history_max = 2
-
-
 class Side:
     """A participant and what carries out its effects: nothing, or a file."""
 
@@ -153,7 +147,7 @@ class Setting:
 
     def _grow(self, counts: Sequence[int]) -> list[tuple[float, float]]:
         """One channel that grows, measured at each count."""
-        options = _Options(bloom=Form.JS if self.has_filter else None)
+        options = ParticipantOptions(history_max=2, bloom=Form.JS if self.has_filter else None)
         with ExitStack() as stack:
             sides = [
                 Side(name, options, self._open(name, stack) if self.log == "SQLite" else None)

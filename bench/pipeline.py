@@ -41,8 +41,8 @@ from pipeline.diff import diff
 from pipeline.export import export_snapshot
 from pipeline.restore import restore_snapshot
 from pipeline.session import spark_session
-from pipeline.snapshot import read_entries
 from pipeline.source import FORMAT
+from pipeline.tables import read_entries
 from pipeline.verify import verify_snapshot
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message

@@ -1,37 +1,64 @@
 """`snapshot export`: a store's entries and hint claims as Parquet, with the roots that prove them.
 
 Spark's tasks read sequence ranges of the database and write the files themselves: rows go from SQL
-through Arrow to Parquet without passing through the JVM, and a task never holds more than one
-file's rows. Files that are unchanged since the parent snapshot are shared with it by hard links.
+through Arrow to Parquet without passing through the JVM, and a task never holds more than one file's
+rows. With a parent, its ranges are compared with the store. Files that are unchanged are shared by hard
+links; what differs is written again.
+
+New entries become new ranges. Short ranges at the end are merged with them, so that many small exports
+still make few files: a range is merged if it has at most `_MERGE_FACTOR` times the elements after it.
+Sizes then fall geometrically, and an entry is rewritten a logarithmic number of times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import chain, compress, islice
+from operator import not_
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from app.roots import root
 from pipeline import manifest as manifests
-from pipeline.channels import write_channels
-from pipeline.database import open_database
-from pipeline.documents import write_documents
-from pipeline.errors import ParentMismatchError, PipelineError
-from pipeline.increment import CLAIMS_TABLE, ENTRIES_TABLE, Part, Route, export_tables
-from pipeline.limits import RANGE_ENTRIES
-from pipeline.manifest import ClaimRange, EntryRange, Manifest, Parent, Watermark
-from pipeline.progress import step
-from pipeline.proof import prove
-from pipeline.publish import keep_only, published, write_file
-from pipeline.scan import Interval, Scan
+from pipeline.columns import write_documents
+from pipeline.database import Database, Interval, Scan, open_database
+from pipeline.folders import keep_only, published, record_of, share_file, write_file
+from pipeline.manifest import (
+    RANGE_ENTRIES,
+    ClaimRange,
+    EntryRange,
+    Manifest,
+    Parent,
+    PipelineError,
+    Watermark,
+)
+from pipeline.roots import prove
+from pipeline.steps import on_cluster, step
+from pipeline.tables import write_channels, write_claims, write_entries
 from sdstore.sds.codec import DECODER_VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_Range = EntryRange | ClaimRange
+_MERGE_FACTOR = 2
+_FULL_SHARE = 2  # a range more than half full is not merged again
+_FULL_BYTES = 16 * 1024 * 1024  # compressed; large frames fill a range by bytes
+
+
+class ParentMismatchError(PipelineError):
+    """The parent is a snapshot of another store, of other channels, or of a lost history."""
+
+    code = "parent_mismatch"
 
 
 def export_snapshot(
@@ -160,3 +187,193 @@ def _require_all_read(what: str, written: int, found: int) -> None:
         raise PipelineError(
             f"{written} {what} were written, but {found} were found: do all workers share the folder?"
         )
+
+
+# ---- the tables: compare the parent's ranges with the store, and write what differs
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How a table is read from the database and written as files.
+
+    `elements` returns the elements of the root and the bytes of their frames; a retired entry stays an
+    element, with 0 bytes. Scans bound a claim by its number, an entry by its sequence number.
+    """
+
+    name: str
+    batches: Callable[[Database, Scan], Iterator[pa.RecordBatch]]
+    elements: Callable[[Database, Scan], tuple[NDArray[np.uint8], int]]
+    partitions: Callable[[Database, Scan, int], Sequence[tuple[Scan, int]]]
+    write: Callable[[Path, Iterable[pa.RecordBatch], int], Iterator[Any]]
+
+
+ENTRIES_TABLE = Table(
+    "entries", Database.entries, Database.entry_digests, Database.entry_partitions, write_entries
+)
+CLAIMS_TABLE = Table(
+    "claims", Database.claims, Database.claim_ids, Database.claim_partitions, write_claims
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From the store at `url` into `folder`, in files of about `rows_max` rows.
+
+    Unchanged files come from the snapshot `parent`, by hard links or as copies.
+    """
+
+    url: str
+    folder: Path
+    parent: Path | None
+    rows_max: int
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a table to export.
+
+    `parent_ranges` is empty without a parent; rows above its last range are new.
+    """
+
+    table: Table
+    scan: Scan
+    parent_ranges: Sequence[_Range]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The ranges of one table, in order, and the bytes written for them."""
+
+    ranges: tuple[Any, ...]
+    bytes_written: int
+
+    @property
+    def count(self) -> int:
+        """Elements in all ranges."""
+        return sum(each.count for each in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileTask:
+    """The scans whose rows one task writes, and about how many rows they have."""
+
+    scans: Sequence[Scan]
+    rows_count: int
+
+
+def export_tables(spark: SparkSession, route: Route, parts: Sequence[Part]) -> list[Exported]:
+    """Write the rows of each part into the folder, or share unchanged files with the parent."""
+    ranges = [(part.table, part.scan, each) for part in parts for each in part.parent_ranges]
+    states = on_cluster(
+        spark,
+        "Compare with the parent",
+        partial(_is_unchanged, route),
+        ranges,
+        [each.count for _, _, each in ranges],
+    )
+    is_unchanged = iter(states)
+    plans = [
+        _plan(route, part, list(islice(is_unchanged, len(part.parent_ranges)))) for part in parts
+    ]
+    for kept, _ in plans:
+        for each in kept:
+            assert route.parent is not None  # noqa: S101 - there are no ranges without one
+            share_file(route.parent, route.folder, each.file.path, copies=route.copies)
+    tasks = [
+        (part.table, task.scans)
+        for part, (_, tasks) in zip(parts, plans, strict=True)
+        for task in tasks
+    ]
+    rows = [task.rows_count for _, tasks in plans for task in tasks]
+    written = iter(on_cluster(spark, "Export", partial(_write, route), tasks, rows))
+    return [_exported(kept, list(chain(*islice(written, len(tasks))))) for kept, tasks in plans]
+
+
+def _exported(kept: Sequence[_Range], written: Sequence[_Range]) -> Exported:
+    return Exported(
+        ranges=tuple(sorted([*kept, *written], key=lambda each: (each.first, each.last))),
+        bytes_written=sum(each.file.bytes for each in written),
+    )
+
+
+def _plan(
+    route: Route, part: Part, is_unchanged: Sequence[bool]
+) -> tuple[list[_Range], list[_FileTask]]:
+    """The ranges to share with the parent, and the files to write."""
+    unchanged = list(compress(part.parent_ranges, is_unchanged))
+    changed = list(compress(part.parent_ranges, map(not_, is_unchanged)))
+    scan = part.scan
+    read_up_to = max((each.last for each in part.parent_ranges), default=-1)
+    left = scan.of_seq(read_up_to + 1, scan.seq.last)
+    with open_database(route.url) as database:
+        new = part.table.partitions(database, left, route.rows_max)
+    # Of several new ranges all but the last are full, and nothing is merged with a full range.
+    # A range before one that is rewritten is not merged either: the file would span that one.
+    last_changed = max((each.last for each in changed), default=-1)
+    end = [each for each in unchanged if each.first > last_changed]
+    tail = merged_tail(end, new[0][1], route.rows_max) if len(new) == 1 else []
+    kept = unchanged[: len(unchanged) - len(tail)]
+    tasks = [_FileTask([_scan_of(scan, each)], each.count) for each in changed]
+    tasks += [_FileTask([each], count) for each, count in new]
+    if tail:
+        before = [_scan_of(scan, each) for each in tail]
+        rows_count = tasks[-1].rows_count + sum(each.count for each in tail)
+        tasks[-1] = _FileTask([*before, *tasks[-1].scans], rows_count)
+    return kept, tasks
+
+
+def _is_unchanged(route: Route, what: tuple[Table, Scan, _Range]) -> bool:
+    """Whether the parent's file is intact and the store still holds its rows unchanged."""
+    table, scan, each = what
+    assert route.parent is not None  # noqa: S101 - there are no ranges without one
+    try:
+        if record_of(route.parent, each.file.path) != each.file:
+            return False
+    except OSError:
+        return False
+    with open_database(route.url) as database:
+        elements, frame_bytes = table.elements(database, _scan_of(scan, each))
+        state = (len(elements), root(elements).hex(), frame_bytes)
+    # A file that lacks lost frames is written again: the store may have them by now.
+    whole = each.count, each.root, getattr(each, "frame_bytes", 0)
+    return state == whole and not getattr(each, "lost_count", 0)
+
+
+def _scan_of(scan: Scan, each: _Range) -> Scan:
+    part = scan.of_seq(each.first, each.last)
+    return part.of_day(each.day) if isinstance(each, EntryRange) else part
+
+
+def _write(route: Route, what: tuple[Table, Sequence[Scan]]) -> list[_Range]:
+    table, scans = what
+    with open_database(route.url) as database:
+        batches = chain.from_iterable(table.batches(database, scan) for scan in scans)
+        return list(table.write(route.folder, batches, route.rows_max))
+
+
+# ---- which ranges at the end are merged
+
+
+def merged_tail(ranges: Sequence[_Range], new_count: int, rows_max: int) -> list[_Range]:
+    """The ranges at the end of `ranges` to rewrite together with `new_count` new elements.
+
+    The resulting files have about `rows_max` rows.
+    """
+    if not new_count:
+        return []
+    start = len(ranges)
+    while start and _is_worth_merging(ranges[start - 1], new_count, rows_max):
+        if getattr(ranges[start - 1], "day", None) != getattr(ranges[-1], "day", None):
+            break  # a file holds one day, so merging across days saves no file
+        start -= 1
+        new_count += ranges[start].count
+    return list(ranges[start:])
+
+
+def _is_worth_merging(last: _Range, after_count: int, rows_max: int) -> bool:
+    return (
+        last.count <= _MERGE_FACTOR * after_count
+        and last.count * _FULL_SHARE <= rows_max
+        and last.file.bytes <= _FULL_BYTES
+    )

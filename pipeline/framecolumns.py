@@ -1,22 +1,23 @@
-"""The columns that only frames contain: sender, content, causal history.
+"""Rows of entries, made from columns of the database and frames.
 
-Most frames are plain: version 2, each field once, strict entries. For those, numpy finds the fields of
-many frames at once, with a step for each field rather than for each frame. Every other frame is decoded.
-The store has decoded these frames before, as their hashes prove, so they are well-formed.
+Sender, content and causal history are in the frames only. Most frames are plain: version 2, each field
+once, strict entries. For those, numpy finds the fields of many frames at once, with a step for each field
+rather than for each frame. Every other frame is decoded. The store has decoded these frames before, as
+their hashes prove, so they are well-formed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.columns import HISTORY_TYPE, LIST_OF_HISTORY, history_array
+from pipeline.columns import ENTRIES, HISTORY_TYPE, LIST_OF_HISTORY, history_array
 from sdstore.sds.codec import decode
 from sdstore.sds.model import Dialect
 
@@ -29,6 +30,40 @@ _VARINT_BYTES_MAX = 10
 _TAG_OR_LENGTH_BYTES_MAX = 5
 _ID_TAG = 0x0A  # with it each writer begins an entry; others might be dropped for bad UTF-8
 _BYTES, _VARINT = 2, 0  # wire types
+_DIALECT_LABELS = {int(dialect): dialect.label for dialect in Dialect}
+
+
+def entries_batch(
+    stored: Sequence[Sequence[Any]], frames: Sequence[bytes | None]
+) -> pa.RecordBatch:
+    """Rows of the table `ENTRIES`; MessageError for a frame that is not a message.
+
+    `stored` are columns from the database: arrival in milliseconds, channel ID, message ID, Lamport
+    timestamp, dialect, digest, sequence number, bytes of the frame, frame hash. A frame is None if it
+    was retired (0 bytes) or lost. The entry stays, as an element without content.
+    """
+    arrivals_ms, channel_ids, message_ids, lamports, dialects, digests, *rest = stored
+    seqs, sizes, frame_hashes = rest
+    from_frames = told(frames, dialects)
+    columns = [
+        pa.array(seqs, pa.int64()),
+        pa.array(arrivals_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        pa.array(channel_ids, pa.string()),
+        pa.array(message_ids, pa.string()),
+        from_frames.sender_id,
+        pa.array(lamports, pa.int64()),
+        pa.array([_DIALECT_LABELS[dialect] for dialect in dialects], pa.string()),
+        pa.array(digests, pa.binary()),
+        pa.array(frame_hashes, pa.binary()),
+        from_frames.content_bytes,
+        from_frames.content,
+        pa.array(
+            [len(f) if f else size for f, size in zip(frames, sizes, strict=True)], pa.int64()
+        ),
+        from_frames.causal_history,
+        pa.array(frames, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENTRIES)
 
 
 class Told(NamedTuple):

@@ -11,14 +11,25 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from blake3 import blake3
 
-from pipeline.errors import ManifestError
-from pipeline.layout import CHANNELS_FILE, PROTO_FILES, README_FILE, claims_path, entries_path
-
 FILE_NAME = "manifest.json"
+ENTRIES_FOLDER = "entries"
+CLAIMS_FOLDER = "claims"
+CHANNELS_FILE = "channels.parquet"
+LOGS_FILE = "logs.parquet"  # of `snapshot logs`, in a folder of its own
+README_FILE = "README.md"
+PROTO_FILES = ("proto/sds.proto", "proto/sds_raw.proto")
+
+
+RANGE_ENTRIES = 65_536
+"""Rows: 20 MB of 300-byte frames. 10^10 entries make 153,000 files and a manifest of 95 MB."""
+
+RANGE_BYTES = 96 * 1024 * 1024
+"""Bytes of rows in memory in one task; writing them takes about three times as much."""
+
 FORMAT = "sdstore snapshot"
 SCHEMA_VERSION = 2
 """Version of the manifest and the tables. Version 1, which can be read but not written, has no column
@@ -28,6 +39,29 @@ MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # 400,000 ranges: 2.6 * 10^10 entries
 _Range = TypeVar("_Range", "EntryRange", "ClaimRange")
 _OTHER_FILES = {CHANNELS_FILE, README_FILE, *PROTO_FILES}
 _SEAL = ',\n "manifest_digest": "'
+
+
+class PipelineError(Exception):
+    """Base class of the errors of the snapshot verbs; the text says what happened. `code` is stable."""
+
+    code: ClassVar[str] = "pipeline_failed"
+
+
+class ManifestError(PipelineError):
+    """The folder is not a snapshot, its manifest is damaged or of an unknown version, or a file cannot
+    be read."""
+
+    code = "damaged_snapshot"
+
+
+def entries_path(day: str, first: int, last: int) -> str:
+    """The file of the entries from `first` to `last` that arrived on `day`."""
+    return f"{ENTRIES_FOLDER}/day={day}/{first:019d}-{last:019d}.parquet"
+
+
+def claims_path(first: int, last: int) -> str:
+    """The file of the claims from `first` to `last`."""
+    return f"{CLAIMS_FOLDER}/{first:019d}-{last:019d}.parquet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from app.ingest.door import Door, open_door
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS, Limits
 from pipeline import manifest as manifests
+from pipeline.check import Fault
 from pipeline.columns import CLAIMS, ENTRIES
-from pipeline.findings import Fault
 from pipeline.manifest import ClaimRange, EntryRange
-from pipeline.progress import items
+from pipeline.steps import items
 from pipeline.tables import is_lost
 from sdstore.sds.digest import claim_id
 

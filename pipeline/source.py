@@ -38,9 +38,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline.columns import ENTRIES, ENTRY_KEYS
-from pipeline.database import Database, absolute_url, open_database
-from pipeline.errors import DatabaseError
-from pipeline.scan import Interval, Scan, ceil_ms, floor_ms
+from pipeline.database import (
+    Database,
+    DatabaseError,
+    Interval,
+    Scan,
+    absolute_url,
+    ceil_ms,
+    floor_ms,
+    open_database,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,25 +1,42 @@
-"""Write the tables of a snapshot as Parquet files in which a reader can skip rows.
+"""The tables of a snapshot: written as Parquet files in which a reader can skip rows, and read by Spark.
 
-A file holds one range of the arrival order within one UTC day, sorted in log order. So a day is a
-folder, and a channel is a few row groups, which a reader finds by the footers.
+A file of entries holds one range of the arrival order within one UTC day, sorted in log order. So a day
+is a folder, and a channel is a few row groups, which a reader finds by the footers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from blake3 import blake3
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DateType, StructField, StructType
 
 from app.roots import root
-from pipeline.columns import digest_array
-from pipeline.layout import claims_path, entries_path
-from pipeline.limits import RANGE_BYTES
-from pipeline.manifest import ClaimRange, EntryRange
-from pipeline.publish import write_file
+from pipeline.columns import CHANNELS, ENTRIES, digest_array
+from pipeline.folders import draft_of, write_file
+from pipeline.manifest import (
+    CHANNELS_FILE,
+    ENTRIES_FOLDER,
+    RANGE_BYTES,
+    ClaimRange,
+    EntryRange,
+    FileRecord,
+    claims_path,
+    entries_path,
+)
+from pipeline.roots import ChannelRow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG_ORDER = ("channel_id", "lamport_timestamp", "message_id", "digest")
 
@@ -122,3 +139,71 @@ def parquet_bytes(table: pa.Table) -> memoryview:
         write_page_checksum=True,
     )
     return memoryview(sink.getvalue())
+
+
+# ---- the table of channels, streamed: ten million channels need no more memory than ten
+
+_ROWS_PER_BATCH = 4_096
+
+
+def write_channels(folder: Path, rows: Iterator[ChannelRow]) -> FileRecord:
+    """Write channels, sorted by ID, into the snapshot `folder`."""
+    target = folder / CHANNELS_FILE
+    draft = draft_of(target)
+    with pq.ParquetWriter(draft, CHANNELS, compression="zstd", write_page_checksum=True) as writer:
+        while portion := list(islice(rows, _ROWS_PER_BATCH)):
+            columns = zip(*portion, strict=True)
+            arrays = [pa.array(*each) for each in zip(columns, CHANNELS.types, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=CHANNELS))
+    with draft.open("rb") as file:
+        digest = blake3().update_mmap(draft).hexdigest()
+        os.fsync(file.fileno())
+    draft.rename(target)
+    return FileRecord(CHANNELS_FILE, target.stat().st_size, digest)
+
+
+def different_channels(folder: Path, limit: int, rows: Iterator[ChannelRow]) -> list[str]:
+    """The first `limit` channels whose row in the snapshot `folder` differs from that in `rows`.
+
+    Both are sorted by ID. Raises pyarrow's errors if the file is not a channels table.
+    """
+    return list(islice(_different(rows, stored_channels(folder)), limit))
+
+
+def stored_channels(folder: Path) -> Iterator[ChannelRow]:
+    """The rows of the snapshot `folder`, sorted by ID. Raises pyarrow's errors."""
+    with pq.ParquetFile(folder / CHANNELS_FILE) as file:
+        for batch in file.iter_batches(_ROWS_PER_BATCH):
+            columns = (column.to_pylist() for column in batch.cast(CHANNELS).columns)
+            yield from map(ChannelRow, *columns)
+
+
+def _different(computed: Iterator[ChannelRow], stored: Iterator[ChannelRow]) -> Iterator[str]:
+    sides = (zip(side, repeat(number)) for number, side in enumerate((computed, stored)))
+    both = heapq.merge(*sides, key=lambda each: each[0].channel_id)
+    for channel_id, found in groupby(both, key=lambda each: each[0].channel_id):
+        rows, numbers = zip(*found, strict=True)
+        if numbers != (0, 1) or rows[0] != rows[1]:
+            yield channel_id
+
+
+# ---- reading into Spark
+
+
+def read_entries(
+    spark: SparkSession, snapshot: Path, files: Sequence[str] | None = None
+) -> DataFrame:
+    """The columns of `ENTRIES`, and `day`, the UTC day of arrival, which prunes folders.
+
+    `files` are paths as in the manifest, by default all.
+    """
+    folder = snapshot.absolute() / ENTRIES_FOLDER
+    if files is None:
+        paths = [folder] if folder.exists() else []
+    else:
+        paths = [snapshot.absolute() / each for each in files]
+    day = StructField("day", DateType(), nullable=False)
+    columns = StructType([*from_arrow_schema(ENTRIES).fields, day])
+    if not paths:  # a table without rows has no files
+        return spark.createDataFrame([], columns)
+    return spark.read.schema(columns).option("basePath", str(folder)).parquet(*map(str, paths))

@@ -726,7 +726,7 @@ class Participant:
         if self._sync.is_due(self._clock.elapsed_ms):
             self._sync.sync_sent(self._clock.elapsed_ms)
             is_empty = not self._references.recent and self._incoming.has_none_waiting
-            if not is_empty or self._is_request_due():
+            if not is_empty or self.options.sync_when_empty or self._is_request_due():
                 self._send_sync(now_ms)
         elif self._is_request_due():
             self._send_sync(now_ms, is_request=True)

@@ -31,7 +31,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import ClassVar
 from zlib import crc32
 
 from sdstore.sds.errors import LocalProtocolError
@@ -51,41 +50,9 @@ def hash_of_text(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
-class RepairBounds:
-    """Bounds of asking and answering, which no program needs to choose; see `sdstore.sds.options.Bounds`."""
-
-    __slots__ = ()
-
-    hash_text = staticmethod(hash_of_text)  # of the formulas, the same for all participants
-
-    participants_max: ClassVar[int] = 12_800
-    """Senders counted for the number of groups, 1.3 MB: 101 groups. A sender can invent names."""
-    wanted_max: ClassVar[int] = 1_000
-    """Messages to ask for, 0.5 MB. At the bound whoever named most of them loses one; another one of his is
-    not asked for. `want` it again later."""
-    requests_per_message: ClassVar[int] = 10
-    """Requests of ours for one message; then it is no longer wanted."""
-    requests_per_frame: ClassVar[int] = 3
-    """Entries in one repair request; the specification's number."""
-    postponements_max: ClassVar[int] = 3
-    """Requests heard that postpone ours, before we ask again ourselves. Without this bound, anybody
-    can silence us by asking for what nobody has."""
-    answers_max: ClassVar[int] = 1_000
-    """Answers that wait for their T_resp, 0.3 MB. At the bound a request is ignored."""
-    answers_per_requester: ClassVar[int] = 30
-    """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
-    More requests are ignored until the next T_max begins. As many requests of ours, of 256 bytes each,
-    are for what one member named: it can have invented that. The others are put off to the next T_max."""
-    answers_in_all: ClassVar[int] = 300
-    """Answers to all requesters in T_max, 5.6 MB, and requests of ours: senders are not authenticated, so
-    one can pretend to be many."""
-    answers_per_call: ClassVar[int] = 16
-    """Answers that one call of `answers` returns; the others follow with the next call."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairOptions(RepairBounds):
-    """When a participant asks and answers. Participants of a channel should agree on all three."""
+class RepairOptions:
+    """When a participant asks and answers, and the bounds of both."""
 
     t_min_ms: int = 30_000
     """The shortest wait before asking. A resent message or a store is usually faster."""
@@ -94,6 +61,33 @@ class RepairOptions(RepairBounds):
     groups: int | None = None
     """The number of response groups; `None`: by the number of participants heard. With more than one
     group, all participants must use the same hash."""
+    hash_text: Callable[[str], int] = hash_of_text
+    """The hash of the formulas: a string to an unsigned integer, the same for all participants."""
+    participants_max: int = 12_800
+    """Senders counted for the number of groups, 1.3 MB: 101 groups. A sender can invent names."""
+
+    wanted_max: int = 1_000
+    """Messages to ask for, 0.5 MB. At the bound whoever named most of them loses one; another one of his is
+    not asked for. `want` it again later."""
+    requests_per_message: int = 10
+    """Requests of ours for one message; then it is no longer wanted."""
+    requests_per_frame: int = 3
+    """Entries in one repair request; the specification's number."""
+    postponements_max: int = 3
+    """Requests heard that postpone ours, before we ask again ourselves. Without this bound, anybody
+    can silence us by asking for what nobody has."""
+
+    answers_max: int = 1_000
+    """Answers that wait for their T_resp, 0.3 MB. At the bound a request is ignored."""
+    answers_per_requester: int = 30
+    """Answers to one requester in T_max, 0.6 MB with js-waku's filters: what ten messages can ask for.
+    More requests are ignored until the next T_max begins. As many requests of ours, of 256 bytes each,
+    are for what one member named: it can have invented that. The others are put off to the next T_max."""
+    answers_in_all: int = 300
+    """Answers to all requesters in T_max, 5.6 MB, and requests of ours: senders are not authenticated, so
+    one can pretend to be many."""
+    answers_per_call: int = 16
+    """Answers that one call of `answers` returns; the others follow with the next call."""
 
     def __post_init__(self) -> None:
         """Raises `LocalProtocolError` (`bad_option`) for values that make no sense."""

@@ -44,9 +44,7 @@ class SyncTimer:
     def sync_sent(self, elapsed_ms: int) -> None:
         """We sent a sync message, because one was due or because of a repair request."""
         if self.is_due(elapsed_ms):
-            self._window_ms = min(
-                2 * self._window_ms, max(self._options.sync_ms, self._options.sync_ms_max)
-            )
+            self._window_ms = min(2 * self._window_ms, self._options.sync_ms_max)
         self._restart(elapsed_ms)
 
     def sync_arrived(self, elapsed_ms: int) -> None:

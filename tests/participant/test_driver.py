@@ -38,7 +38,6 @@ from sdstore.sds.effects import (
 from sdstore.sds.log import Staged
 from sdstore.sds.model import HistoryEntry, Message
 from sdstore.wire import store_pb2 as wire
-from tests.support.bounds import altered
 from tests.support.chatting import QUICK, SMALL, App, InOrder, Network, joined
 from tests.support.server import RunningNode, running_node
 from tests.support.store_process import StoreProcess
@@ -171,7 +170,7 @@ def test_when_one_of_two_stores_dies_the_other_is_used(
     url: str, place: dict[str, Any], tmp_path: Path
 ) -> None:
     async def scenario(urls: list[str]) -> None:
-        resends = altered(SMALL, resend_ms=300, resend_possibly_ms=300)
+        resends = replace(SMALL, resend_ms=300, resend_possibly_ms=300)
         network = Network()
         both = {"participant": resends, "network": network, "draw": InOrder(), **place}
         async with joined(urls, "ada", **both) as ada, joined(urls, "bob", **both) as bob:
@@ -398,7 +397,7 @@ def test_while_no_store_answers_nothing_is_lost_or_given_up(
     url: str, place: dict[str, Any]
 ) -> None:
     frames = chain(place["channel_id"], 2)
-    hasty = altered(SMALL, lost_after_ms=120_000, attempts_max=3, clock_step_max_ms=60_000)
+    hasty = replace(SMALL, lost_after_ms=120_000, attempts_max=3, clock_step_max_ms=60_000)
 
     async def scenario() -> None:
         now_ms = 1_763_000_000_000
@@ -770,7 +769,7 @@ def test_a_refused_message_is_reported_with_its_code_and_not_sent_again(tmp_path
 
     async def scenario(url: str) -> None:
         network = Network()
-        eager = altered(SMALL, resend_ms=50, resend_ms_max=50, attempts_max=5)
+        eager = replace(SMALL, resend_ms=50, resend_ms_max=50, attempts_max=5)
         async with joined([url], "ada", network=network, participant=eager) as ada:
             large = await ada.channel.send(bytes(5_000))
             small = await ada.channel.send(b"small")
@@ -999,7 +998,7 @@ def test_what_was_sent_before_the_end_of_a_program_is_in_its_file_and_arrives(
     sent = [each for each in sent if len(each) == 64]
 
     async def scenario() -> None:
-        eager = altered(SMALL, resend_ms=50, resend_possibly_ms=50)
+        eager = replace(SMALL, resend_ms=50, resend_possibly_ms=50)
         with ParticipantFile(path) as file:
             log = file.log(place["channel_id"])
             assert len(log) - len(sent) in (0, 1), "the last one was not printed"

@@ -6,6 +6,7 @@ Everybody restarts every few seconds. In the end everybody has every message, on
 import asyncio
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,13 +14,12 @@ import pytest
 
 from sdstore.participant import ParticipantFile, follower
 from sdstore.sds.effects import Deliver
-from tests.support.bounds import altered
 from tests.support.chatting import SMALL, Network, joined
 from tests.support.server import running_node
 
 MESSAGES = 100
 NAMES = ("ada", "bob", "eve")
-EAGER = altered(
+EAGER = replace(
     SMALL,
     sync_ms=500,
     resend_ms=500,

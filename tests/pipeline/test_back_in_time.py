@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import ParentMismatchError
-from pipeline.export import export_snapshot
+from pipeline.export import ParentMismatchError, export_snapshot
 from tests.pipeline.test_source import stream_available, streamed
 from tests.support.snapshots import conversation, fill_store
 

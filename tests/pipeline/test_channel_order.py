@@ -14,9 +14,8 @@ import pytest
 from app.cli.output import Exit
 from app.ingest.prepare import Publication
 from app.orders import Wanted
-from pipeline.channelorder import channel_order
-from pipeline.errors import ChannelError
 from pipeline.export import export_snapshot
+from pipeline.ordering import ChannelError, channel_order
 from sdstore.sds import Dialect, HistoryEntry, Message, ParticipantOptions, decode, encode
 from tests.support.cli import cli
 from tests.support.participants import CHANNEL, Device

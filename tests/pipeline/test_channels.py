@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.channels import different_channels, write_channels
-from pipeline.proof import ChannelRow
+from pipeline.roots import ChannelRow
+from pipeline.tables import different_channels, write_channels
 
 ROWS = [ChannelRow(name, 3, bytes(32), 1, 9) for name in ("", "a", "b", "ä", "𐐷")]
 

@@ -9,13 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.check_file import FileCheck, check_file
+from pipeline.check import Fault, FileCheck, check_file
 from pipeline.columns import ENTRIES
-from pipeline.database import open_database
-from pipeline.findings import Fault
+from pipeline.database import Scan, open_database
+from pipeline.folders import write_file
 from pipeline.manifest import SCHEMA_VERSION, EntryRange
-from pipeline.publish import write_file
-from pipeline.scan import Scan
 from pipeline.tables import entry_facts, parquet_bytes, write_entries
 from sdstore.sds.codec import decode
 from tests.support.snapshots import conversation, fill_store

@@ -19,8 +19,7 @@ from pipeline import diff as diffs
 from pipeline import manifest as manifests
 from pipeline.columns import ENTRY_KEYS
 from pipeline.diff import diff
-from pipeline.layout import entries_path
-from pipeline.manifest import EntryRange, FileRecord, Summary
+from pipeline.manifest import EntryRange, FileRecord, Summary, entries_path
 from tests.support.cli import cli
 from tests.support.snapshots import conversation, fill_store
 

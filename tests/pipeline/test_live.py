@@ -11,10 +11,12 @@ from unittest.mock import Mock
 import pytest
 
 from app.ingest.prepare import Publication
-from pipeline import live
+from pipeline import manifest as manifests
+from pipeline import verify
+from pipeline.check import Fault, Finding
 from pipeline.export import export_snapshot
-from pipeline.findings import Fault
-from pipeline.live import compare_with_node
+from pipeline.roots import channel_summaries
+from pipeline.verify import compare_with_node
 from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem
 from sdstore.sds.codec import decode
@@ -42,6 +44,10 @@ def fill(folder: Path, *channels: Sequence[Publication]) -> str:
     return url
 
 
+def compared(spark: SparkSession, snapshot: Path, node_url: str) -> Iterator[Finding]:
+    return compare_with_node(spark, snapshot, manifests.load(snapshot), node_url)
+
+
 def test_every_channel_is_judged_and_those_that_grew_in_one_query(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,9 +61,9 @@ def test_every_channel_is_judged_and_those_that_grew_in_one_query(
     held[grown] += later[grown]
     held[torn] = held[torn][1:] + later[torn]
     fill(tmp_path / "b", *held)
-    monkeypatch.setattr(live, "summaries", summaries := Mock(wraps=live.summaries))
+    monkeypatch.setattr(verify, "channel_summaries", summed := Mock(wraps=channel_summaries))
     with running_node(tmp_path / "b") as node:
-        findings = list(compare_with_node(spark, tmp_path / "snapshot", node.url))
+        findings = list(compared(spark, tmp_path / "snapshot", node.url))
     assert {(each.fault, each.where) for each in findings} == {
         (Fault.NODE_LACKS_ENTRIES, f"channel {CHANNELS[less]!r}"),
         (Fault.NODE_DIFFERS, f"channel {CHANNELS[other]!r}"),
@@ -65,7 +71,7 @@ def test_every_channel_is_judged_and_those_that_grew_in_one_query(
     }
     assert held[same] == first[same]
     # Both channels that grew at once, and the torn one again, which might have grown meanwhile.
-    assert summaries.call_count == 3
+    assert summed.call_count == 3
 
 
 def test_a_channel_that_grew_between_two_questions_is_asked_about_again(
@@ -74,7 +80,7 @@ def test_a_channel_that_grew_between_two_questions_is_asked_about_again(
     [messages] = [each for each in by_channel(list(islice(conversation(seed=33), 200))) if each][:1]
     url = fill(tmp_path / "a", messages[:-2])
     export_snapshot(spark, url, tmp_path / "snapshot")
-    late, fetch = [PublishItem(messages[-1].frame)], live._newest
+    late, fetch = [PublishItem(messages[-1].frame)], verify._newest
 
     def fetch_late(client: StoreClient, channel_id: str, count: int) -> Iterator[bytes]:
         """The first time the node receives something between its root and its newest entries."""
@@ -83,7 +89,7 @@ def test_a_channel_that_grew_between_two_questions_is_asked_about_again(
         return fetch(client, channel_id, count)
 
     fill_store(url, iter(messages[-2:-1]), 1)
-    monkeypatch.setattr(live, "_newest", fetch_late)
+    monkeypatch.setattr(verify, "_newest", fetch_late)
     with running_node(tmp_path / "a") as node:
-        assert list(compare_with_node(spark, tmp_path / "snapshot", node.url)) == []
+        assert list(compared(spark, tmp_path / "snapshot", node.url)) == []
     assert late == []

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as f
 
-from pipeline.snapshot import read_entries
-from pipeline.tables import LOG_ORDER
+from pipeline.tables import LOG_ORDER, read_entries
 from tests.support.cli import cli
 
 if TYPE_CHECKING:

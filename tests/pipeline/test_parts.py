@@ -28,30 +28,38 @@ from rich.console import Console
 from rich.progress import Progress
 
 from app.roots import root
-from pipeline import java, lineage, progress
-from pipeline.columns import digest_array
-from pipeline.database import open_database, shown
-from pipeline.documents import readme
-from pipeline.errors import DatabaseError, ManifestError, PublishError
-from pipeline.layout import entries_path
-from pipeline.lineage import list_snapshots, prune_snapshots
+from pipeline import folders, steps
+from pipeline.cli import reason_of
+from pipeline.columns import digest_array, readme
+from pipeline.database import DatabaseError, open_database, shown
+from pipeline.export import merged_tail
+from pipeline.folders import (
+    PublishError,
+    draft_of,
+    keep_only,
+    list_snapshots,
+    prune_snapshots,
+    published,
+    share_file,
+    write_file,
+)
 from pipeline.manifest import (
     SCHEMA_VERSION,
     EntryRange,
     FileRecord,
     Manifest,
+    ManifestError,
     Parent,
     Summary,
     Watermark,
+    entries_path,
     load,
 )
-from pipeline.opening import reason_of
-from pipeline.plan import merged_tail
-from pipeline.publish import draft_of, keep_only, published, share_file, write_file
-from pipeline.report.graph import shape_of
-from pipeline.report.page import page
-from pipeline.report.pictures import pictures
+from pipeline.pictures import pictures
+from pipeline.queries import shape_of
+from pipeline.report import page
 from pipeline.restore import stretches
+from pipeline.session import java_home
 from tests.support.cli import cli
 
 FIRST_VERSION = Path(__file__).parents[1] / "fixtures" / "snapshots" / "1"
@@ -217,7 +225,7 @@ def test_a_pruned_snapshot_has_lost_its_name_for_good_before_its_files_go(
         assert (hidden / "manifest.json").exists()
         synced.append(folder)
 
-    monkeypatch.setattr(lineage, "sync_path", sync)
+    monkeypatch.setattr(folders, "sync_path", sync)
     assert prune_snapshots(tmp_path, 1) == [tmp_path / "old"]
     assert synced == [tmp_path]
     assert not hidden.exists()
@@ -362,44 +370,24 @@ def test_thousands_of_small_channels_leave_the_large_ones_their_bars(
     assert "and 49,910 messages in 4,991 others" in texts
 
 
-def spark_with(*stages: tuple[str, int, int, int]) -> Mock:
-    """A session with a job for each stage: its status, tasks in all, active and completed."""
-    spark = Mock()
-    tracker = spark.sparkContext.statusTracker.return_value
-    tracker.getJobIdsForGroup.return_value = list(range(len(stages)))
-    tracker.getJobInfo.side_effect = lambda job: Mock(stageIds=[job], status=stages[job][0])
-    tracker.getStageInfo.side_effect = lambda stage: Mock(
-        numTasks=stages[stage][1],
-        numActiveTasks=stages[stage][2],
-        numCompletedTasks=stages[stage][3],
-    )
-    return spark
-
-
-def test_tasks_that_are_planned_count_and_skipped_ones_do_not() -> None:
-    waiting, skipped, over = ("RUNNING", 5, 0, 0), ("SUCCEEDED", 7, 0, 0), ("SUCCEEDED", 3, 0, 3)
-    assert progress.tasks(spark_with(over, skipped, waiting), "group") == (3, 8)
-
-
-def test_a_bar_is_full_when_its_step_is_over_and_not_before(
+def test_a_bar_counts_rows_and_is_full_when_its_step_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "_POLL_S", 0.001)
-    seen: list[tuple[float, float | None]] = []
-    shown = Mock(spec=Progress)
-    shown.update.side_effect = lambda _, completed, total: seen.append((completed, total))
-    counts = iter([(0, 400), (100, 400), (400, 400)])
-    last = (400, 400)
-    with progress._followed(shown, "Export", "rows", lambda: next(counts, last)):
-        while len(seen) < 4:
+    monkeypatch.setattr(steps, "_POLL_S", 0.001)
+    seen: list[float] = []
+    shown = Mock(spec=Progress, disable=False)
+    shown.update.side_effect = lambda _, completed: seen.append(completed)
+    counts = iter([0, 100, 450])
+    with steps._followed(shown, "Export", lambda: next(counts, 450), 400):
+        while len(seen) < 3:
             time.sleep(0.001)
-    assert seen[:4] == [(0, 400), (100, 400), (400, None), (400, None)]
-    assert seen[-1] == (400, 400)
+    assert seen[:3] == [0, 100, 400]
+    assert seen[-1] == 400
 
 
 def test_a_bar_says_how_much_of_how_much() -> None:
     sink = StringIO()
-    with progress.bar(Console(file=sink, force_terminal=True, width=100)) as shown:
+    with steps.bar(Console(file=sink, force_terminal=True, width=100)) as shown:
         shown.add_task("Export", completed=65_536, total=400_000, unit="rows")
     assert "65,536 of 400,000 rows" in sink.getvalue()
 
@@ -420,7 +408,7 @@ def test_the_readme_of_a_snapshot_explains_every_column() -> None:
 
 def test_java_that_is_there_is_used_and_else_the_wheel(tmp_path: Path) -> None:
     without_java = {"PATH": str(tmp_path)}
-    home = java.java_home(without_java, tmp_path)
+    home = java_home(without_java, tmp_path)
     assert home is not None
     answer = subprocess.run(
         [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"],
@@ -430,7 +418,7 @@ def test_java_that_is_there_is_used_and_else_the_wheel(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"]},
     )
     assert 'version "17' in answer.stderr
-    assert java.java_home({"JAVA_HOME": home, "PATH": ""}, tmp_path) == home
+    assert java_home({"JAVA_HOME": home, "PATH": ""}, tmp_path) == home
 
 
 def test_the_command_line_starts_without_spark() -> None:

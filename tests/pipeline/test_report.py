@@ -10,10 +10,10 @@ import pyarrow.csv
 import pytest
 
 from app.ingest.prepare import Publication
+from pipeline import queries
 from pipeline.export import export_snapshot
-from pipeline.report import tables as report_tables
-from pipeline.report.build import write_report
-from pipeline.report.tables import clocks, graphs
+from pipeline.queries import clocks, graphs
+from pipeline.report import write_report
 from sdstore.sds.codec import encode
 from sdstore.sds.model import HistoryEntry, Message
 from tests.support.snapshots import fill_store
@@ -129,6 +129,6 @@ def test_a_graph_is_that_of_the_newest_messages_whose_edges_fit(
 ) -> None:
     chain = [message("m0", "alice", 0), message("m1", "alice", 1, "m0")]
     chain += [message(f"m{n}", "alice", n, f"m{n - 1}", f"m{n - 2}") for n in range(2, 6)]
-    monkeypatch.setattr(report_tables, "GRAPH_EDGES_MAX", 7)
+    monkeypatch.setattr(queries, "GRAPH_EDGES_MAX", 7)
     [row] = graphs(arrived(spark, chain)).collect()
     assert (row["messages"], row["depth"], row["cyclic"]) == (3, 3, 0)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from app.entries import WriteResult
+from app.errors import Code, Problem
 from app.ingest.prepare import Publication
-from pipeline.database import open_database
+from app.limits import DEFAULT_LIMITS
+from app.store.groupwriter import GroupWriter
+from pipeline import manifest as manifests
+from pipeline.check import Fault
+from pipeline.database import DAY_MS, Scan, open_database
 from pipeline.export import export_snapshot
-from pipeline.findings import Fault
 from pipeline.restore import restore_snapshot
-from pipeline.scan import DAY_MS, Scan
 from pipeline.verify import verify_snapshot
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Message
+from tests.pipeline.test_versions import FIRST, ROWS
 from tests.support.snapshots import conversation, fill_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.slow
 
 
 def frames_in(url: str) -> list[bytes]:
@@ -33,6 +40,7 @@ def frames_in(url: str) -> list[bytes]:
     return [frame for batch in batches for frame in batch.column("frame").to_pylist()]
 
 
+@pytest.mark.slow
 def test_of_the_variants_of_an_id_the_first_stays_the_first(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -46,6 +54,7 @@ def test_of_the_variants_of_an_id_the_first_stays_the_first(
     assert frames_in(copy_url) == frames
 
 
+@pytest.mark.slow
 def test_order_and_hints_survive_a_clock_that_went_across_midnight_and_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -59,6 +68,7 @@ def test_order_and_hints_survive_a_clock_that_went_across_midnight_and_back(
     assert frames_in(copy_url) == frames_in(url)
 
 
+@pytest.mark.slow
 def test_what_was_lost_is_refused_and_what_was_retired_is_not(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -73,6 +83,52 @@ def test_what_was_lost_is_refused_and_what_was_retired_is_not(
     done = restore_snapshot(tmp_path / "snapshot", copy_url)
     assert (done.retired_count, done.refused) == (3, {Fault.FRAME_LOST: 2})
     assert done.written_count == 95
+
+
+def first_with(tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
+    """A copy of the snapshot of the first version, with other rows in its first file."""
+    copy = tmp_path / "copy"
+    shutil.copytree(FIRST, copy)
+    path = copy / manifests.load(copy).entry_ranges[0].file.path
+    table = pq.read_table(path, partitioning=None)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    return copy
+
+
+def test_a_row_whose_frame_has_another_digest_or_is_no_message_is_refused(tmp_path: Path) -> None:
+    def damage(rows: list[dict[str, Any]]) -> None:
+        rows[0]["digest"], rows[1]["digest"] = rows[1]["digest"], rows[0]["digest"]
+        rows[2]["frame"] = b"\xff"
+
+    copy = first_with(tmp_path, damage)
+    done = restore_snapshot(copy, f"sqlite:///{tmp_path / 'new.db'}")
+    assert done.refused == {Fault.DIGEST_DIFFERS: 2, Code.MALFORMED_FRAME: 1}
+    assert done.written_count == ROWS - 3 == len(frames_in(f"sqlite:///{tmp_path / 'new.db'}"))
+
+
+def test_a_restore_that_the_disk_ended_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, url = replace(DEFAULT_LIMITS, group_items_max=10), f"sqlite:///{tmp_path / 'new.db'}"
+    write, groups = GroupWriter.write, iter(range(3))
+
+    def write_thrice(writer: GroupWriter, *of: Any) -> list[WriteResult]:
+        if next(groups, None) is None:
+            raise Problem(Code.DISK_FULL, "no space left")
+        return write(writer, *of)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupWriter, "write", write_thrice)
+        with pytest.raises(Problem, match="no space left"):
+            restore_snapshot(FIRST, url, limits)
+    held = frames_in(url)
+    assert len(held) == 30
+    done = restore_snapshot(FIRST, url, limits)
+    assert (done.rows_count, done.written_count, done.refused) == (ROWS, ROWS - len(held), {})
+    assert done.claims_count == manifests.load(FIRST).claims.count > 0
+    assert frames_in(url)[: len(held)] == held
 
 
 def change(path: Path, sql: str) -> None:

@@ -15,7 +15,7 @@ from pipeline.diff import diff
 from pipeline.export import export_snapshot
 from pipeline.ordering import log_positions
 from pipeline.restore import restore_snapshot
-from pipeline.snapshot import read_entries
+from pipeline.tables import read_entries
 from pipeline.verify import verify_snapshot
 from sdstore.client.blocking import StoreClient
 from sdstore.client.records import PublishItem

@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, StringContains
 
-from pipeline.database import open_database
-from pipeline.scan import Interval, Scan
+from pipeline.database import Interval, Scan, open_database
 from pipeline.source import narrow
 from tests.support.snapshots import CHANNELS, FIRST_DAY_MS, conversation, fill_store
 from tests.support.streams import stream_available, streamed

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,19 +17,16 @@ import pytest
 from pyspark.sql import functions as f
 
 from app.roots import root
-from pipeline import export, increment, proof, summaries
+from pipeline import export, roots
 from pipeline import manifest as manifests
+from pipeline.check import Fault
 from pipeline.columns import digest_array
 from pipeline.diff import diff
-from pipeline.errors import ParentMismatchError, PipelineError, PublishError
-from pipeline.export import export_snapshot
-from pipeline.findings import Fault
-from pipeline.increment import Exported, Route
-from pipeline.manifest import FileRecord, Manifest
-from pipeline.publish import write_file
+from pipeline.export import Exported, ParentMismatchError, Route, export_snapshot, export_tables
+from pipeline.folders import PublishError, write_file
+from pipeline.manifest import FileRecord, Manifest, PipelineError, Summary
 from pipeline.restore import restore_snapshot
-from pipeline.snapshot import read_entries
-from pipeline.tables import entry_facts, parquet_bytes
+from pipeline.tables import entry_facts, parquet_bytes, read_entries
 from pipeline.verify import verify_snapshot
 from tests.support.snapshots import CHANNELS, conversation, fill_store
 
@@ -124,19 +122,24 @@ def test_a_row_that_is_there_twice_shows_in_the_totals(
 def test_roots_are_the_same_however_finely_a_set_is_cut(
     spark: SparkSession, snapshot: Path, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (proof, summaries):
-        monkeypatch.setattr(module, "bucket_bits", lambda _: bits)
+    monkeypatch.setattr(roots, "_bucket_bits", lambda _: bits)
     manifest, entries = manifests.load(snapshot), read_entries(spark, snapshot)
-    proved = proof.prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, tuple)
+    proved = roots.prove(spark, snapshot, manifest.entry_ranges, manifest.claim_ranges, tuple)
     assert (proved.entries, proved.claims) == (manifest.entries, manifest.claims)
     assert proved.orphans == ()
     assert [row.channel_id for row in proved.made] == sorted(CHANNELS)
-    rows = summaries.summaries(entries, ["channel_id"], manifest.entries.count).collect()
-    for found in ([tuple(row) for row in rows], proved.made):
-        roots = {channel_id: (count, bytes(root)) for channel_id, count, root, *_ in found}
-        for channel_id in CHANNELS:
-            digests = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()
-            assert roots[channel_id] == (len(digests), root(digest_array(digests["digest"])))
+    rows = {row.channel_id: row for row in proved.made}
+    newer = {CHANNELS[1]: [bytes([n]) * 32 for n in range(9)], CHANNELS[2]: [], "new": [bytes(32)]}
+    summed = roots.channel_summaries(spark, snapshot, manifest.entry_ranges, newer)
+    assert summed.pop("new") == Summary.of((1, root(np.zeros((1, 32), np.uint8))))
+    assert summed.keys() == {*CHANNELS[1:3]}
+    for channel_id in CHANNELS:
+        its = entries.where(f.col("channel_id") == channel_id).select("digest").toArrow()["digest"]
+        assert rows[channel_id][1:3] == (len(its), root(digest_array(its)))
+        if channel_id in summed:
+            grown = pa.chunked_array([*its.chunks, pa.array(newer[channel_id], pa.binary())])
+            expected = Summary.of((len(grown), root(digest_array(grown))))
+            assert summed[channel_id] == expected
 
 
 def test_a_proof_names_the_entries_that_claims_miss(
@@ -144,7 +147,7 @@ def test_a_proof_names_the_entries_that_claims_miss(
 ) -> None:
     """Also those of buckets that hold no entry at all."""
     manifest = manifests.load(snapshot)
-    proved = proof.prove(spark, snapshot, (), manifest.claim_ranges, list)
+    proved = roots.prove(spark, snapshot, (), manifest.claim_ranges, list)
     claims = pa.concat_tables(
         [pq.read_table(snapshot / each.file.path) for each in manifest.claim_ranges]
     )
@@ -202,7 +205,7 @@ def test_an_export_fails_where_not_all_that_was_written_is_there(
     """As on a cluster whose workers each have a folder of that name."""
 
     def export_elsewhere(spark: SparkSession, route: Route, parts: Any) -> list[Exported]:
-        made = increment.export_tables(spark, route, parts)
+        made = export_tables(spark, route, parts)
         shutil.rmtree(route.folder / Path(made[0].ranges[-1].file.path).parent)
         return made
 

@@ -30,7 +30,6 @@ from sdstore.sds.effects import (
 from sdstore.sds.options import ParticipantOptions
 from sdstore.sds.participant import Participant
 from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE, IdScheme
-from tests.support.bounds import bounded
 from tests.support.js_waku import JsPeer, JsWaku, js_waku
 
 E = TypeVar("E")
@@ -368,7 +367,7 @@ def synced(peer: JsPeer) -> bytes:
 
 # ---- SDS-R
 
-QUIET = bounded(
+QUIET = ParticipantOptions(
     sync_ms=300_000, resend_ms=3_000_000, resend_ms_max=3_000_000, lost_after_ms=3_000_000
 )
 """Only repairs happen within ten minutes."""

@@ -25,18 +25,18 @@ from sdstore.sds import (
     MemoryLog,
     Missing,
     Participant,
+    ParticipantOptions,
     PossiblyAcknowledged,
     decode,
 )
 from sdstore.sds.outgoing import Acknowledgement
 from sdstore.sds.schemes import SHA256_CONTENT
-from tests.support.bounds import bounded
 from tests.support.sds_vectors import load
 
 SCENARIOS = {each["name"]: each for each in load("js_waku_two_participants")["scenarios"]}
 NEVER_MS = 10**12
 
-LIKE_JS_WAKU = bounded(
+LIKE_JS_WAKU = ParticipantOptions(
     id_scheme=SHA256_CONTENT,
     history_size=2,
     history_max=2,  # js-waku does not refer to heads

@@ -20,7 +20,6 @@ from sdstore.sds import (
     encode,
 )
 from sdstore.sds.bloom import BloomFilter, Form
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -181,7 +180,7 @@ def test_a_filter_in_the_form_of_nim_counts() -> None:
 
 
 def test_with_many_unacknowledged_messages_each_filter_is_asked_for_some() -> None:
-    options = bounded(bloom=None, sync_ms=0, reviewed_per_filter=4)
+    options = ParticipantOptions(bloom=None, sync_ms=0, reviewed_per_filter=4)
     ada = Device("ada", options)
     ids = [id_of(ada.say(str(number))) for number in range(20)]
     for number in range(15):
@@ -216,7 +215,7 @@ def broadcast_times(device: Device, seconds: int, step_s: float = 1.0) -> list[f
 def test_an_unacknowledged_message_is_broadcast_again_with_doubling_pauses_and_then_given_up() -> (
     None
 ):
-    options = bounded(bloom=None, sync_ms=0, attempts_max=5, resend_ms_max=200_000)
+    options = ParticipantOptions(bloom=None, sync_ms=0, attempts_max=5, resend_ms_max=200_000)
     ada = Device("ada", options)
     frame = ada.say("hello")
     assert broadcast_times(ada, 1_000) == [30, 90, 210, 410]
@@ -247,7 +246,7 @@ def test_a_stored_message_has_longer_pauses_and_says_so() -> None:
 
 
 def test_one_tick_broadcasts_a_bounded_number_of_messages() -> None:
-    options = bounded(bloom=None, sync_ms=0, resends_per_tick=10)
+    options = ParticipantOptions(bloom=None, sync_ms=0, resends_per_tick=10)
     ada = Device("ada", options)
     for number in range(25):
         ada.say(str(number))
@@ -274,7 +273,7 @@ def test_a_clock_that_is_set_back_stops_no_pause() -> None:
 
 
 def test_the_table_of_our_messages_is_bounded() -> None:
-    ada = Device("ada", bounded(bloom=None, sync_ms=0, sent_max=10))
+    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, sent_max=10))
     ids = [id_of(ada.say(str(number))) for number in range(15)]
     assert [each.message_id for each in of(GaveUp, ada.effects)] == ids[:5]
     assert ada.participant.sent_state(ids[0]) is None

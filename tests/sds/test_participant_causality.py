@@ -14,11 +14,11 @@ from sdstore.sds import (
     Kind,
     Message,
     Missing,
+    ParticipantOptions,
     Status,
     decode,
     encode,
 )
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -124,7 +124,7 @@ def test_concurrent_messages_are_all_named_by_the_next_one() -> None:
 
 
 def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
-    bob = Device("bob", bounded(bloom=None, sync_ms=0, history_max=4))
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, history_max=4))
     ids = [f"m{number:02}" for number in range(20)]
     bob.hear(*(written(each, n, sender=each) for n, each in enumerate(ids, start=1)))
     named = set()
@@ -136,7 +136,7 @@ def test_heads_beyond_the_bound_have_their_turn_in_later_messages() -> None:
 
 
 def test_heads_beyond_the_bound_have_their_turn_in_sync_messages() -> None:
-    bob = Device("bob", bounded(bloom=None, sync_ms=10_000, history_max=4))
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=10_000, history_max=4))
     ids = [f"m{number:02}" for number in range(20)]
     bob.hear(*(written(each, n, sender=each) for n, each in enumerate(ids, start=1)))
     frames = [each.frame for each in of(Broadcast, bob.wait(2_000)) if each.kind is Kind.SYNC]
@@ -146,7 +146,7 @@ def test_heads_beyond_the_bound_have_their_turn_in_sync_messages() -> None:
 
 
 def test_new_heads_do_not_keep_an_old_one_from_its_turn() -> None:
-    bob = Device("bob", bounded(bloom=None, sync_ms=0, history_max=5))
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, history_max=5))
     named = set()
     for turn in range(10):
         for number in range(3):  # no more than a message can name besides the newest two
@@ -160,7 +160,7 @@ def test_new_heads_do_not_keep_an_old_one_from_its_turn() -> None:
 
 
 def test_a_flood_of_heads_far_ahead_of_our_clock_displaces_itself() -> None:
-    bob = Device("bob", bounded(bloom=None, sync_ms=0, heads_max=20))
+    bob = Device("bob", ParticipantOptions(bloom=None, sync_ms=0, heads_max=20))
     honest = [f"m{number}" for number in range(4)]
     bob.hear(*(written(each, n, sender=each) for n, each in enumerate(honest, start=1)))
     for number in range(200):

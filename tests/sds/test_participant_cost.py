@@ -15,7 +15,6 @@ from sdstore.sds import (
     encode,
 )
 from sdstore.sds.bloom import BloomFilter, ReceivedFilter, hash_pair, read_filter
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -92,7 +91,7 @@ def test_our_filter_holds_what_we_have_and_not_the_message_that_carries_it() -> 
 
 
 def test_our_filter_rolls_over_and_keeps_the_newest() -> None:
-    options = bounded(sync_ms=0, bloom_capacity=50)
+    options = ParticipantOptions(sync_ms=0, bloom_capacity=50)
     bob = Device("bob", options)
     ids = [decode(bob.say(str(number)))[0].message_id for number in range(220)]
     message, _ = decode(bob.say("last"))

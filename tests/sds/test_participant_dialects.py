@@ -21,14 +21,13 @@ from sdstore.sds import (
 )
 from sdstore.sds.bloom import Form, read_filter
 from sdstore.sds.schemes import SHA256_CONTENT
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 INT32_MAX = 2**31 - 1
 
 
 def quiet(**options: object) -> ParticipantOptions:
-    return bounded(bloom=None, sync_ms=0, **options)  # type: ignore[arg-type]
+    return ParticipantOptions(bloom=None, sync_ms=0, **options)  # type: ignore[arg-type]
 
 
 # ---- dialects
@@ -303,7 +302,7 @@ def test_a_sync_message_carries_history_and_filter_and_enters_nothing() -> None:
 
 
 def test_pauses_between_sync_messages_double_up_to_a_bound_and_content_shortens_them() -> None:
-    options = bounded(bloom=None, sync_ms=20_000, sync_ms_max=80_000, resend_ms=10**9)
+    options = ParticipantOptions(bloom=None, sync_ms=20_000, sync_ms_max=80_000, resend_ms=10**9)
     ada = acknowledged("ada", options)
     counts = [len(syncs(ada, 400)) for _ in range(2)]
     assert counts[0] > counts[1]
@@ -357,6 +356,7 @@ def test_a_conversation_puts_sync_messages_off_and_a_monologue_does_not() -> Non
 
 def test_an_empty_log_sends_sync_messages_only_if_asked_to() -> None:
     assert syncs(Device("ada", ParticipantOptions(sync_ms=10_000)), 60) == []
+    assert syncs(Device("ada", ParticipantOptions(sync_ms=10_000, sync_when_empty=True)), 60)
 
 
 def test_content_of_our_own_starts_the_pause_before_our_sync_message_anew() -> None:

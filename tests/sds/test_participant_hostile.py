@@ -19,7 +19,6 @@ from sdstore.sds import (
 )
 from sdstore.sds.bloom import BloomFilter, Form
 from sdstore.sds.repair import RepairOptions
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 SECONDS = 4.0
@@ -27,7 +26,7 @@ SECONDS = 4.0
 
 def tiny(world: random.Random) -> ParticipantOptions:
     """Bounds so small that every one of them is met."""
-    return bounded(
+    return ParticipantOptions(
         bloom=world.choice([None, *Form]),
         bloom_capacity=20,
         heads_max=4,

@@ -22,7 +22,6 @@ from sdstore.sds import (
     encode,
     rank,
 )
-from tests.support.bounds import altered
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 QUIET = ParticipantOptions(bloom=None, sync_ms=0)
@@ -177,7 +176,7 @@ def test_a_message_that_took_the_place_of_a_forged_one_is_named_once() -> None:
 
 
 def test_what_a_forged_message_named_becomes_no_more_heads_than_the_bound() -> None:
-    ada, bob = Device("ada"), Device("bob", altered(QUIET, heads_max=20))
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, heads_max=20))
     before = [HistoryEntry(f"m{number}", b"", "carol") for number in range(60)]
     for number, each in enumerate(before):
         bob.hear(written(each.message_id, "carol", *before[max(number - 1, 0) : number]))
@@ -252,7 +251,7 @@ def test_a_flood_under_invented_names_displaces_itself() -> None:
 
 
 def test_a_flood_under_invented_names_leaves_room_for_those_that_are_known() -> None:
-    ada, bob = Device("ada"), Device("bob", altered(QUIET, waiting_max=100))
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
     bob.hear(ada.say("zero"))
     for number in range(200):
         bob.hear(written(f"flood {number}", f"mallory {number}", *ghosts(1, start=number)))
@@ -262,7 +261,7 @@ def test_a_flood_under_invented_names_leaves_room_for_those_that_are_known() -> 
 
 
 def test_a_flood_on_one_path_leaves_what_comes_by_another() -> None:
-    ada, bob = Device("ada"), Device("bob", altered(QUIET, waiting_max=100))
+    ada, bob = Device("ada"), Device("bob", replace(QUIET, waiting_max=100))
     frames = [ada.say(str(number)) for number in range(20)]
     for frame in reversed(frames[1:]):
         bob.carry_out(bob.participant.receive(frame, NOON_MS, path="friends"))
@@ -275,7 +274,7 @@ def test_a_flood_on_one_path_leaves_what_comes_by_another() -> None:
 
 
 def test_few_messages_with_many_ghosts_displace_themselves() -> None:
-    options = altered(QUIET, missing_max=1_000)
+    options = replace(QUIET, missing_max=1_000)
     ada, bob = Device("ada"), Device("bob", options)
     frames = [ada.say(str(number)) for number in range(20)]
     bob.hear(*reversed(frames[1:]))
@@ -319,7 +318,7 @@ def test_a_stranger_who_names_a_message_first_among_ghosts_does_not_keep_it_from
 
 
 def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
-    bob = Device("bob", altered(QUIET, lost_max=100))
+    bob = Device("bob", replace(QUIET, lost_max=100))
     bob.hear(written("m9", "carol"), written("m10", "carol", HistoryEntry("lost", b"", "ada")))
     bob.wait(310)
     bob.hear(written("m1", "mallory", *ghosts(256)))
@@ -331,7 +330,7 @@ def test_lost_ghosts_of_one_member_do_not_displace_what_another_named() -> None:
 
 @pytest.mark.parametrize("first", ["carol", "mallory"])
 def test_what_a_known_member_named_is_his_whichever_stranger_names_it_too(first: str) -> None:
-    bob = Device("bob", altered(QUIET, lost_max=100))
+    bob = Device("bob", replace(QUIET, lost_max=100))
     bob.hear(written("m9", "carol"))
     lost = HistoryEntry("lost", b"", "ada")
     for sender in sorted(("carol", "mallory"), key=lambda each: each != first):

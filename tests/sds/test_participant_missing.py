@@ -22,7 +22,6 @@ from sdstore.sds import (
     encode,
     entry_digest,
 )
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -40,7 +39,7 @@ def sync(message_id: str, *causes: str, sender: str = "ada") -> bytes:
 
 
 def quiet(**options: object) -> ParticipantOptions:
-    return bounded(bloom=None, sync_ms=0, **options)  # type: ignore[arg-type]
+    return ParticipantOptions(bloom=None, sync_ms=0, **options)  # type: ignore[arg-type]
 
 
 def asked(effects: list[object]) -> list[str]:
@@ -210,7 +209,9 @@ def test_messages_that_displace_each_other_are_not_asked_for_without_end(seed: i
         ids.append(f"m{number}")
         message = Message(ids[-1], CHANNEL, sender_id, NOON_MS + number, causes, content=b"x")
         store[ids[-1]] = encode(message)
-    options = bounded(bloom=None, sync_ms=0, on_lost=OnLost.HOLD, waiting_max=waiting_max)
+    options = ParticipantOptions(
+        bloom=None, sync_ms=0, on_lost=OnLost.HOLD, waiting_max=waiting_max
+    )
     eve, asked = Device("eve", options), 0
     frames = list(store.values())
     rng.shuffle(frames)
@@ -588,7 +589,7 @@ def talk(devices: list[Device], seconds: int) -> None:
 
 
 def test_participants_repair_each_other_without_a_store() -> None:
-    options = bounded(bloom=None, sync_ms=10_000, resend_ms=10**9, resend_ms_max=10**9)
+    options = ParticipantOptions(bloom=None, sync_ms=10_000, resend_ms=10**9, resend_ms_max=10**9)
     ada, bob, cleo = (Device(name, options) for name in ("ada", "bob", "cleo"))
     lost = ada.say("lost for cleo")
     bob.hear(lost)

@@ -20,7 +20,6 @@ from sdstore.sds import (
     decode,
     encode,
 )
-from tests.support.bounds import altered
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 ORDERED = ParticipantOptions(bloom=None, sync_ms=0, ordered=True)
@@ -131,7 +130,7 @@ def test_a_sync_message_is_not_ordered_and_does_not_name_it() -> None:
 
 @pytest.mark.parametrize("count", [5, 400])
 def test_a_restarted_participant_names_its_last_message_however_old(count: int) -> None:
-    ada = Device("ada", altered(ORDERED, sent_max=1))
+    ada = Device("ada", replace(ORDERED, sent_max=1))
     ada.say("first")
     second = id_of(ada.say("second"))
     ada.hear(*others(count, second))

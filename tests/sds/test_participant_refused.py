@@ -23,7 +23,6 @@ from sdstore.sds import (
     encode,
 )
 from sdstore.sds.participant import FRAME_BYTES_MAX
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 QUIET = ParticipantOptions(bloom=None, sync_ms=0)
@@ -61,7 +60,7 @@ def test_a_refused_message_is_never_named_again_also_after_a_restart() -> None:
 
 
 def test_what_a_refused_message_named_is_named_by_the_next_one_instead() -> None:
-    ada = Device("ada", bounded(bloom=None, sync_ms=0, history_size=1))
+    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, history_size=1))
     ada.hear(written("b1", NOON_MS + 1), written("b2", NOON_MS + 2))
     bad = ada.say("bad")
     assert history_of(bad) == ["b1", "b2"]
@@ -198,7 +197,7 @@ def test_the_largest_frame_is_sent_and_received_and_one_byte_more_is_not() -> No
 
 
 def test_a_refused_message_is_neither_broadcast_again_nor_given_up() -> None:
-    ada = Device("ada", bounded(bloom=None, sync_ms=0, sent_max=1))
+    ada = Device("ada", ParticipantOptions(bloom=None, sync_ms=0, sent_max=1))
     refused = id_of(ada.say("refused"))
     ada.carry_out(ada.participant.rejected(refused, "policy_refused"))
     effects = ada.wait(3_600, step_s=10)

@@ -29,7 +29,6 @@ from sdstore.sds import (
     decode,
     encode,
 )
-from tests.support.bounds import bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 
@@ -176,7 +175,7 @@ def test_a_head_is_named_after_a_restart_however_old_it_is(later: int, order: st
 
 
 def test_saved_heads_are_bounded_and_deleted_with_the_heads() -> None:
-    options = bounded(bloom=None, sync_ms=0, heads_max=20)
+    options = ParticipantOptions(bloom=None, sync_ms=0, heads_max=20)
     eve, bob = Device("eve", options), Device("bob")
     for number in range(50):
         eve.hear(Device(f"peer {number}").say("at the same time"))
@@ -206,7 +205,7 @@ def test_a_message_is_late_if_one_that_depends_on_it_gave_way_before(
     is_restarted: bool, is_lost: bool
 ) -> None:
     """At the bound of waiting messages one is delivered after a gap while others wait for its cause."""
-    options = bounded(bloom=None, sync_ms=0, waiting_max=1)
+    options = ParticipantOptions(bloom=None, sync_ms=0, waiting_max=1)
     cause = HistoryEntry("cause")
     other = HistoryEntry("other")
     first = Message("first", CHANNEL, "bob", NOON_MS + 1, (cause,), content=b"first")
@@ -481,7 +480,7 @@ def test_a_hint_longer_than_stores_accept_never_enters_a_causal_history() -> Non
 
 def test_own_sync_messages_that_come_back_after_a_restart_acknowledge_nothing() -> None:
     # Version 1 has no senders: only its ID shows that a sync message is our own.
-    options = bounded(dialect=Dialect.V1, bloom=None, sync_ms=10_000, sync_ms_max=20_000)
+    options = ParticipantOptions(dialect=Dialect.V1, bloom=None, sync_ms=10_000, sync_ms_max=20_000)
     ada = Device("ada", options)
     ada.say("hello")
     [sync, *_] = [each for each in of(Broadcast, ada.wait(60)) if each.kind is Kind.SYNC]

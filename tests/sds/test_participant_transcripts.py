@@ -34,21 +34,22 @@ from sdstore.sds import (
 )
 from sdstore.sds.bloom import Form
 from sdstore.sds.repair import RepairOptions
-from tests.support.bounds import altered, bounded
 from tests.support.participants import Device
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 NEVER_MS = 10**9
 
-QUIET = bounded(bloom=None, sync_ms=0, repair=None, resend_ms=NEVER_MS, resend_ms_max=NEVER_MS)
-SYNCING = altered(QUIET, sync_ms=30_000, fetch_retry_ms=NEVER_MS, fetch_retry_ms_max=NEVER_MS)
+QUIET = ParticipantOptions(
+    bloom=None, sync_ms=0, repair=None, resend_ms=NEVER_MS, resend_ms_max=NEVER_MS
+)
+SYNCING = replace(QUIET, sync_ms=30_000, fetch_retry_ms=NEVER_MS, fetch_retry_ms_max=NEVER_MS)
 OPTIONS = {  # a transcript names them in its first line
     "quiet": QUIET,
     "holding": replace(QUIET, on_lost=OnLost.HOLD),
     "filtering": replace(QUIET, bloom=Form.JS),
     "syncing": SYNCING,
     "repairing": replace(SYNCING, repair=RepairOptions()),
-    "resending": bounded(bloom=None, sync_ms=0, repair=None, attempts_max=6),
+    "resending": ParticipantOptions(bloom=None, sync_ms=0, repair=None, attempts_max=6),
 }
 
 

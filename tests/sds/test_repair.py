@@ -12,7 +12,6 @@ from sdstore.sds.errors import LocalProtocolError
 from sdstore.sds.model import HistoryEntry
 from sdstore.sds.repair import Repair, RepairOptions, hash_of_text
 from sdstore.sds.shares import Member
-from tests.support.bounds import bounded_repair
 from tests.support.sds_vectors import load
 
 START = 1_763_000_000_000
@@ -121,7 +120,7 @@ def test_the_author_answers_at_once() -> None:
 
 
 def test_the_hash_can_be_replaced() -> None:
-    options = bounded_repair(hash_text=len, t_min_ms=0, t_max_ms=100)
+    options = RepairOptions(hash_text=len, t_min_ms=0, t_max_ms=100)
     repair = Repair("me", options)
     repair.want(entry("12345"), 0)
     assert repair.request_due_ms == len("me12345")
@@ -220,7 +219,7 @@ def test_without_a_sender_nothing_is_asked_for_and_nothing_answered(me: str, aut
 
 
 def test_others_postpone_a_request_again_once_ours_was_sent() -> None:
-    repair = Repair("me", bounded_repair(postponements_max=1))
+    repair = Repair("me", RepairOptions(postponements_max=1))
     repair.want(entry("m1"), START)
     for _ in range(3):
         due_ms = repair.request_due_ms or 0
@@ -255,7 +254,7 @@ def test_the_author_can_become_known_later() -> None:
 
 
 def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
-    options = bounded_repair(wanted_max=5)
+    options = RepairOptions(wanted_max=5)
     repair = Repair("me", options)
     for number in range(100):
         repair.want(entry(f"m{number}"), START)
@@ -267,7 +266,7 @@ def test_wanted_messages_are_bounded_and_room_is_used_again() -> None:
 
 
 def test_what_many_members_named_is_asked_for_within_one_bound_for_all() -> None:
-    repair = Repair("me", bounded_repair(answers_in_all=50))
+    repair = Repair("me", RepairOptions(answers_in_all=50))
     start_ms = START // T_MAX * T_MAX
     for number in range(200):
         repair.want(entry(f"m{number}"), start_ms, Member("", f"ada {number % 20}"))
@@ -312,7 +311,7 @@ def test_a_cancelled_answer_that_is_asked_for_again_waits_anew() -> None:
 
 
 def test_answers_come_in_the_order_of_their_times_and_a_few_at_a_time() -> None:
-    repair = Repair("me", bounded_repair(answers_per_call=4))
+    repair = Repair("me", RepairOptions(answers_per_call=4))
     ids = [f"m{number}" for number in range(10)]
     repair.requested("bob", map(entry, ids), EVERYTHING, START)
     expected = sorted(ids, key=lambda each: (h("me") ^ h("alice")) * h(each) % T_MAX)
@@ -366,7 +365,7 @@ def test_answers_of_the_last_window_that_others_give_leave_no_room_in_this_one()
 
 
 def test_pending_answers_are_bounded() -> None:
-    options = bounded_repair(answers_max=7, answers_per_requester=100)
+    options = RepairOptions(answers_max=7, answers_per_requester=100)
     repair = Repair("me", options)
     repair.requested("bob", [entry(f"m{number}") for number in range(50)], EVERYTHING, START)
     assert repair.pending_count == 7
@@ -406,14 +405,14 @@ def test_the_number_of_groups_can_be_fixed() -> None:
 
 
 def test_invented_senders_raise_the_number_of_groups_to_a_bound_only() -> None:
-    repair = Repair("me", bounded_repair(participants_max=300))
+    repair = Repair("me", RepairOptions(participants_max=300))
     for number in range(10_000):
         repair.heard(f"p{number}")
     assert repair.group_count == 3
 
 
 def test_members_of_the_authors_group_answer_and_the_author_always_does() -> None:
-    options = bounded_repair(groups=4, answers_per_requester=1_000)
+    options = RepairOptions(groups=4, answers_per_requester=1_000)
     ids = [f"m{number}" for number in range(200)]
     for me in ("p1", "p2", "alice"):
         repair = Repair(me, options)
@@ -476,4 +475,4 @@ def test_repair_goes_on_when_requests_and_answers_are_lost() -> None:
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError, match="bad_option"):
-        bounded_repair(**options)
+        RepairOptions(**options)

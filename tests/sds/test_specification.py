@@ -29,7 +29,6 @@ from sdstore.sds import (
 from sdstore.sds.bloom import ERROR_RATE, BloomFilter, Form, hash_pair, read_filter
 from sdstore.sds.outgoing import Acknowledgement
 from sdstore.sds.repair import RepairOptions
-from tests.support.bounds import altered, bounded
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 FILTERED = ParticipantOptions(sync_ms=0, repair=None)
@@ -103,7 +102,7 @@ def test_every_channel_has_a_clock_a_filter_and_a_log_of_its_own() -> None:
 
 
 def test_the_filter_of_a_participant_is_rolled_over_at_its_capacity() -> None:
-    ada = Device("ada", altered(FILTERED, bloom_capacity=50))
+    ada = Device("ada", replace(FILTERED, bloom_capacity=50))
     ids = [decode(ada.say(str(number)))[0].message_id for number in range(200)]
     message, _ = decode(ada.say("last"))
     received = read_filter(message.bloom_filter, 50)
@@ -312,7 +311,7 @@ def test_sync_messages_of_version_1_repeat_a_timestamp() -> None:
 
 
 def test_an_ephemeral_message_has_no_timestamp_history_or_filter_and_is_not_sent_again() -> None:
-    ada = Device("ada", bounded(sync_ms=0, repair=None, resend_ms=1_000))
+    ada = Device("ada", ParticipantOptions(sync_ms=0, repair=None, resend_ms=1_000))
     ada.carry_out(ada.participant.send(b"typing", ada.now_ms, ephemeral=True))
     message = sent(ada.effects, Kind.EPHEMERAL)
     assert (message.lamport_timestamp, message.causal_history, message.bloom_filter) == (
@@ -327,7 +326,7 @@ def test_an_ephemeral_message_has_no_timestamp_history_or_filter_and_is_not_sent
 
 # ---- SDS-R
 
-REPAIRING = bounded(bloom=None, resend_ms=10**9, resend_ms_max=10**9)
+REPAIRING = ParticipantOptions(bloom=None, resend_ms=10**9, resend_ms_max=10**9)
 
 
 def orphan(number: int) -> bytes:

@@ -33,12 +33,12 @@ from sdstore.sds import (
     Participant,
     ParticipantOptions,
     Publish,
+    RepairOptions,
     Save,
     decode,
     encode,
 )
 from tests.simulation.laws import BrokenLawError, law
-from tests.support.bounds import altered, bounded, bounded_repair
 
 CHANNEL = "member"
 START_MS = 1_763_000_000_000
@@ -74,7 +74,7 @@ def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
     random = Random(f"member {seed}")
     is_lossy = random.random() < 0.5
-    options = bounded(
+    options = ParticipantOptions(
         id_scheme=random.choice([SHA256_MESSAGE, SHA256_MESSAGE, SHA256_CONTENT]),
         bloom=None if random.random() < 0.3 else ParticipantOptions().bloom,
         bloom_capacity=random.choice([200, 200, 10_000]),
@@ -89,7 +89,7 @@ def plan_of(seed: int) -> Plan:
         sync_ms_max=60_000,
         waiting_max=random.choice([15, 15, 4_096]),
         noted_max=random.choice([200, 1_000]),
-        repair=bounded_repair(t_min_ms=5_000, t_max_ms=20_000, answers_per_requester=6),
+        repair=RepairOptions(t_min_ms=5_000, t_max_ms=20_000, answers_per_requester=6),
     )
     return Plan(
         seed,
@@ -106,14 +106,14 @@ def ordered_plan_of(seed: int) -> Plan:
     """The same in ordered mode."""
     plan = plan_of(seed)
     indexers = (HOSTILE, *(f"p{number}" for number in range(max(plan.count, 2))))
-    options = altered(
+    options = replace(
         plan.options,
         id_scheme=SHA256_MESSAGE,
         bloom=None,
         ordered=True,
         indexers=indexers,
         waiting_max=4_096,
-        repair=altered(plan.options.repair, answers_per_requester=1_000),
+        repair=replace(plan.options.repair, answers_per_requester=1_000),
     )
     return replace(
         plan, options=options, count=len(indexers) - 1, loss=0.0, attacks=plan.attacks + 4

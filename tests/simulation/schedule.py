@@ -14,7 +14,6 @@ from sdstore.sds.bloom import Form
 from sdstore.sds.options import LamportUnit, OnLost, ParticipantOptions
 from sdstore.sds.repair import RepairOptions
 from sdstore.sds.schemes import SHA256_CONTENT, SHA256_MESSAGE
-from tests.support.bounds import altered, bounded, bounded_repair
 
 CHANNEL = "simulated"
 
@@ -178,7 +177,7 @@ def _common_options(random: Random, *, repairs: bool) -> ParticipantOptions:
     if not repairs:
         dialects += [Dialect.CHAT_PROTO, Dialect.V1]
     small = random.random() < 0.8
-    return bounded(
+    return ParticipantOptions(
         dialect=random.choice(dialects),
         id_scheme=random.choice([SHA256_MESSAGE, SHA256_MESSAGE, SHA256_CONTENT]),
         bloom=random.choice([None, Form.JS, Form.JS, Form.NIM]),
@@ -190,7 +189,7 @@ def _common_options(random: Random, *, repairs: bool) -> ParticipantOptions:
 
 def _repair(random: Random) -> RepairOptions:
     t_min_ms = random.choice([0, 1_000, 5_000])
-    return bounded_repair(
+    return RepairOptions(
         t_min_ms=t_min_ms,
         t_max_ms=t_min_ms + random.choice([1_000, 10_000]),
         requests_per_message=random.choice([2, 10]),
@@ -202,7 +201,7 @@ def _options(
     random: Random, common: ParticipantOptions, *, mixes: bool, is_cramped: bool, attacks: bool
 ) -> ParticipantOptions:
     resend_ms = random.choice([1_000, 5_000])
-    options = altered(
+    options = replace(
         common,
         dialect=random.choice([*Dialect]) if mixes else common.dialect,
         lamport_unit=LamportUnit.SECONDS if mixes else None,
@@ -221,7 +220,7 @@ def _options(
         reviewed_per_filter=random.choice([1, 32]),
     )
     if is_cramped:
-        options = altered(
+        options = replace(
             options,
             waiting_max=random.choice([1, 2, 5]),
             waiting_bytes_max=random.choice([600, 100_000]),

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from sdstore.sds import HistoryEntry, MemoryLog, Message, Participant, encode
+from sdstore.sds import HistoryEntry, MemoryLog, Message, Participant, ParticipantOptions, encode
 from sdstore.sds.effects import Broadcast, Deliver, Effect
-from tests.support.bounds import bounded
 
 CHANNEL = "flooded"
 NOW_MS = 1_763_000_000_000
@@ -50,7 +49,7 @@ def delivered(effects: Iterable[Effect]) -> list[Deliver]:
 
 def flood(orphans_count: int) -> None:
     """An honest pair talks while an attacker sends messages whose causes nobody has."""
-    options = bounded(bloom=None, sync_ms=0, waiting_max=512)
+    options = ParticipantOptions(bloom=None, sync_ms=0, waiting_max=512)
     ada = Participant(CHANNEL, "ada", options=options, log=LogOnDisk())
     bob = Participant(CHANNEL, "bob", options=options, log=LogOnDisk())
     before = bytes_of(bob)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.java import java_home
+from pipeline.session import java_home
 
 CACHE = Path(__file__).parents[2] / ".cache" / "jvm"
 MAKING_SECONDS_MAX = 280

@@ -69,17 +69,6 @@ def table_of_options(kind: type) -> list[str]:
     ]
 
 
-def table_of_bounds(kind: type) -> list[str]:
-    """A row for each number in a class of bounds."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    return [
-        f"| `{name}` | {shown(getattr(kind, name))} | {text} |"
-        for name, text in described(definition.body).items()
-        if isinstance(getattr(kind, name), int | float)
-    ]
-
-
 def table_of_constants(module: ModuleType) -> list[str]:
     """A row for each constant of a module that has a docstring."""
     texts = described(ast.parse(inspect.getsource(module)).body)
@@ -95,7 +84,6 @@ def page() -> str:
     tables = {
         "options": table_of_options(options.ParticipantOptions),
         "repair": table_of_options(repair.RepairOptions),
-        "bounds": table_of_bounds(options.Bounds) + table_of_bounds(repair.RepairBounds),
         "fixed": [
             row
             for module in (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.java import java_home
+from pipeline.session import java_home
 
 _REPOSITORY = Path(__file__).parents[2]
 _START_SECONDS_MAX = 60

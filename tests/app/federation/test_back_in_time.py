@@ -21,9 +21,8 @@ from app.errors import Code, Problem
 from app.http.pages import CursorKind, Cursors
 from app.node import INDEX_FILE, Node
 from app.settings import Settings
-from pipeline.database import Database, open_database
+from pipeline.database import Database, Scan, open_database
 from pipeline.manifest import Watermark
-from pipeline.scan import Scan
 from sdstore.sync.report import SyncOutcome
 from tests.support.federation import (
     InProcessPeer,

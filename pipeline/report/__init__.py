@@ -1,1 +1,0 @@
-"""The report on a snapshot's channels: tables, pictures, one page."""
