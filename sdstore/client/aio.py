@@ -6,23 +6,28 @@
 import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
-from sdstore.client import calls
+from sdstore.client import replies
 from sdstore.client.calls import (
+    JSON,
     Batcher,
     Call,
     Direction,
-    Items,
-    MessagesQuery,
     MvdsMode,
     Order,
-    OrderQuery,
     Publishable,
+    Query,
     batches,
+    get,
+    path_of,
+    post,
+    publish_item,
+    send_json,
 )
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import (
@@ -54,16 +59,20 @@ from sdstore.client.records import (
     Sync,
 )
 from sdstore.client.replies import Reply, checked
+from sdstore.sds.codec import encode
 from sdstore.sds.errors import bad_argument, check_argument
 from sdstore.sds.log import BackfillLog
 from sdstore.sds.model import Message
 from sdstore.sync.report import Progress, SyncReport
+from sdstore.wire import store_pb2 as wire
 
 if TYPE_CHECKING:
     from sdstore.participant.backfill import Memories
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
+_Page = tuple[tuple[_Item, ...], str | None]
+"""Items, and the cursor of the next page."""
 Frames = Iterable[Publishable] | AsyncIterable[Publishable]
 
 
@@ -76,7 +85,7 @@ class StoreCalls:
 
     async def info(self) -> NodeInfo:
         """The node's identity and capabilities."""
-        return await self._send(calls.info())
+        return await self._send(get("v1/info", replies.node_info, JSON))
 
     async def publish(
         self, message: bytes | Message, retrieval_hints: Sequence[bytes] = ()
@@ -85,7 +94,10 @@ class StoreCalls:
 
         A `Message` is sent as a frame of the latest dialect; `MessageError` if it is not valid.
         """
-        return await self._send(calls.publish(message, retrieval_hints))
+        hints = tuple(("retrieval-hint", hint.hex()) for hint in retrieval_hints)
+        frame = encode(message) if isinstance(message, Message) else message
+        call = post("v1/messages", replies.publish_outcome, frame)
+        return await self._send(replace(call, headers=(*call.headers, *hints)))
 
     async def publish_batch(self, frames: Frames) -> list[PublishOutcome]:
         """Publish frames and messages in bounded batches; returns one outcome each, in order.
@@ -103,24 +115,36 @@ class StoreCalls:
         Read the iterator to its end.
         """
         async for batch in _batches(frames, batcher or Batcher()):
-            for outcome in await self._send(calls.publish_batch(batch)):
+            body = wire.PublishBatch(items=map(publish_item, batch)).SerializeToString()
+            read = replies.publish_outcomes(len(batch))
+            for outcome in await self._send(post("v1/messages/batch", read, body)):
                 yield outcome
 
     async def get(
         self, message_id: str, channel_id: str | None = None, digest: bytes | None = None
     ) -> Frame:
         """The frame served under a message ID, or its variant with `digest`."""
-        return await self._send(calls.get(message_id, channel_id, digest))
+        hexadecimal = None if digest is None else digest.hex()
+        query = {"message_id": message_id, "channel_id": channel_id, "digest": hexadecimal}
+        return await self._send(get("v1/messages", replies.frame, **query))
 
     async def get_entry(self, digest: bytes) -> Frame:
         """The frame of an entry; `digest_mismatch` if the node returns another one."""
-        return await self._send(calls.get_entry(digest))
+        path = f"v1/entries/{digest.hex()}"
+        return await self._send(get(path, replies.frame_of_digest(digest)))
 
     async def lookup(
         self, keys: Sequence[Key], channel_id: str | None = None, *, presence_only: bool = False
     ) -> LookupResult:
         """Find many message IDs (text) and retrieval hints (bytes) at once."""
-        return await self._send(calls.lookup(keys, channel_id, presence_only=presence_only))
+        request = wire.LookupRequest(
+            message_ids=[key for key in keys if isinstance(key, str)],
+            retrieval_hints=[key for key in keys if isinstance(key, bytes)],
+            channel_id=channel_id,
+            presence_only=presence_only,
+        )
+        body = request.SerializeToString()
+        return await self._send(post("v1/messages/lookup", replies.lookup_result, body))
 
     async def hint(
         self,
@@ -131,17 +155,19 @@ class StoreCalls:
         limit: int | None = None,
     ) -> MessagePage:
         """The entries that a hint can lead to, likeliest first."""
-        return await self._send(calls.hint(retrieval_hint, channel_id, after, limit))
+        path, query = f"v1/hints/{retrieval_hint.hex()}", {"after": after, "limit": limit}
+        return await self._send(get(path, replies.message_page, channel_id=channel_id, **query))
 
     def channels(
         self, prefix: str | None = None, *, page_size: int | None = None
     ) -> AsyncIterator[Channel]:
         """The channels that begin with `prefix`, page by page as they are read; None: all of them."""
-        return self._pages(lambda after: calls.channels(after, prefix, page_size))
+        path, query = "v1/channels", {"prefix": prefix, "limit": page_size}
+        return self._pages(lambda after: get(path, replies.channel_page, after=after, **query))
 
     async def channel(self, channel_id: str) -> Channel:
         """One channel, with its root."""
-        return await self._send(calls.channel(channel_id))
+        return await self._send(get("v1/channels", replies.channel, channel_id=channel_id))
 
     def messages(
         self,
@@ -160,14 +186,21 @@ class StoreCalls:
         `after` is a cursor of the same order; one of a live stream or of the feed is of arrival order.
         `on_left_out` is called with the digests of messages whose content the node has lost.
         """
-        query = MessagesQuery(
-            channel_id, order, direction, from_lamport, to_lamport, page_size, on_left_out
-        )
-        return self._pages(lambda following: calls.messages(query, following or after))
+        read = replies.message_items(on_left_out)
+        query: dict[str, Query] = {
+            "channel_id": channel_id,
+            "order": order,
+            "direction": direction,
+            "from_lamport": from_lamport,
+            "to_lamport": to_lamport,
+            "limit": page_size,
+        }
+        path = "v1/channels/messages"
+        return self._pages(lambda following: get(path, read, after=following or after, **query))
 
     async def feed(self, after: str | None = None, limit: int | None = None) -> MessagePage:
         """A page of all readable messages, in arrival order; follow `next` to miss none."""
-        return await self._send(calls.feed(after, limit))
+        return await self._send(get("v1/feed", replies.message_page, after=after, limit=limit))
 
     def live(
         self,
@@ -193,7 +226,8 @@ class StoreCalls:
 
     def gaps(self, channel_id: str) -> AsyncIterator[Gap]:
         """The messages that the channel's histories name and the node lacks."""
-        return self._pages(lambda after: calls.gaps(channel_id, after))
+        path, query = "v1/channels/gaps", {"channel_id": channel_id}
+        return self._pages(lambda after: get(path, replies.gap_page, after=after, **query))
 
     async def ancestors(
         self,
@@ -205,7 +239,11 @@ class StoreCalls:
         limit: int | None = None,
     ) -> AncestorsPage:
         """The messages causally before `heads`; the walk stops at `known`."""
-        return await self._send(calls.ancestors(channel_id, heads, known, after, limit))
+        request = wire.AncestorsRequest(
+            channel_id=channel_id, heads=heads, known=known, limit=limit or 0, after=after or ""
+        )
+        body = request.SerializeToString()
+        return await self._send(post("v1/messages/ancestors", replies.ancestors_page, body))
 
     async def order(
         self,
@@ -223,12 +261,20 @@ class StoreCalls:
         `indexers` are the senders whose references confirm. Pass `next` as `after` until it is None; a
         cursor in a tail that was ordered anew raises `cursor_rewound`, and `next_confirmed` holds for ever.
         """
-        query = OrderQuery(channel_id, indexers, non_indexers, relayed, with_messages)
-        return await self._send(calls.order(query, after, limit))
+        query: dict[str, Query] = {
+            "channel_id": channel_id,
+            "indexer": indexers,
+            "non_indexer": non_indexers,
+            "relayed": relayed,
+            "include": "messages" if with_messages else None,
+            "after": after,
+            "limit": limit,
+        }
+        return await self._send(get("v1/channels/order", replies.order_page, **query))
 
     async def recon(self, request: bytes) -> bytes:
         """One step of a reconciliation: `ReconRequest` bytes in, `ReconResponse` bytes out."""
-        return await self._send(calls.recon(request))
+        return await self._send(post("v1/recon", replies.body_bytes, request))
 
     async def mvds(
         self,
@@ -239,78 +285,94 @@ class StoreCalls:
         mode: MvdsMode = "interactive",
     ) -> bytes:
         """One MVDS payload to the node, and the one it returns; `MvdsSession` calls this."""
-        return await self._send(calls.mvds(peer_id, channel_ids, payload, mode))
+        path, query = path_of("v1/mvds", peer_id), {"mode": mode, "channel_id": channel_ids}
+        return await self._send(post(path, replies.body_bytes, payload, **query))
 
     async def peers(self) -> list[Peer]:
         """The node's peers."""
-        return await self._send(calls.peers())
+        return await self._send(get("v1/peers", replies.peers, JSON))
 
     async def peer(self, peer_id: str) -> Peer:
         """One peer."""
-        return await self._send(calls.peer(peer_id))
+        return await self._send(get(path_of("v1/peers", peer_id), replies.peer, JSON))
 
     async def peer_status(self, peer_id: str) -> Mapping[str, Any]:
         """A peer's health and the record of divergence from it."""
-        return await self._send(calls.peer_status(peer_id))
+        return await self._send(get(path_of("v1/peers", peer_id, "status"), replies.document, JSON))
 
     async def add_peer(self, url: str, token: str | None = None) -> Peer:
         """Add a peer, or return the existing peer with this URL; `token` is an access token of it."""
-        return await self._send(calls.add_peer(url, token))
+        body = {"url": url} | ({} if token is None else {"token": token})
+        return await self._send(
+            send_json("POST", "v1/peers", replies.peer, body, is_repeatable=True)
+        )
 
     async def remove_peer(self, peer_id: str) -> None:
         """Forget a peer."""
-        await self._send(calls.remove_peer(peer_id))
+        path = path_of("v1/peers", peer_id)
+        await self._send(Call("DELETE", path, replies.no_content, is_repeatable=False))
 
     async def interests(self) -> Mapping[str, Any]:
         """What the node wants of its peers: all, channels, prefixes, a Lamport window, the origin."""
-        return await self._send(calls.interests())
+        return await self._send(get("v1/recon/interests", replies.document, JSON))
 
     async def set_interests(self, interest: Mapping[str, object]) -> Mapping[str, Any]:
         """Change what the node syncs; the answer counts what it holds outside."""
-        return await self._send(calls.set_interests(interest))
+        path, read = "v1/recon/interests", replies.document
+        return await self._send(send_json("PUT", path, read, interest, is_repeatable=True))
 
     async def reset_interests(self) -> Mapping[str, Any]:
         """Return to the interest of the node's settings."""
-        return await self._send(calls.reset_interests())
+        call = get("v1/recon/interests", replies.document, JSON)
+        return await self._send(replace(call, method="DELETE"))
 
     async def reload(self) -> Mapping[str, Any]:
         """Have the node read its settings again; names what changed and what takes a restart."""
-        return await self._send(calls.reload())
+        return await self._send(replace(get("v1/reload", replies.document, JSON), method="POST"))
 
     def quarantine(self) -> AsyncIterator[Mapping[str, Any]]:
         """The messages that the node's policy keeps apart, oldest first, without their content."""
-        return self._pages(calls.quarantine)
+        path, read = "v1/quarantine", replies.quarantine_page
+        return self._pages(lambda after: get(path, read, JSON, limit=1_000, after=after))
 
     async def release_quarantined(self, digest: bytes) -> Mapping[str, Any]:
         """Store a message that is in the quarantine; the policy does not see it again."""
-        return await self._send(calls.release_quarantined(digest))
+        # A repeated call would answer `not_found` for a message that the first one released.
+        call = get(f"v1/quarantine/{digest.hex()}/release", replies.document, JSON)
+        return await self._send(replace(call, method="POST", is_repeatable=False))
 
     async def drop_quarantined(self, digest: bytes) -> None:
         """Delete a message that is in the quarantine; the node refuses it from now on."""
-        await self._send(calls.drop_quarantined(digest))
+        path = f"v1/quarantine/{digest.hex()}"
+        await self._send(Call("DELETE", path, replies.no_content, is_repeatable=False))
 
     async def syncs(self) -> list[Sync]:
         """The sync sessions that the node remembers, newest first."""
-        return await self._send(calls.syncs())
+        return await self._send(get("v1/syncs", replies.syncs, JSON))
 
     async def sync(self, sync_id: str) -> Sync:
         """One sync session with its progress."""
-        return await self._send(calls.sync(sync_id))
+        return await self._send(get(path_of("v1/syncs", sync_id), replies.sync, JSON))
 
     async def start_sync(
         self, peer_url: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
         """Start a sync of the node with the store at `peer_url`."""
-        return await self._send(calls.start_sync(peer_url, channel_ids, dry_run=dry_run))
+        body = {"peer_url": peer_url, "channels": list(channel_ids), "dry_run": dry_run}
+        return await self._send(
+            send_json("POST", "v1/syncs", replies.sync, body, is_repeatable=False)
+        )
 
     async def sync_peer(
         self, peer_id: str, channel_ids: Sequence[str] = (), *, dry_run: bool = False
     ) -> Sync:
         """Start a sync of the node with one of its peers."""
-        return await self._send(calls.sync_peer(peer_id, channel_ids, dry_run=dry_run))
+        path = path_of("v1/peers", peer_id, "sync")
+        body = {"channels": list(channel_ids), "dry_run": dry_run}
+        return await self._send(send_json("POST", path, replies.sync, body, is_repeatable=False))
 
     async def _pages(
-        self, page_call: Callable[[str | None], Call[Items[_Item]]]
+        self, page_call: Callable[[str | None], Call[_Page[_Item]]]
     ) -> AsyncIterator[_Item]:
         empty_pages = EmptyPages()
         items, after = await self._send(page_call(None))

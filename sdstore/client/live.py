@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from sdstore.client import calls
+from sdstore.client.calls import EVENT_STREAM, Call, get
 from sdstore.client.errors import StoreError, malformed_reply
 from sdstore.client.exchange import (
     CONNECT_TIMEOUT_S,
@@ -25,7 +25,7 @@ from sdstore.client.exchange import (
     network_errors,
 )
 from sdstore.client.records import LiveMessage
-from sdstore.client.replies import Reply, checked
+from sdstore.client.replies import Reply, checked, nothing
 from sdstore.sds.digest import entry_digest
 from sdstore.sds.jsonform import from_json
 from sdstore.sds.model import MessageError
@@ -116,11 +116,13 @@ class Following:
         self.has_gap = False
         self.is_placed = False
 
-    def call(self) -> calls.Call[None]:
+    def call(self) -> Call[None]:
         """The request of the next connection."""
         self._events = EventReader(self.options.reply_bytes_max)
         self.has_gap = self.is_placed = False
-        return calls.live(self._channel_id, self._after)
+        path = "v1/live" if self._channel_id is None else "v1/channels/live"
+        query = {"channel_id": self._channel_id, "after": self._after}
+        return get(path, nothing, EVENT_STREAM, **query)
 
     def feed(self, chunk: bytes | None) -> None:
         """Add a chunk; None at the end of the connection. After a gap the rest of it is useless."""
@@ -290,8 +292,8 @@ class LiveStream:
 
 def is_stream(response: httpx.Response) -> bool:
     """Whether an answer is a stream of events."""
-    media_type = response.headers.get("content-type", calls.EVENT_STREAM)
-    return response.is_success and media_type.startswith(calls.EVENT_STREAM)
+    media_type = response.headers.get("content-type", EVENT_STREAM)
+    return response.is_success and media_type.startswith(EVENT_STREAM)
 
 
 def not_a_stream(reply: Reply) -> StoreError:
@@ -301,7 +303,7 @@ def not_a_stream(reply: Reply) -> StoreError:
     except StoreError as error:
         return error
     media_type = reply.headers.get("content-type")
-    return malformed_reply(f"the answer is {media_type}, not {calls.EVENT_STREAM}", reply.status)
+    return malformed_reply(f"the answer is {media_type}, not {EVENT_STREAM}", reply.status)
 
 
 def _object(data: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def message(message_id: str, channel_id: str, lamport: int = 7, **fields: Any) -
 
 @pytest.mark.parametrize(
     ("message_id", "channel"),
-    [*((odd, "0") for odd in ODD_IDS), *(("id", odd) for odd in ODD_CHANNELS)],
+    [*((odd, "0") for odd in ODD_IDS), *(("in an odd channel", odd) for odd in ODD_CHANNELS)],
 )
 def test_ids_and_channels_of_any_content_are_published_and_found(
     client: EitherClient, message_id: str, channel: str
