@@ -168,7 +168,7 @@ class Node:
                 await closing.enter_async_context(_index_kept(node))
             await closing.enter_async_context(node.lost_content.followed(tasks, reads_all=is_first))
             closing.push_async_callback(node.live.close)
-            closing.callback(node.peers.connections.close)
+            closing.push_async_callback(node.peers.clients.close)
             closing.push_async_callback(node.relay.close)
             await closing.enter_async_context(_connected_to_others(node))
             closing.push_async_callback(node.peers.close_records)

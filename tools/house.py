@@ -27,8 +27,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from app.federation.connections import Connection
-from app.http.connection import Connection as ServerConnection
+from app.http.connection import Connection
 from app.ingest.committer import GroupCommitter
 from sdstore.sds.codec import encode
 from sdstore.sds.model import Dialect, HistoryEntry, Message
@@ -113,17 +112,12 @@ def _recording() -> Iterator[Recorder]:
 def _followed_over_http() -> Iterator[None]:
     """A header names the operation of a request."""
     of_connection: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-    read, call, send = ServerConnection.buffer_updated, Connection.call, httpx.AsyncClient.send
+    read, send = Connection.buffer_updated, httpx.AsyncClient.send
 
     def received(connection: Any, nbytes: int) -> None:
         if found := re.search(HEADER.encode() + rb": (.*)\r\n", connection.buffer[:nbytes]):
             of_connection[connection] = found[1].decode()
         _call(of_connection.get(connection, ""), read, connection, nbytes)
-
-    async def called(connection: Any, request: bytes, bytes_max: int) -> Any:
-        if name := _operation.get():
-            request = request.replace(b"\r\n", f"\r\n{HEADER}: {name}\r\n".encode(), 1)
-        return await call(connection, request, bytes_max)
 
     async def sent(client: Any, request: httpx.Request, **options: Any) -> Any:
         if name := _operation.get():
@@ -131,8 +125,7 @@ def _followed_over_http() -> Iterator[None]:
         return await send(client, request, **options)
 
     with (
-        patch.object(ServerConnection, "buffer_updated", received),
-        patch.object(Connection, "call", called),
+        patch.object(Connection, "buffer_updated", received),
         patch.object(httpx.AsyncClient, "send", sent),
     ):
         yield

@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from app.bus import Presence
 from app.errors import Code, Problem
-from app.federation.connections import Connections
+from app.federation.client import PeerClients
 from app.federation.peer import Peer, PeerOrigin, PeerTotals, verdict_of
 from app.federation.records import Records
 from app.federation.schedule import Schedule, Verdict
@@ -122,7 +122,7 @@ class Peers:
         self._limits = replica.limits
         self._session_limits = replica.limits.sync
         self._instance_id = instance_id
-        self.connections = Connections()
+        self.clients = PeerClients()
         self.processes = Processes()
         self.announcing: Callable[[Presence], None] = lambda _: None
         self._peers: dict[str, Peer] = {}
@@ -418,7 +418,7 @@ class Peers:
             own_instance=self._instance_id,
             token=self._token(url, token),
             ca_file=self._settings.peer_ca,
-            connections=self.connections,
+            clients=self.clients,
         )
 
     def client(self, peer: Peer) -> AbstractAsyncContextManager[httpx.AsyncClient]:

@@ -4,19 +4,15 @@ The operator chooses a URL, but not the addresses that its name resolves to: a n
 internal address would open a way through the firewall. So a name is resolved once per session, all its
 addresses are checked, and the connection goes to a checked address.
 
-`sdstore.client.transport` makes the calls of sessions, over the connections of
-`app.federation.connections`; links use an ordinary client.
+`app.federation.client` connects and makes the calls, `sdstore.client.transport` those of sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -27,20 +23,15 @@ from ipaddress import (
 )
 from pathlib import Path
 
-import httpcore
 import httpx
 
 from app.errors import Code, Problem
-from app.federation.connections import HEAD_BYTES_MAX, Connections, Place, Pool, request_bytes
+from app.federation.client import PeerClients, PeerTransport, Place, client_over, tls_context
 from app.limits import Limits
-from sdstore.client.exchange import CONNECT_TIMEOUT_S
-from sdstore.client.transport import REQUEST_TIMEOUT_S, Answer, HttpTransport
+from sdstore.client.transport import HttpTransport, HttpxCalls
 
 URL_LENGTH_MAX = 2_048  # longer than any URL that is typed, shorter than any attack worth making
 PORT_MAX = 65_535
-READ_BYTES = 8_192
-"""Of a peer's answer, parsed before others are served: chunks of one byte take 60 ms."""
-
 # The tables of `ipaddress` differ between versions of Python, so these are our own, from the registries
 # of special-purpose addresses (RFC 6890).
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -81,15 +72,6 @@ IpAddress = IPv4Address | IPv6Address
 # --- the URL and its address -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedAddress:
-    """The URL of a peer's checked address, and the names that its server expects."""
-
-    base_url: httpx.URL
-    host_header: str
-    tls_name: str
-
-
 def parse_peer_url(text: str) -> httpx.URL:
     """The canonical URL of a peer: http(s), a host, no credentials, no query.
 
@@ -116,8 +98,8 @@ def url_text(url: httpx.URL) -> str:
     return str(url).removesuffix("/")
 
 
-async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
-    """Resolve a peer's host and pin its first address, after checking all of them.
+async def resolve(url: httpx.URL, *, private_allowed: bool) -> IpAddress:
+    """Resolve a peer's host: its first address, after checking all of them.
 
     Raises Problem: PEER_UNREACHABLE if there is no address, PEER_URL_REFUSED if one is not allowed.
     """
@@ -125,11 +107,7 @@ async def resolve(url: httpx.URL, *, private_allowed: bool) -> PinnedAddress:
     for address in addresses:
         if not is_allowed(address, private_allowed=private_allowed):
             raise refused_address(url.host, address)
-    return PinnedAddress(
-        base_url=url.copy_with(host=str(addresses[0])),
-        host_header=url.netloc.decode("ascii"),
-        tls_name=url.host,
-    )
+    return addresses[0]
 
 
 async def _addresses_of(url: httpx.URL) -> list[IpAddress]:
@@ -211,46 +189,20 @@ async def open_http_transport(
     own_instance: str | None = None,
     token: str | None = None,
     ca_file: Path | None = None,
-    connections: Connections,
+    clients: PeerClients,
 ) -> AsyncIterator[HttpTransport]:
     """A transport to the peer at `url`, over kept connections to its checked address.
 
     `token` and `ca_file`: as in `open_http_client`. If the server answers with `own_instance`, each call
     raises SyncError(PEER_URL_REFUSED).
     """
-    pinned = await resolve(url, private_allowed=private_allowed)
-    place = Place(pinned.base_url, pinned.tls_name, _tls_context(ca_file))
-    async with connections.to(place) as pool:
+    address = await resolve(url, private_allowed=private_allowed)
+    place = Place(url, str(address), tls_context(ca_file))
+    bytes_max = limits.recon_reply_bytes_max
+    async with clients.to(url, place, token, bytes_max) as client:
         yield HttpTransport(
-            PeerCalls(pool, pinned, token),
-            reply_bytes_max=limits.recon_reply_bytes_max,
-            own_instance=own_instance,
+            HttpxCalls(client), reply_bytes_max=bytes_max, own_instance=own_instance
         )
-
-
-class PeerCalls:
-    """Calls to a peer over its kept connections."""
-
-    def __init__(self, pool: Pool, pinned: PinnedAddress, token: str | None) -> None:
-        self.where = pinned.base_url.netloc.decode()
-        self._pool = pool
-        self._base_path = pinned.base_url.raw_path.rstrip(b"/")
-        self._headers = {"host": pinned.host_header}
-        if token is not None:
-            self._headers["authorization"] = f"Bearer {token}"
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes | None,
-        bytes_max: int,
-    ) -> Answer:
-        """See `Calls`."""
-        target = b"%s/%s" % (self._base_path, path.encode())
-        request = request_bytes(method, target, self._headers | headers, body)
-        return await self._pool.call(request, bytes_max)
 
 
 @asynccontextmanager
@@ -261,117 +213,12 @@ async def open_http_client(
     token: str | None = None,
     ca_file: Path | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the peer at `url`; it connects only to the checked address.
+    """A client of the peer at `url` with connections of its own, to the checked address only.
 
     `token` is an access token of the peer. `ca_file` has the CAs of its certificate, if they are not
     well known; Problem(PEER_UNREACHABLE) if it cannot be read.
     """
-    pinned = await resolve(url, private_allowed=private_allowed)
-
-    async def send_to_pinned(request: httpx.Request) -> None:
-        request.headers["host"] = pinned.host_header
-        request.extensions["sni_hostname"] = pinned.tls_name
-
-    async with httpx.AsyncClient(
-        base_url=pinned.base_url,
-        transport=_BoundedTransport(_tls_context(ca_file)),
-        headers={} if token is None else {"authorization": f"Bearer {token}"},
-        timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        follow_redirects=False,
-        trust_env=False,
-        event_hooks={"request": [send_to_pinned]},
-    ) as client:
+    address = await resolve(url, private_allowed=private_allowed)
+    transport = PeerTransport(Place(url, str(address), tls_context(ca_file)))
+    async with client_over(transport, url, token) as client:
         yield client
-
-
-class _BoundedTransport(httpx.AsyncHTTPTransport):
-    """Reads the answers of a peer in small pieces, and no more than `HEAD_BYTES_MAX` before a body.
-
-    The parser of httpx handles all that it has read before anything else runs, and reads answers 1xx for
-    as long as they come.
-    """
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(verify=context, trust_env=False)
-        # httpx has no argument for the backend.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, network_backend=_BoundedBackend()
-        )
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.AsyncBaseTransport`."""
-        response = await super().handle_async_request(request)
-        response.extensions["network_stream"].is_in_head = False
-        return response
-
-
-class _BoundedBackend(httpcore.AnyIOBackend):
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - of httpcore
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """See `httpcore.AsyncNetworkBackend`."""
-        stream = await super().connect_tcp(host, port, timeout, local_address, socket_options)
-        return _BoundedStream(stream)
-
-
-class _BoundedStream(httpcore.AsyncNetworkStream):
-    """A connection. `is_in_head`: the answer to the last request has not begun its body."""
-
-    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
-        self.is_in_head = False
-        self._stream = stream
-        self._head_bytes = 0
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        """See `httpcore.AsyncNetworkStream`."""
-        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
-        self._head_bytes += len(data)
-        if self.is_in_head and self._head_bytes > HEAD_BYTES_MAX:
-            raise httpcore.RemoteProtocolError(f"more than {HEAD_BYTES_MAX} bytes before a body")
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """See `httpcore.AsyncNetworkStream`."""
-        self.is_in_head, self._head_bytes = True, 0
-        await self._stream.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        """See `httpcore.AsyncNetworkStream`."""
-        await self._stream.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> httpcore.AsyncNetworkStream:
-        """See `httpcore.AsyncNetworkStream`."""
-        return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
-
-    def get_extra_info(self, info: str) -> object:
-        """See `httpcore.AsyncNetworkStream`."""
-        return self._stream.get_extra_info(info)
-
-
-def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """One for all peers until the file changes: reading the certificates of the authorities takes 20 ms."""
-    if ca_file is None:
-        return _tls_context_of(None, ())
-    try:
-        stat = ca_file.stat()
-        return _tls_context_of(ca_file, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
-    except (OSError, ssl.SSLError) as error:
-        reason = f"the CA certificates in {ca_file} cannot be read: {error}"
-        raise Problem(Code.PEER_UNREACHABLE, reason) from None
-
-
-@lru_cache(maxsize=4)
-def _tls_context_of(ca_file: Path | None, _identity: tuple[int, ...]) -> ssl.SSLContext:
-    if ca_file is None:
-        return httpx.create_ssl_context(trust_env=False)
-    return ssl.create_default_context(cafile=ca_file)

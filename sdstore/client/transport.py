@@ -22,6 +22,10 @@ PROTOBUF = "application/x-protobuf"
 REQUEST_TIMEOUT_S = 60.0  # a reply of 8 MiB at 140 KiB/s
 REPLY_BYTES_MAX = 8 << 20  # as a node of ours answers
 COMPRESS_BYTES_MIN = 1_024  # below this the header costs more than compression saves
+PARTS_FREE = 64
+PART_BYTES_MIN = 512
+"""Of a reply, on average, beyond the first 64 parts: a chunk of one byte takes as long to read as one of 8 KiB."""
+
 ERROR_BODY_BYTES_MAX = 4_096  # enough of a problem document to quote
 # A node refuses a body that compresses better than this as a bomb, above the free size.
 UNPACK_FACTOR = 200
@@ -94,11 +98,14 @@ class HttpxCalls:
         async with self._http.stream(
             method, path, content=body, headers=headers, timeout=timeout
         ) as response:
-            raw = bytearray()
+            raw, parts_left = bytearray(), PARTS_FREE
             async for chunk in response.aiter_raw():
                 raw += chunk
+                parts_left -= 1
                 if len(raw) > bytes_max:
                     raise misbehaved(f"a reply larger than {bytes_max} bytes")
+                if len(raw) < PART_BYTES_MIN * -parts_left:
+                    raise misbehaved("a reply in too many small chunks")
             return Answer(response.status_code, response.headers, bytes(raw))
 
 

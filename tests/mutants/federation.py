@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import httpcore
+
 from tests.mutants.fault import Fault, Plant, after, instead, nothing, returns
 
-_CONNECTIONS = ("tests/app/federation/test_connections.py",)
+_CLIENT = ("tests/app/federation/test_client.py",)
 _ADDRESS = ("tests/app/federation/test_address.py",)
 _ACCESS = "tests/app/federation/test_access.py"
 _DIVERGENCE = ("tests/app/federation/test_divergence.py",)
@@ -29,22 +31,6 @@ async def _no_contact(*_: Any) -> None:
     pass
 
 
-def _any_open(pool: Any) -> Any:
-    return pool._idle.pop()[0] if pool._idle else None
-
-
-def _without_line_breaks(right: Any) -> Any:
-    def wrong(method: str, target: bytes, headers: dict[str, str], body: Any) -> Any:
-        clean = {name: "".join(value.split()) for name, value in headers.items()}
-        return right(method, target, clean, body)
-
-    return wrong
-
-
-def _keep_answers_to_nothing(connection: Any) -> None:
-    connection._headers, connection._body = {}, bytearray()
-
-
 def _forget_the_last(right: Any) -> Any:
     def wrong(peer: Any, instance: str) -> None:
         peer.last_instance = ""
@@ -58,43 +44,42 @@ def _record(_: Any, _syncs: Any, sync: Any, _report: Any) -> None:
 
 
 FAULTS = [
-    # Connections
-    _fault("an old connection is used", "connections:Pool._take", instead(_any_open), _CONNECTIONS),
+    # Clients
     _fault(
         "idle connections to one peer have no bound",
-        "connections:PER_PEER_MAX",
-        instead(1_000_000),
-        _CONNECTIONS,
+        "client:PER_PEER_MAX",
+        instead(1_000),
+        _CLIENT,
     ),
     _fault(
         "unused connections stay open",
-        "connections:Connections._drop_unused",
-        nothing,
-        _CONNECTIONS,
+        "client:PeerClients._drop_unused",
+        instead(_no_contact),
+        _CLIENT,
     ),
     _fault(
         "the headers of an answer have no bound",
-        "connections:HEAD_BYTES_MAX",
+        "client:HEAD_BYTES_MAX",
         instead(1 << 40),
-        _CONNECTIONS,
+        _CLIENT,
     ),
     _fault(
-        "what is around a body has no bound",
-        "connections:FRAMING_FACTOR",
-        instead(1 << 20),
-        _CONNECTIONS,
+        "what is around a body has no bound", "client:FRAMING_FACTOR", instead(1 << 20), _CLIENT
     ),
     _fault(
-        "an answer to nothing leaves its connection open",
-        "connections:Connection.on_message_begin",
-        instead(_keep_answers_to_nothing),
-        _CONNECTIONS,
+        "an answer to nothing answers the next call", "client:_has_more", returns(False), _CLIENT
     ),
     _fault(
-        "a header is changed instead of refused",
-        "connections:request_bytes",
-        _without_line_breaks,
-        _CONNECTIONS,
+        "a call over a connection that has ended is not repeated",
+        "client:PeerTransport.handle_async_request",
+        instead(lambda transport, request: transport._handled(request)),
+        _CLIENT,
+    ),
+    _fault(
+        "a name is looked up again after its check",
+        "client:_PinnedBackend.connect_tcp",
+        instead(httpcore.AnyIOBackend.connect_tcp),
+        _ADDRESS,
     ),
     # Addresses
     _fault("every address is allowed", "transport:is_allowed", returns(True), _ADDRESS),
@@ -112,7 +97,7 @@ FAULTS = [
     ),
     _fault(
         "a file of CAs is read once",
-        "transport:_tls_context_of",
+        "client:_tls_context_of",
         lambda right: lambda file, _: right(file, ()),
         (f"{_ACCESS}::test_a_file_of_cas_that_was_replaced_holds_for_the_next_session",),
     ),

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from app.errors import Code, Problem
-from app.federation.connections import Connections
+from app.federation.client import PeerClients
 from app.federation.transport import (
     is_allowed,
     open_http_client,
@@ -162,13 +162,6 @@ def test_the_same_peer_has_one_url() -> None:
     assert len({str(parse_peer_url(form)) for form in forms}) == 1
 
 
-def test_the_name_is_kept_for_host_header_and_tls_while_the_address_is_pinned() -> None:
-    pinned = asyncio.run(resolve(parse_peer_url("http://localhost:8123/a/"), private_allowed=True))
-    assert pinned.base_url.host in {"127.0.0.1", "::1"}
-    assert (pinned.host_header, pinned.tls_name) == ("localhost:8123", "localhost")
-    assert pinned.base_url.path == "/a"
-
-
 @pytest.mark.parametrize("client", ["sessions", "links"])
 def test_a_name_that_changes_between_the_check_and_the_connection_leads_to_the_checked_address(
     client: str, monkeypatch: pytest.MonkeyPatch
@@ -198,12 +191,12 @@ def test_a_name_that_changes_between_the_check_and_the_connection_leads_to_the_c
             async with open_http_client(url, private_allowed=True) as http:
                 assert (await http.get("v1/relay")).content == b"news"
         else:
-            connections = Connections()
+            clients = PeerClients()
             async with open_http_transport(
-                url, DEFAULT_LIMITS, private_allowed=True, connections=connections
+                url, DEFAULT_LIMITS, private_allowed=True, clients=clients
             ) as transport:
                 assert await transport.interest() == b"news"
-            connections.close()
+            await clients.close()
         server.close()
 
     asyncio.run(scenario())

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
+import zstandard
 
 from app.errors import Code, Problem
-from app.federation import connections as kept
-from app.federation.connections import Connections
+from app.federation import client as kept
+from app.federation.client import PeerClients
 from app.federation.transport import open_http_transport
 from app.limits import DEFAULT_LIMITS
+from sdstore.client import transport as calls
 from sdstore.sync.report import SyncError
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
@@ -53,20 +58,20 @@ async def a_peer() -> AsyncIterator[Peer]:
             writer.close()
 
 
-async def one_session(connections: Connections, url: str, *, private: bool = True) -> None:
+async def one_session(clients: PeerClients, url: str, *, private: bool = True) -> None:
     async with open_http_transport(
-        httpx.URL(url), DEFAULT_LIMITS, private_allowed=private, connections=connections
+        httpx.URL(url), DEFAULT_LIMITS, private_allowed=private, clients=clients
     ) as transport:
         await transport.interest()
 
 
 def test_sessions_with_a_peer_share_a_connection() -> None:
     async def scenario() -> int:
-        connections = Connections()
+        clients = PeerClients()
         async with a_peer() as peer:
             for _ in range(5):
-                await one_session(connections, f"http://127.0.0.1:{peer.port}")
-            connections.close()
+                await one_session(clients, f"http://127.0.0.1:{peer.port}")
+            await clients.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 1
@@ -74,13 +79,13 @@ def test_sessions_with_a_peer_share_a_connection() -> None:
 
 def test_a_peer_that_closed_the_connection_is_connected_to_again() -> None:
     async def scenario() -> int:
-        connections = Connections()
+        clients = PeerClients()
         async with a_peer() as peer:
-            await one_session(connections, f"http://127.0.0.1:{peer.port}")
+            await one_session(clients, f"http://127.0.0.1:{peer.port}")
             peer.writers[0].close()
             await peer.writers[0].wait_closed()
-            await one_session(connections, f"http://127.0.0.1:{peer.port}")
-            connections.close()
+            await one_session(clients, f"http://127.0.0.1:{peer.port}")
+            await clients.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 2
@@ -95,15 +100,15 @@ def test_an_open_connection_does_not_outlive_the_check_of_the_address(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[0], port))]
 
     async def scenario() -> tuple[Problem, int]:
-        connections = Connections()
+        clients = PeerClients()
         monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
         async with a_peer() as peer:
             url = f"http://peer.example:{peer.port}"
-            await one_session(connections, url)
+            await one_session(clients, url)
             addresses[0] = "169.254.169.254"
             with pytest.raises(Problem) as refused:
-                await one_session(connections, url)
-            connections.close()
+                await one_session(clients, url)
+            await clients.close()
             return refused.value, peer.accepted
 
     problem, accepted = asyncio.run(scenario())
@@ -118,12 +123,12 @@ def test_a_connection_is_not_shared_between_two_names_of_one_address(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     async def scenario() -> int:
-        connections = Connections()
+        clients = PeerClients()
         async with a_peer() as peer:
             monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
             for name in ("one.example", "two.example", "one.example"):
-                await one_session(connections, f"http://{name}:{peer.port}")
-            connections.close()
+                await one_session(clients, f"http://{name}:{peer.port}")
+            await clients.close()
             return peer.accepted
 
     assert asyncio.run(scenario()) == 2
@@ -136,13 +141,13 @@ def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
     monkeypatch.setattr(kept, name, value)
 
     async def scenario() -> tuple[int, int]:
-        connections = Connections()
+        clients = PeerClients()
         async with a_peer() as one, a_peer() as two, a_peer() as three:
             for peer in (one, two, three):
-                await one_session(connections, f"http://127.0.0.1:{peer.port}")
-            count = len(connections)
-            await one_session(connections, f"http://127.0.0.1:{one.port}")
-            connections.close()
+                await one_session(clients, f"http://127.0.0.1:{peer.port}")
+            count = len(clients)
+            await one_session(clients, f"http://127.0.0.1:{one.port}")
+            await clients.close()
             return count, one.accepted
 
     count, accepted = asyncio.run(scenario())
@@ -153,26 +158,24 @@ def test_connections_beyond_the_bound_or_too_long_unused_are_closed(
 def test_a_connection_that_was_idle_for_too_long_is_not_used_by_a_session_that_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    later_s = 0.0
-    monkeypatch.setattr(kept, "_now_s", lambda: 1_000.0 + later_s)
+    monkeypatch.setattr(kept, "IDLE_S", 0.3)
 
     async def scenario() -> list[int]:
-        nonlocal later_s
-        accepted, connections = [], Connections()
+        accepted, clients = [], PeerClients()
         async with (
             a_peer() as peer,
             open_http_transport(
                 httpx.URL(f"http://127.0.0.1:{peer.port}"),
                 DEFAULT_LIMITS,
                 private_allowed=True,
-                connections=connections,
+                clients=clients,
             ) as transport,
         ):
-            for pause_s in (0.0, kept.IDLE_S - 1, kept.IDLE_S + 1):
-                later_s += pause_s
+            for pause_s in (0.0, 0.0, 0.5):
+                await asyncio.sleep(pause_s)
                 await transport.interest()
                 accepted.append(peer.accepted)
-        connections.close()
+        await clients.close()
         return accepted
 
     assert asyncio.run(scenario()) == [1, 1, 2]
@@ -180,13 +183,13 @@ def test_a_connection_that_was_idle_for_too_long_is_not_used_by_a_session_that_g
 
 def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> None:
     async def scenario() -> int:
-        connections = Connections()
+        clients = PeerClients()
         async with a_peer() as peer:
             async with open_http_transport(
                 httpx.URL(f"http://127.0.0.1:{peer.port}"),
                 DEFAULT_LIMITS,
                 private_allowed=True,
-                connections=connections,
+                clients=clients,
             ) as transport:
                 await asyncio.gather(*(transport.interest() for _ in range(7)))
             assert peer.accepted == 7
@@ -196,7 +199,7 @@ def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> No
                 if still_open <= 4:
                     break
                 await asyncio.sleep(0.01)
-            connections.close()
+            await clients.close()
             return still_open
 
     assert asyncio.run(scenario()) == 4
@@ -205,6 +208,8 @@ def test_no_more_idle_connections_to_a_peer_are_kept_than_a_session_uses() -> No
 # --- answers of any server -----------------------------------------------------------------------
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+BOMB = zstandard.compress(bytes(1 << 20))
 LIMITS = replace(DEFAULT_LIMITS, recon_reply_bytes_max=1_000)
 
 
@@ -248,18 +253,18 @@ async def talk(script: Script, calls: int = 1, **options: Any) -> list[bytes | s
     """What each call over kept connections returned, or the detail of its error."""
     server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
     url = httpx.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base/")
-    connections, results = Connections(), list[bytes | str]()
+    clients, results = PeerClients(), list[bytes | str]()
     try:
         for _ in range(calls):
             async with open_http_transport(
-                url, LIMITS, private_allowed=True, connections=connections, **options
+                url, LIMITS, private_allowed=True, clients=clients, **options
             ) as transport:
                 try:
                     results.append(await transport.interest())
                 except SyncError as error:
                     results.append(error.detail)
     finally:
-        connections.close()
+        await clients.close()
         server.close()
         await asyncio.gather(*script.serving)
     return results
@@ -294,15 +299,26 @@ def test_a_call_is_repeated_if_a_kept_connection_ends_without_an_answer() -> Non
     ("answer", "detail"),
     [
         (HEAD + b"content-length: 1001\r\n\r\n" + bytes(1_001), "a reply larger than 1000 bytes"),
-        (HEAD + b"".join(b"x%d: %s\r\n" % (n, b"y" * 98) for n in range(900)), "a reply larger"),
+        (HEAD + b"".join(b"x%d: %s\r\n" % (n, b"y" * 98) for n in range(900)), "bytes of headers"),
         (HEAD + b"a:b\r\n" * 6_900, "bytes of headers"),
-        (b"HTTP/1.1 100 \r\n\r\n" * 1_800, "bytes of headers"),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 999, "a reply larger"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (1 << 17), "a reply larger than 1000 bytes"),
-        (HEAD + b"content-length: 9\r\n\r\nhalf", "closed the connection"),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "the answer is not HTTP"),
-        (b"SSH-2.0-OpenSSH\r\n", "the answer is not HTTP"),
-        (b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "is not HTTP"),
+        (b"HTTP/1.1 100 \r\n\r\n" * 2_000, "bytes of headers"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (1 << 17), "bytes of headers"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 999, "small chunks"),
+        (CHUNKED + b"1;" + b"x" * (1 << 17) + b"\r\nx\r\n", "a reply larger than 1000 bytes"),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * (1 << 15), "a reply larger than 1000 bytes"),
+        (
+            HEAD + b"content-encoding: zstd\r\ncontent-length: %d\r\n\r\n" % len(BOMB) + BOMB,
+            "larger",
+        ),
+        (HEAD + b"content-length: 9\r\n\r\nhalf", "closed connection"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "illegal chunk header"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "illegal status line"),
+        (b"SSH-2.0-OpenSSH\r\n", "closed the connection"),
+        (b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "UPGRADE"),
+        (
+            b"HTTP/1.1 307 Go\r\nlocation: http://127.0.0.1/\r\ncontent-length: 0\r\n\r\n",
+            "redirect",
+        ),
         (None, "closed the connection"),
     ],
 )
@@ -326,9 +342,9 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
         late, ended = asyncio.Event(), asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
             is_first = not late.is_set()
             late.set()
-            await reader.readuntil(b"\r\n\r\n")
             if is_first:
                 await asyncio.sleep(0.05)
             writer.write(HEAD + b"content-length: 4\r\n\r\n" + (b"late" if is_first else b"news"))
@@ -338,9 +354,9 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = httpx.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        connections = Connections()
+        clients = PeerClients()
         async with open_http_transport(
-            url, LIMITS, private_allowed=True, connections=connections
+            url, LIMITS, private_allowed=True, clients=clients
         ) as transport:
             call = asyncio.create_task(transport.interest())
             await late.wait()
@@ -348,7 +364,7 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
             await asyncio.gather(call, return_exceptions=True)
             answer = await transport.interest()
         await ended.wait()
-        connections.close()
+        await clients.close()
         server.close()
         return answer
 
@@ -358,14 +374,101 @@ def test_a_call_that_was_cancelled_leaves_no_answer_to_the_next_one() -> None:
 def test_a_request_names_the_path_the_host_and_the_token() -> None:
     script = Script([HEAD + b"content-length: 0\r\n\r\n"])
     asyncio.run(talk(script, token="a-token"))
-    lines = script.requests[0].split(b"\r\n")
-    assert lines[0] == b"GET /base/v1/recon/interests HTTP/1.1"
-    assert b"authorization: Bearer a-token" in lines
+    first, *lines = script.requests[0].split(b"\r\n")
+    lines = [line.lower() for line in lines]
+    assert first == b"GET /base/v1/recon/interests HTTP/1.1"
+    assert b"authorization: bearer a-token" in lines
     assert [line for line in lines if line.startswith(b"host: 127.0.0.1:")]
 
 
 def test_a_token_cannot_add_a_line_to_a_request() -> None:
     script = Script([HEAD + b"content-length: 0\r\n\r\n"])
     [detail] = asyncio.run(talk(script, token="a\r\nx: y"))
-    assert "characters that HTTP does not allow" in str(detail)
+    assert "Illegal header value" in str(detail)
     assert script.requests == []
+
+
+async def slowly(writer: asyncio.StreamWriter, answer: bytes, pause_s: float) -> None:
+    for at in range(len(answer)):
+        writer.write(answer[at : at + 1])
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [HEAD + b"content-length: 4\r\n\r\nnews", HEAD + b"content-length: 500\r\n\r\n" + bytes(500)],
+)
+def test_an_answer_that_trickles_in_ends_with_the_deadline_of_the_whole_call(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "REQUEST_TIMEOUT_S", 1.0)
+    serving: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            await slowly(writer, answer, pause_s=0.1)
+        await closed(writer)
+
+    async def scenario() -> tuple[str, float]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = httpx.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        clients, began_s = PeerClients(), asyncio.get_running_loop().time()
+        async with open_http_transport(
+            url, LIMITS, private_allowed=True, clients=clients
+        ) as transport:
+            with pytest.raises(SyncError) as caught:
+                await transport.interest()
+        took_s = asyncio.get_running_loop().time() - began_s
+        await clients.close()
+        server.close()
+        await asyncio.gather(*serving)
+        return caught.value.detail, took_s
+
+    detail, took_s = asyncio.run(scenario())
+    assert "no answer in time" in detail
+    assert took_s < 3
+
+
+def test_two_names_of_one_address_share_no_verified_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("one.example").configure_cert(context)
+
+    async def resolved(_: Any, __: str, port: int, **___: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async def scenario() -> list[str]:
+        peer, clients, found = Peer(), PeerClients(), []
+        server = await asyncio.start_server(peer.serve, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
+        for name in ("one.example", "two.example", "one.example"):
+            async with open_http_transport(
+                httpx.URL(f"https://{name}:{port}"),
+                LIMITS,
+                private_allowed=True,
+                ca_file=tmp_path / "ca.pem",
+                clients=clients,
+            ) as transport:
+                try:
+                    await transport.interest()
+                    found.append("an answer")
+                except SyncError as error:
+                    found.append(error.detail)
+        assert peer.accepted == 1  # the handshake for the other name failed
+        await clients.close()
+        server.close()
+        for writer in peer.writers:
+            await closed(writer)
+        return found
+
+    first, other, again = asyncio.run(scenario())
+    assert (first, again) == ("an answer", "an answer")
+    assert "the certificate is not trusted" in other
+    assert "two.example" in other
