@@ -282,6 +282,9 @@ class Limits:
         "messages",
         "refused or held, of which readers are told; the oldest that no operator decides on are forgotten",
     )
+    quarantine_told_of_one_max: int = _bound(
+        10_000, "messages", "of these of one caller or peer: a flood displaces its own"
+    )
 
     # --- lost content ------------------------------------------------------------------------
     frames_read_percent_max: int = _bound(

@@ -136,7 +136,7 @@ class MvdsEndpoint(Collector):
             return set()
         prepared = await self._door.prepare_many([Publication(each.body) for each in messages])
         prepared = [_in_group(*each) for each in zip(messages, prepared, strict=True)]
-        outcomes = await self._door.publish_prepared(prepared, way=Way.MVDS)
+        outcomes = await self._door.publish_prepared(prepared, way=Way.MVDS, who="mvds")
         for outcome in outcomes:
             if isinstance(outcome, Problem) and outcome.status >= FAULT_OF_NODE_MIN:
                 raise outcome.detached()

@@ -72,6 +72,14 @@ def _read_token(path: Path) -> str:
     return text if _TOKEN.fullmatch(text) else ""
 
 
+def has_token(data_dir: Path) -> bool:
+    """Whether a data directory has an operator's token that this user can read."""
+    try:
+        return bool(_read_token(data_dir / OPERATOR_FILE))
+    except OSError:
+        return False
+
+
 @contextmanager
 def locked(data_dir: Path) -> Iterator[int]:
     """Use a data directory alone while the block runs, with a new operator's token; gives the lock.
@@ -168,9 +176,10 @@ def _loopback(url: str) -> _Address | None:
     except ValueError:
         return None
     proxies = getproxies()
-    if not host.is_loopback or (
-        (parts.scheme in proxies or "all" in proxies) and not proxy_bypass(str(host))
-    ):
+    is_proxied = parts.scheme in proxies or "all" in proxies
+    # NO_PROXY can name the port too.
+    is_direct = proxy_bypass(str(host)) or proxy_bypass(f"{host}:{port}")
+    if not host.is_loopback or (is_proxied and not is_direct):
         return None
     return host, port
 

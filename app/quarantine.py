@@ -25,7 +25,7 @@ from app.ingest.prepare import Publication, prepare
 from app.limits import Limits
 
 FILE = "quarantine.db"
-VERSION = 2
+VERSION = 3
 BUSY_S = 2.0
 """Wait for another process that writes, which takes milliseconds."""
 DECISION_S = 5.0
@@ -48,13 +48,16 @@ CREATE TABLE IF NOT EXISTS dropped (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     digest BLOB NOT NULL UNIQUE
 );
-CREATE TABLE IF NOT EXISTS told (
+DROP TABLE IF EXISTS told;
+CREATE TABLE told (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     digest BLOB NOT NULL UNIQUE,
     message_id TEXT NOT NULL,
-    channel_id TEXT NOT NULL
+    channel_id TEXT NOT NULL,
+    who TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS told_by_id ON told (message_id);
+CREATE INDEX told_by_id ON told (message_id);
+CREATE INDEX told_by_whom ON told (who, number);
 """
 _STATES = """
 SELECT message_id, channel_id, EXISTS (SELECT 1 FROM held WHERE held.digest = told.digest) FROM told
@@ -139,8 +142,8 @@ class Quarantine:
                         known[digest] = fate
         return known
 
-    def hold(self, entries: Sequence[tuple[NewEntry, str, str]]) -> list[bool]:
-        """Keep messages with their ways and reasons; whether each had room. Nothing is displaced."""
+    def hold(self, entries: Sequence[tuple[NewEntry, str, str]], who: str = "") -> list[bool]:
+        """Keep messages of a caller with their ways and reasons; whether each had room. Nothing is displaced."""
         limits = self._limits
         kept = []
         with self._opened() as database:
@@ -165,13 +168,13 @@ class Quarantine:
                     row,
                 )
                 kept.append(True)
-            self._tell(database, [entry for entry, _, _ in entries])
+            self._tell(database, [entry for entry, _, _ in entries], who)
         return kept
 
-    def refuse(self, entries: Sequence[NewEntry]) -> None:
-        """Remember that the policy refused these messages, to tell their readers."""
+    def refuse(self, entries: Sequence[NewEntry], who: str = "") -> None:
+        """Remember that the policy refused these messages of a caller, to tell their readers."""
         with self._opened() as database:
-            self._tell(database, entries)
+            self._tell(database, entries, who)
 
     def absences(self, message_ids: Sequence[str]) -> list[tuple[str, str, Absence]]:
         """(message ID, channel ID, why) of those of these messages that were held or refused."""
@@ -184,24 +187,38 @@ class Quarantine:
             for message_id, channel_id, is_held in rows
         ]
 
-    def _tell(self, database: sqlite3.Connection, entries: Sequence[NewEntry]) -> None:
+    def _tell(self, database: sqlite3.Connection, entries: Sequence[NewEntry], who: str) -> None:
         """Only messages whose IDs verify: otherwise anybody could make readers skip others' messages.
 
-        The oldest refused ones are forgotten; of a held one readers are told until an operator decides.
+        The oldest refused ones of the caller are forgotten, and those of all; of a held one readers are told
+        until an operator decides.
         """
         rows = [
-            (entry.digest, entry.message.message_id, entry.message.channel_id)
+            (entry.digest, entry.message.message_id, entry.message.channel_id, who)
             for entry in entries
             if entry.id_verifies
         ]
         database.executemany(
-            "INSERT OR IGNORE INTO told (digest, message_id, channel_id) VALUES (?, ?, ?)", rows
+            "INSERT OR IGNORE INTO told (digest, message_id, channel_id, who) VALUES (?, ?, ?, ?)",
+            rows,
         )
-        [last] = database.execute("SELECT coalesce(max(number), 0) FROM told").fetchone()
-        until = last - self._limits.quarantine_told_max
+        [until] = database.execute(
+            "SELECT coalesce((SELECT number FROM told WHERE who = ? ORDER BY number DESC "
+            "LIMIT 1 OFFSET ?), 0)",
+            (who, self._limits.quarantine_told_of_one_max),
+        ).fetchone()
         database.execute(
-            "DELETE FROM told WHERE number <= ? AND digest NOT IN (SELECT digest FROM held)",
-            (until,),
+            "DELETE FROM told WHERE who = ? AND number <= ? "
+            "AND digest NOT IN (SELECT digest FROM held)",
+            (who, until),
+        )
+        [count] = database.execute(
+            "SELECT (SELECT count(*) FROM told) - (SELECT count(*) FROM held)"
+        ).fetchone()
+        database.execute(
+            "DELETE FROM told WHERE number IN (SELECT number FROM told WHERE digest NOT IN "
+            "(SELECT digest FROM held) ORDER BY number LIMIT ?)",
+            (max(count - self._limits.quarantine_told_max, 0),),
         )
 
     def page(self, after: int, limit: int) -> list[Held]:

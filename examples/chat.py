@@ -147,8 +147,8 @@ async def show_events(view: Screen, channel: ParticipantChannel, shown: set[str]
                 await channel.confirm(number)
             case StoredRemotely(message_id) | Acknowledged(message_id) | GaveUp(message_id):
                 view.mark(message_id, state_of(channel, message_id))
-            case Rejected(message_id, code, _):
-                view.mark(message_id, f"refused by the store: {code}")
+            case Rejected(message_id, code, detail):
+                view.mark(message_id, f"refused by the store: {plain(detail or code)}")
             case Connection():
                 connection = connection_texts(event)
             case Unsaved() | SavedAgain() | Unpublished() | PublishedAgain():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,9 +65,15 @@ def _start(master: str, scratch: Path, log: Path) -> SparkSession:
     home = java_home(os.environ, scratch)
     if home is not None:
         os.environ["JAVA_HOME"] = home
+    before = _children()
     with _stderr_to(log):
         try:
             session = _builder(master, scratch).getOrCreate()
+        except KeyboardInterrupt:
+            # A JVM that is still starting fails to report to us, and then waits for ever.
+            for child in _children() - before:
+                os.kill(child, signal.SIGKILL)
+            raise
         except Exception as error:
             tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
             raise SparkStartError(f"Spark did not start: {error}\n{tail}") from error
@@ -77,6 +84,12 @@ def _start(master: str, scratch: Path, log: Path) -> SparkSession:
         session.conf.set("spark.sql.shuffle.partitions", partitions)
     register(session)
     return session
+
+
+def _children() -> set[int]:
+    """The processes that this one has started, where the system tells (Linux)."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(child) for each in lists for child in each.read_text().split()}
 
 
 def _builder(master: str, scratch: Path) -> SparkSession.Builder:

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.request import getproxies
 
 import typer
 
@@ -44,6 +45,7 @@ class Access:
 
         Raises CliError.
         """
+        self.check_proxies()
         return token_for(url) if self.token_file is None else read_token(self.token_file)
 
     def tls(self) -> ssl.SSLContext | None:
@@ -55,6 +57,14 @@ class Access:
         except (OSError, ssl.SSLError) as error:
             detail = f"{self.ca_file}: {error.strerror or error}"
             raise CliError(Exit.LOCAL_FAULT, "cannot_read", detail) from None
+
+    def check_proxies(self) -> None:
+        """Raises CliError for a proxy of the environment that cannot be used; it can hold a password."""
+        for name, url in getproxies().items():
+            scheme, is_url, _ = url.partition("://")
+            if name in {"http", "https", "all"} and is_url and scheme not in {"http", "https"}:
+                detail = f"{name.upper()}_PROXY is a {scheme} proxy; use one of http or https, or unset it"
+                raise CliError(Exit.USAGE, "invalid_parameter", detail)
 
 
 access = Access()

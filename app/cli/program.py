@@ -6,6 +6,7 @@ of the server.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ class LazyGroup(TyperGroup):
             return None
         with loading():
             module = import_module(module_name)
-        return typer.main.get_group(module.verbs).commands.get(cmd_name)
+        return _unwrapped(typer.main.get_group(module.verbs).commands.get(cmd_name))
 
 
 _type_in_help = TyperOption.display_type_rich
@@ -90,6 +91,17 @@ def _type_of(option: TyperOption, ctx: Any) -> str | None:
 
 
 TyperOption.display_type_rich = _type_of  # type: ignore[assignment, method-assign]
+
+
+def _unwrapped(verb: Any) -> Any:
+    """The verb with one line for each paragraph of its help: the terminal's width wraps it."""
+    if verb is not None and verb.help:
+        paragraphs = inspect.cleandoc(verb.help).split("\n\n")
+        verb.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    for each in getattr(verb, "commands", {}).values():
+        _unwrapped(each)
+    return verb
+
 
 app = typer.Typer(
     cls=LazyGroup,

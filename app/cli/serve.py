@@ -29,7 +29,7 @@ from app.cli.options import (
 from app.cli.output import CliError, Exit, print_json, print_note, print_table, stdout, table
 from app.errors import SettingsError
 from app.limits import limits_table
-from app.operator import InUseError, announced, locked
+from app.operator import OPERATOR_FILE, InUseError, announced, has_token, locked
 from app.settings import Settings, load_settings
 
 verbs = typer.Typer()
@@ -172,6 +172,8 @@ def serve(
     _refuse_exposure(settings)
     if settings.policy is not None:
         _check_policy(settings.policy)
+    if settings.tls_cert is not None:
+        _check_certificate(settings)
     if until_eof:
         # The program that started the node has gone, and with it any load balancer to drain for.
         settings = settings.model_copy(update={"drain_s": 0.0})
@@ -193,6 +195,7 @@ def wait(
 
         from sdstore.client.exchange import network_reason  # noqa: PLC0415
 
+    access.check_proxies()
     started = monotonic()
     refusal = "no answer"
     with httpx.Client(base_url=node, timeout=_ANSWER_S_MAX, verify=access.tls() or True) as client:
@@ -255,6 +258,14 @@ def _check_policy(name: str) -> None:
     load_policy(name)
 
 
+def _check_certificate(settings: Settings) -> None:
+    """Raises SettingsError for a certificate that cannot be read: starting again does not mend it."""
+    with loading():
+        from app.reload import checked_certificate  # noqa: PLC0415 - brings the store
+
+    checked_certificate(settings)
+
+
 def _has_tokens(settings: Settings) -> bool:
     with loading():
         from app.tokens import TokenFile, tokens_path  # noqa: PLC0415 - brings the store
@@ -279,6 +290,9 @@ def _run(settings: Settings, as_json: bool) -> int:
         sys.stdout.flush()
         if settings.trusts_loopback:
             _log.info(TRUST)
+        if not has_token(settings.data_dir):
+            file = settings.data_dir / OPERATOR_FILE
+            _log.warning("no operator's token: %s cannot be written; remove what is there", file)
 
     with (
         _alone(settings.data_dir) as lock,

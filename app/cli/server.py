@@ -67,11 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket. Raises CliError where the system refuses the address, or a file of TLS."""
-    try:
-        checked_certificate(settings)
-    except SettingsError as error:
-        raise CliError(Exit.LOCAL_FAULT, "cannot_read", str(error)) from None
+    """The listening socket. Raises CliError where the system refuses the address."""
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)

@@ -65,7 +65,7 @@ async def publish_one(
     form = call.form
     if not call.body:
         raise Problem(Code.EMPTY_BODY, "the body is the frame, or the message as JSON")
-    outcome = await call.node.door.publish(_one_publication(call, retrieval_hint))
+    outcome = await call.node.door.publish(_one_publication(call, retrieval_hint), call.caller.name)
     status = _STATUS[outcome.kind]
     digest = outcome.digest
     headers = [call.location(f"/v1/entries/{digest.hex()}")] if digest else []
@@ -112,7 +112,7 @@ async def _through_the_door(
     publications = [item for item in items if isinstance(item, Publication)]
     # The turn ends when the batch only waits for the disk.
     release = None if call.turn is None else call.turn.release
-    outcomes = iter(await call.node.door.publish_many(publications, on_prepared=release))
+    outcomes = iter(await call.node.door.publish_many(publications, release, call.caller.name))
     return [item if isinstance(item, Problem) else next(outcomes) for item in items]
 
 

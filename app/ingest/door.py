@@ -51,12 +51,12 @@ class Door:
         self.relay_listeners: list[RelayListener] = []
         committer.listeners.extend(listeners)
 
-    async def publish(self, item: Publication) -> Outcome:
-        """The outcome of one message, once it is on disk. Raises `Problem`."""
+    async def publish(self, item: Publication, who: str = "") -> Outcome:
+        """The outcome of one message of a caller, once it is on disk. Raises `Problem`."""
         self._published_s = time.monotonic()
         prepared: Prepared = prepare(item, self._limits)
         if self.judge is not None:
-            [prepared] = await self.judged([prepared], Way.HTTP)
+            [prepared] = await self.judged([prepared], Way.HTTP, who)
         if isinstance(prepared, Problem):
             raise prepared
         if isinstance(prepared, NewEntry):
@@ -73,7 +73,10 @@ class Door:
         return outcome
 
     async def publish_many(
-        self, items: Sequence[Publication], on_prepared: Callable[[], None] | None = None
+        self,
+        items: Sequence[Publication],
+        on_prepared: Callable[[], None] | None = None,
+        who: str = "",
     ) -> list[Outcome | Problem]:
         """One outcome for each item, in order; a bad item does not spoil the rest.
 
@@ -82,7 +85,7 @@ class Door:
         prepared = await self.prepare_many(items)
         if on_prepared is not None:
             on_prepared()
-        return await self.publish_prepared(prepared)
+        return await self.publish_prepared(prepared, who=who)
 
     async def prepare_many(self, items: Sequence[Publication]) -> list[Prepared]:
         """Decode and check messages; the refusal of a bad one takes its place."""
@@ -97,25 +100,27 @@ class Door:
         return prepared
 
     async def publish_prepared(
-        self, prepared: Sequence[Prepared], source: str = "", way: Way = Way.BATCH
+        self, prepared: Sequence[Prepared], source: str = "", way: Way = Way.BATCH, who: str = ""
     ) -> list[Outcome | Problem]:
         """Write or relay the messages that `prepare_many` prepared; one outcome for each, in order.
 
         `source`: the peer that they came from, for listeners (`Committed`); `way`: how they came, for the
-        policy. Raises Problem: `overloaded` if too many messages wait for the policy.
+        policy; `who`: the caller or peer, for the memory of what is refused. Raises Problem: `overloaded` if too many messages wait for the policy.
         """
         if way is not Way.SYNC:
             self._published_s = time.monotonic()
-        return await self._write(await self.judged(prepared, way), source)
+        return await self._write(await self.judged(prepared, way, who), source)
 
-    async def judged(self, prepared: Sequence[Prepared], way: Way) -> Sequence[Prepared]:
+    async def judged(
+        self, prepared: Sequence[Prepared], way: Way, who: str = ""
+    ) -> Sequence[Prepared]:
         """The messages with the policy's refusals in place of those that it does not accept.
 
         Raises Problem: `overloaded` if too many messages wait for the policy.
         """
         if self.judge is None:
             return prepared
-        return await self.judge.judge(prepared, way, self.store.entries.outlines)
+        return await self.judge.judge(prepared, way, self.store.entries.outlines, who)
 
     async def release(self, entry: NewEntry) -> Outcome:
         """Write a message that an operator released: the policy does not see it again. Raises Problem."""

@@ -68,8 +68,12 @@ class Judge(Collector):
             family.add_metric([verdict], count)
         yield family
 
-    async def judge(self, checked: Sequence[Checked], way: Way, stored: Stored) -> list[Checked]:
+    async def judge(
+        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str = ""
+    ) -> list[Checked]:
         """The accepted messages, and refusals in the place of the others, in order.
+
+        `who`: against whom the memory of refused ones counts.
 
         Raises Problem: `overloaded` if too many callers wait for the policy.
         """
@@ -81,7 +85,7 @@ class Judge(Collector):
         self._waiting_count += 1
         try:
             for start in range(0, len(checked), some_max):
-                judged += await self._some(checked[start : start + some_max], way, stored)
+                judged += await self._some(checked[start : start + some_max], way, stored, who)
         finally:
             self._waiting_count -= 1
             self._end_if_idle()
@@ -96,7 +100,9 @@ class Judge(Collector):
         if self._is_closing and not self._waiting_count:
             self._calls.put(None)
 
-    async def _some(self, checked: Sequence[Checked], way: Way, stored: Stored) -> list[Checked]:
+    async def _some(
+        self, checked: Sequence[Checked], way: Way, stored: Stored, who: str
+    ) -> list[Checked]:
         digests = [each.digest for each in checked if isinstance(each, NewEntry)]
         fates: Mapping[bytes, Fate] = {}
         here: Container[bytes] = ()
@@ -118,12 +124,14 @@ class Judge(Collector):
                 unknown.append((len(judged), each))
                 judged.append(each)
         if unknown:
-            verdicts = await self._called([each for _, each in unknown], way)
+            verdicts = await self._called([each for _, each in unknown], way, who)
             for (at, _), verdict in zip(unknown, verdicts, strict=True):
                 judged[at] = verdict
         return judged
 
-    async def _called(self, unknown: Sequence[NewEntry | Relayed], way: Way) -> list[Checked]:
+    async def _called(
+        self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str
+    ) -> list[Checked]:
         """What the policy says of some messages, in bounded time."""
         async with self._turn:  # the time of a call begins when the call before it has ended
             if self._hanging is not None and not self._hanging.done():
@@ -132,7 +140,7 @@ class Judge(Collector):
             future: asyncio.Future[list[Checked]] = loop.create_future()
 
             def call() -> None:
-                judged = self._judged(unknown, way)
+                judged = self._judged(unknown, way, who)
                 # The loop is closed if the node ended while the policy hung.
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_resolve, future, judged)
@@ -171,7 +179,7 @@ class Judge(Collector):
         while (call := self._calls.get()) is not None:
             call()
 
-    def _judged(self, unknown: Sequence[NewEntry | Relayed], way: Way) -> list[Checked]:
+    def _judged(self, unknown: Sequence[NewEntry | Relayed], way: Way, who: str) -> list[Checked]:
         """Never raises."""
         judged: list[Checked] = []
         held: list[tuple[int, NewEntry, str]] = []
@@ -194,10 +202,10 @@ class Judge(Collector):
                 if isinstance(each, NewEntry) and each.id_verifies:
                     refused.append(each)
         if held:
-            self._hold(judged, held, way)
+            self._hold(judged, held, way, who)
         if refused:
             try:
-                self._quarantine.refuse(refused)
+                self._quarantine.refuse(refused, who)
             except Problem as problem:
                 self._log(f"readers are not told: {problem}")
         return judged
@@ -219,10 +227,10 @@ class Judge(Collector):
             return None
 
     def _hold(
-        self, judged: list[Checked], held: Sequence[tuple[int, NewEntry, str]], way: Way
+        self, judged: list[Checked], held: Sequence[tuple[int, NewEntry, str]], way: Way, who: str
     ) -> None:
         try:
-            kept = self._quarantine.hold([(entry, way, reason) for _, entry, reason in held])
+            kept = self._quarantine.hold([(entry, way, reason) for _, entry, reason in held], who)
         except Problem as problem:
             self._log(str(problem))
             for at, _, _ in held:

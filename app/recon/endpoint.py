@@ -272,7 +272,7 @@ class ReconEndpoint:
         """Take the items that the caller may publish and this node wants; one outcome per item."""
         if Scope.PUBLISH not in caller.scopes:
             return [wire.PUSH_REFUSED] * len(items)
-        replica = self._replica.for_peer(caller.instance_id, Way.RECON)
+        replica = self._replica.for_peer(caller.instance_id, Way.RECON, caller.name)
         outcomes = await take_items(replica, items, caller.covers, wanted)
         if len(items) > FOLLOWED_ITEMS_MIN:
             await self._index.catch_up()

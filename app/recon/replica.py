@@ -90,18 +90,19 @@ class NodeReplica:
         self._policy = policy
         self._source = ""
         self._way = Way.RECON
+        self._who = ""
         self._store = store
         self._door = door
         self._index = index
 
-    def for_peer(self, peer_id: str, way: Way) -> NodeReplica:
+    def for_peer(self, peer_id: str, way: Way, caller: str = "") -> NodeReplica:
         """This replica for a session with one peer, which commits name as their source.
 
         `peer_id`: of a peer, or the instance ID of a store that calls, or empty if it gave none; `way`: who
-        started the session, for the policy.
+        started the session, for the policy; `caller`: its name, where the peer calls.
         """
         replica = copy(self)
-        replica._source, replica._way = peer_id, way  # noqa: SLF001 - of a copy of this class
+        replica._source, replica._way, replica._who = peer_id, way, caller or peer_id  # noqa: SLF001 - of a copy
         return replica
 
     @property
@@ -285,7 +286,7 @@ class NodeReplica:
         while part := entries[start : start + self.stored_at_once]:
             start += len(part)
             outcomes = await self._door.publish_prepared(
-                [prepared[at].content for at in part], self._source, self._way
+                [prepared[at].content for at in part], self._source, self._way, self._who
             )
             for at, outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, Problem):

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
+from app.entries import NewEntry
 from app.errors import Code, Problem, SettingsError
-from app.ingest.prepare import Publication
+from app.ingest.prepare import Publication, prepare
 from app.interests import policy_of
 from app.limits import DEFAULT_LIMITS
 from app.node import Node
@@ -443,6 +444,24 @@ def test_readers_are_told_of_a_held_message_however_many_others_are_refused(tmp_
         assert told(proved(b"bad")) == "refused"
         found = node.http.get(f"/v1/messages/{odd.message_id}").json()
         assert found["code"] == "not_found", "it is forgotten in its turn"
+
+
+def test_a_flood_of_refused_messages_of_one_caller_displaces_its_own(tmp_path: Path) -> None:
+    limits = replace(PATIENT, quarantine_told_max=10, quarantine_told_of_one_max=3)
+    quarantine = Quarantine(tmp_path / "quarantine.db", limits)
+
+    def refused(text: str, who: str) -> str:
+        message = of(text.encode())
+        message = replace(message, message_id=SHA256_MESSAGE.make(message))
+        entry = prepare(Publication(encode(message)), limits)
+        assert isinstance(entry, NewEntry)
+        quarantine.refuse([entry], who)
+        return message.message_id
+
+    ada = refused("of ada", "ada")
+    flood = [refused(f"of eve {number}", "eve") for number in range(20)]
+    told = {message_id for message_id, _, _ in quarantine.absences([ada, *flood])}
+    assert told == {ada, *flood[-3:]}
 
 
 @pytest.mark.parametrize("decisions", [("POST", "DELETE"), ("POST", "POST"), ("DELETE", "DELETE")])

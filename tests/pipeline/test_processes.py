@@ -234,3 +234,37 @@ def test_a_restore_survives_an_executor_that_is_killed(
     _, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, err.decode()
     assert_copied(url, database)
+
+
+@pytest.mark.parametrize("after_s", [0, 0.7, 2])
+def test_ctrl_c_while_spark_starts_leaves_no_process_behind(
+    url: str, tmp_path: Path, after_s: float
+) -> None:
+    """A JVM that is still starting hears nothing of the end of the program that started it."""
+    with start(tmp_path, "export", str(tmp_path / "snapshot"), "--database", url) as export:
+        deadline_s = time.monotonic() + 60
+        while not (started := descendants(export.pid)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        time.sleep(after_s)
+        started |= descendants(export.pid)
+        export.send_signal(signal.SIGINT)
+        export.communicate(timeout=60)
+    assert export.returncode == 130
+    deadline_s = time.monotonic() + 30
+    while any(Path(f"/proc/{each}").exists() for each in started):
+        assert time.monotonic() < deadline_s, started
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        try:
+            children = Path(f"/proc/{left[-1]}/task/{left.pop()}/children").read_text().split()
+        except OSError:
+            continue
+        left += map(int, children)
+        found.update(map(int, children))
+    return found

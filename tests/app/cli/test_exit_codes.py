@@ -93,6 +93,7 @@ def test_a_database_that_is_not_there_is_1_and_is_not_made(tmp_path: Path) -> No
         (["serve", "--database", "mysql://x", "--show-config"], "invalid_setting"),
         (["serve", "--workers", "65"], "invalid_setting"),
         (["serve", "--workers", "2"], "invalid_setting"),
+        (["serve", "--tls-cert", "/nowhere/cert.pem"], "invalid_setting"),
     ],
 )
 def test_a_wrong_command_line_is_2(arguments: list[str], code: str) -> None:

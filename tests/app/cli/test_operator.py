@@ -130,6 +130,39 @@ def test_nobody_else_reads_the_new_token_whoever_could_read_the_old_one(
     assert mode is not None or old.read_text() == "sds_operator_" + "a" * 64
 
 
+def test_a_node_that_cannot_write_its_token_says_so(tmp_path: Path) -> None:
+    file = tmp_path / OPERATOR_FILE
+    file.mkdir()
+    node = subprocess.Popen(
+        command("serve", "--port", "0", "--data-dir", tmp_path, "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert node.stdout is not None
+    node.stdout.readline()
+    node.terminate()
+    log = node.communicate(timeout=60)[1].decode()
+    assert f"no operator's token: {file} cannot be written" in log
+
+
+@pytest.mark.parametrize("excepted", ["127.0.0.1", "127.0.0.1:{port}"])
+def test_the_token_is_sent_past_a_proxy_that_is_excepted(
+    store: StoreProcess, monkeypatch: pytest.MonkeyPatch, excepted: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid")
+    assert token_for(store.url) is None
+    monkeypatch.setenv("NO_PROXY", excepted.format(port=store.port))
+    assert token_for(store.url) == operator_token(store.data_dir)
+
+
+@pytest.mark.parametrize("verb", ["peers list", "wait --timeout 1"])
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(verb: str) -> None:
+    told = process(*verb.split(), ALL_PROXY="socks5://user:secret@127.0.0.1:1", NO_PROXY="")
+    assert (told.code, "ALL_PROXY is a socks5 proxy" in told.err) == (2, True)
+    assert "secret" not in told.err
+    assert "Traceback" not in told.err
+
+
 def test_the_operator_still_gets_in_while_the_file_of_the_tokens_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_bytes(b"[" * 100_000)
     with running_node(tmp_path, trust_loopback=False) as node:
