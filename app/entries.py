@@ -156,7 +156,8 @@ NOTHING_ARRIVED = Watermark(START, START)
 class Entry(NamedTuple):
     """A stored message. `received_at_ms`: this store's clock, since the epoch.
 
-    `arrival_sum`: the sum of the arrival chain (`app.store.arrivals`).
+    `arrival_sum`: the sum of the arrival chain (`app.store.arrivals`). `filter_is_lost`: the frame is
+    without the bloom filter that it came with, which could not be read from the disk.
     """
 
     seq: int
@@ -169,6 +170,7 @@ class Entry(NamedTuple):
     received_at_ms: int
     frame: bytes
     arrival_sum: int
+    filter_is_lost: bool = False
 
     @property
     def place(self) -> Token:

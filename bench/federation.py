@@ -90,7 +90,9 @@ def bare_seconds(path: Path, made: Iterator[bytes]) -> float:
     packer, last, seconds = FramePacker(), 0, 0.0
     while group := [entry_of(frame) for frame in islice(made, LIMITS.group_items_max)]:
         of_messages = [message_row(seq, entry) for seq, entry in enumerate(group, last + 1)]
-        of_frames = [(seq, *packer.pack(entry.frame)) for seq, entry in enumerate(group, last + 1)]
+        of_frames = [
+            (seq, *packer.pack_whole([entry.frame])[0]) for seq, entry in enumerate(group, last + 1)
+        ]
         last += len(group)
         started_s = time.perf_counter()
         connection.execute("BEGIN IMMEDIATE")

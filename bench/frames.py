@@ -1,6 +1,6 @@
 """Frames on disk, measured: `python -m bench.frames [--quick]`.
 
-Bytes are of the data of all copies, divided by the frames; µs are of the writer's and the reader's
+Bytes are of the data of frames and references, divided by the frames; µs are of the writer's and the reader's
 own work on one core without the database, references included; GET is a look-up by ID through the
 store, compared with the same store holding every frame as it is. Results: bench/results/frames.csv
 and frames_on_disk.csv.
@@ -23,14 +23,15 @@ from app.entries import NewEntry, WriteResult
 from app.ingest.prepare import Publication, prepare
 from app.limits import DEFAULT_LIMITS
 from app.store.database import ManyQuery, Row
-from app.store.frames import Ask, Codec, FrameRow, FrameUnpacker, PackedFrame
+from app.store.frames import Codec, FrameUnpacker, PackedFrame, Unpacked
 from app.store.framewriter import FrameWriter
-from app.store.schema import frames
+from app.store.schema import filter_references, frames
 from app.store.sqlite import SQLITE
 from app.store.store import Store
 from bench.frame_workloads import LONG_HISTORY, filter_frames, small_frames
 from bench.scratch import in_scratch
 from bench.table import publish
+from tests.support.filters import staggered_frames
 
 GROUP_ITEMS = 200
 GETS = 2_000
@@ -42,6 +43,8 @@ WORKLOADS: tuple[Workload, ...] = (
     ("19 kB, 2,000 IDs in the filter", partial(filter_frames, known=2_000)),
     ("19 kB, 6,000 IDs in the filter", partial(filter_frames, known=6_000)),
     ("19 kB, full filter", partial(filter_frames, known=10_000)),
+    ("19 kB, 5 senders, staggered filters", partial(staggered_frames, senders=5)),
+    ("19 kB, 20 senders, staggered filters", partial(staggered_frames, senders=20)),
     (
         "45 kB, history of 200 with hints",
         partial(filter_frames, known=2_000, history=LONG_HISTORY, hints=True),
@@ -53,12 +56,12 @@ class Rows:
     """The writer's transaction as two dictionaries."""
 
     def __init__(self) -> None:
-        self.frames: dict[int, FrameRow] = {}
-        self.references: dict[int, FrameRow] = {}
+        self.frames: dict[int, Row] = {}
+        self.references: dict[int, Row] = {}
 
     def among(self, _query: ManyQuery, keys: Sequence[Any]) -> list[Row]:
-        """All requested rows exist."""
-        return [(key,) for key in keys]
+        """The last uses of references: all exist."""
+        return [(key, key) for key in keys]
 
     def each(self, _query: ManyQuery, _arguments: Sequence[Row]) -> list[Row]:
         """The store has no earlier channels."""
@@ -68,18 +71,13 @@ class Rows:
         """Keep the written rows."""
         if query is SQLITE.insert(frames):
             self.frames.update((row[0], row) for row in rows)
-        else:
-            self.references.update((row[0], (row[0], *row[2:])) for row in rows)
-
-    def answer(self, ask: Ask) -> list[FrameRow]:
-        """The rows that an unpacker requests."""
-        table = self.references if ask.of_references else self.frames
-        return [table[seq] for seq in ask.seqs if seq in table]
+        elif query is SQLITE.insert(filter_references):
+            self.references.update((row[0], row) for row in rows)
 
     @property
     def bytes(self) -> int:
         """Data of both tables."""
-        return sum(len(row[3]) for t in (self.frames, self.references) for row in t.values())
+        return sum(len(row[-1]) for t in (self.frames, self.references) for row in t.values())
 
 
 def main() -> None:
@@ -130,7 +128,8 @@ def unpacked_s(rows: Rows, entries: Sequence[NewEntry]) -> float:
     unpacker = FrameUnpacker()
     spent = 0.0
     for seq, entry in enumerate(entries, 1):
-        packed = PackedFrame(seq, len(entry.frame), entry.frame_hash, *rows.frames[seq][1:])
+        columns = rows.frames[seq][1:]
+        packed = PackedFrame(seq, len(entry.frame), entry.frame_hash, entry.digest, *columns)
         start = time.thread_time()
         frame = unpacker.unpack_at_hand(packed) or _asking(unpacker, rows, packed)
         spent += time.thread_time() - start
@@ -142,11 +141,12 @@ def unpacked_s(rows: Rows, entries: Sequence[NewEntry]) -> float:
 def _asking(unpacker: FrameUnpacker, rows: Rows, packed: PackedFrame) -> bytes | None:
     unpacking = unpacker.unpack([packed])
     try:
-        ask = next(unpacking)
+        numbers = next(unpacking)
         while True:
-            ask = unpacking.send(rows.answer(ask))
+            numbers = unpacking.send([(each, rows.references[each][-1]) for each in numbers])
     except StopIteration as end:
-        return end.value.get(packed.seq)  # type: ignore[no-any-return]
+        found: Unpacked = end.value
+        return found.whole.get(packed.seq)
 
 
 async def on_disk(name: str, frames: Iterable[bytes]) -> dict[str, str | int | float]:

@@ -112,8 +112,8 @@ def load(path: Path, kept: Iterable[bytes]) -> None:
 
 
 def frame_data_bytes(path: Path) -> int:
-    """Bytes of all frames, including the second copies of references."""
-    query = "SELECT (SELECT sum(length(data)) FROM frames), (SELECT sum(length(data)) FROM frame_references)"
+    """Bytes of all frames and references."""
+    query = "SELECT (SELECT sum(length(data)) FROM frames), (SELECT sum(length(data)) FROM filter_references)"
     with sqlite3.connect(path) as connection:
         first, second = connection.execute(query).fetchone()
     connection.close()
@@ -142,7 +142,7 @@ def bare_cost(path: Path, entries: Sequence[NewEntry]) -> Cost:
     last = connection.execute("SELECT max(seq) FROM messages").fetchone()[0]
     packer = FramePacker()
     ready = [
-        (message_row(seq, entry), (seq, *packer.pack(entry.frame)))
+        (message_row(seq, entry), (seq, *packer.pack_whole([entry.frame])[0]))
         for seq, entry in enumerate(entries, last + 1)
     ]
     groups = [

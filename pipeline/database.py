@@ -23,11 +23,12 @@ from sqlalchemy.engine import make_url
 
 from app.roots import DIGEST_BYTES
 from app.store.faults import missing_driver
-from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.frames import FrameUnpacker, PackedFrame, Unpacked
 from app.store.schema import SCHEMA_REVISION
 from pipeline.columns import CLAIMS, ENTRY_KEYS
 from pipeline.framecolumns import entries_batch
 from pipeline.manifest import PipelineError, Watermark
+from sdstore.sds.digest import frame_hash
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 DAY_MS = 86_400_000
@@ -124,8 +125,10 @@ _PORTION_BYTES = 16 * 1024 * 1024
 _BINS_PER_PARTITION = 8  # partitions differ in size by at most one eighth
 _KEYS_PER_QUERY = 500
 _STORED_COLUMNS = 9  # of a row with its frame: those from the table of entries
-_PACKED = 6  # the first of the columns of a `PackedFrame`
+_DIGEST = 5
+_SEQ = 6
 _FRAME_BYTES = 7
+_FRAME_HASH = 8
 
 
 _WITH_FRAMES = (
@@ -279,9 +282,15 @@ class Database(ABC):
         rows = self._rows(f"{_WITH_FRAMES} WHERE {where} ORDER BY m.seq", parameters, _FETCH_ROWS)
         unpacker = FrameUnpacker()
         for portion in _portions(row for fetched in rows for row in fetched):
-            frames = self._unpacked(unpacker, portion)
+            whole, without_filter = self._unpacked(unpacker, portion)
             stored = list(zip(*portion, strict=True))[:_STORED_COLUMNS]
-            yield entries_batch(stored, [frames.get(row[_PACKED]) for row in portion])
+            for at, row in enumerate(portion) if without_filter else ():
+                if (frame := without_filter.get(row[_SEQ])) is not None:
+                    whole[row[_SEQ]] = frame
+                    hashes = list(stored[_FRAME_HASH])
+                    hashes[at] = frame_hash(frame)
+                    stored[_FRAME_HASH] = tuple(hashes)
+            yield entries_batch(stored, [whole.get(row[_SEQ]) for row in portion])
 
     def keys(self, scan: Scan) -> Iterator[pa.RecordBatch]:
         """The entries in `scan` in arrival order, in the columns of `ENTRY_KEYS`."""
@@ -352,20 +361,25 @@ class Database(ABC):
     def _claim_condition(self, scan: Scan) -> tuple[str, list[int]]:
         return self._condition(scan, {"p.claim_no": scan.seq})
 
-    def _unpacked(self, unpacker: FrameUnpacker, rows: Sequence[Any]) -> dict[int, bytes]:
-        """Frames by sequence number; the unpacker requests the frames they are compressed against."""
-        asking = unpacker.unpack([PackedFrame._make(row[_PACKED:]) for row in rows])
+    def _unpacked(self, unpacker: FrameUnpacker, rows: Sequence[Any]) -> Unpacked:
+        """Frames by sequence number; the unpacker requests the references they need."""
+        asking = unpacker.unpack(
+            [
+                PackedFrame._make((*row[_SEQ : _FRAME_HASH + 1], row[_DIGEST], *row[-3:]))
+                for row in rows
+            ]
+        )
         try:
-            ask = next(asking)
+            asked = next(asking)
             while True:
-                table = "frame_references" if ask.of_references else "frames"
-                numbers = ", ".join(map(str, ask.seqs))
+                numbers = ", ".join(map(str, asked))
                 found = self._all(
-                    f"SELECT seq, codec, reference_no, data FROM {table} WHERE seq IN ({numbers})"
+                    "SELECT reference_no, data FROM filter_references"
+                    f" WHERE reference_no IN ({numbers})"
                 )
-                ask = asking.send(found)
+                asked = asking.send(found)
         except StopIteration as done:
-            frames: dict[int, bytes] = done.value
+            frames: Unpacked = done.value
             return frames
 
     def _condition(self, scan: Scan, bounds: dict[str, Interval]) -> tuple[str, list[int]]:

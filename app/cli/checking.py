@@ -16,7 +16,7 @@ import numpy as np
 from app import roots
 from app.cli.database import SQLITE_PREFIX
 from app.cli.output import counted
-from app.entries import group_of_entries
+from app.entries import Entry, group_of_entries
 from app.errors import Problem
 from app.limits import DEFAULT_LIMITS
 from app.recon.index import NodeIndex
@@ -45,6 +45,7 @@ _ANY_KEY = SessionKey(bytes(16))
 class Findings:
     """What was checked, what is wrong with it, what to do about that, and what was not checked.
 
+    `without_filter` are sequence numbers of messages whose bloom filters cannot be read.
     `is_complete`: every channel was read, so that `channels` and `entries` count the whole store.
     """
 
@@ -54,6 +55,7 @@ class Findings:
     advice: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     lost_count: int = 0
+    without_filter: list[int] = field(default_factory=list)
     is_complete: bool = False
 
     def add(self, text: str) -> None:
@@ -132,11 +134,9 @@ async def _check_content(
         await _check_messages(store, index, channel, last_seq, findings, lost, tick)
     findings.lost_count = len(lost)
     marked = {each.seq for each in await store.frames.lost_elements(MARKS_REMEMBERED_MAX)}
-    _mark_lost(store, sorted(lost | marked), findings)
+    _mark_lost(store, sorted(lost | marked | {*findings.without_filter}), findings)
     async for fault in store.row_check.faults():
         findings.add(fault)
-    for seq in await store.frames.references_in_doubt(FINDINGS_MAX):
-        findings.add(f"frame {seq}: one of its two copies is damaged; nothing is lost yet")
 
 
 def _mark_lost(store: Store, seqs: Sequence[int], findings: Findings) -> None:
@@ -233,8 +233,7 @@ async def _check_messages(
             digest = gone.digest.hex()
             findings.add(f"message {gone.message_id!r} ({digest}): its content is lost")
         for entry in entries:
-            if sizes.get(entry.digest) != len(entry.frame):
-                findings.add(f"message {entry.message_id!r}: its row has another length")
+            _check_length(entry, sizes.get(entry.digest), findings)
             if isinstance(fault := decoded[entry.seq], str):
                 findings.add(f"message {entry.message_id!r} ({entry.digest.hex()}): {fault}")
             position = (entry.lamport_timestamp, entry.message_id.encode(), entry.digest)
@@ -250,6 +249,18 @@ async def _check_messages(
     read = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
     if len(read) != len(ids) or roots.root(read) != roots.root(ids):
         findings.add(f"channel {channel.channel_id!r}: messages and index have different roots")
+
+
+def _check_length(entry: Entry, row_bytes: int | None, findings: Findings) -> None:
+    if row_bytes == len(entry.frame):
+        return
+    if entry.filter_is_lost:
+        # It is rechecked like lost content: from then on the row is that of the frame without it.
+        findings.without_filter.append(entry.seq)
+        digest = entry.digest.hex()
+        findings.add(f"message {entry.message_id!r} ({digest}): its bloom filter cannot be read")
+    else:
+        findings.add(f"message {entry.message_id!r}: its row has another length")
 
 
 async def _unrecorded(

@@ -59,7 +59,7 @@ ROUTES = tuple(
     )
     for route in subject.declared
 )
-SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants")
+SDS_HEADERS = ("sds-digest", "sds-dialect", "sds-variants", "sds-filter")
 PAGE_HEADERS = (
     "authorization",
     "content-encoding",

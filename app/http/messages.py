@@ -195,6 +195,8 @@ def _frame_reply(
         (b"sds-digest", entry.digest.hex().encode()),
         (b"sds-dialect", entry.dialect.label.encode()),
     ]
+    if entry.filter_is_lost:
+        headers.append((b"sds-filter", b"lost"))
     if variants_count is not None:
         headers.append((b"sds-variants", b"%d" % variants_count))
     if _is_current(call, etag):

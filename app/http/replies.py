@@ -91,6 +91,8 @@ def message_json(
         "received_at": rfc3339(entry.received_at_ms),
         "seq": entry.seq,
     }
+    if entry.filter_is_lost:
+        meta["filter_lost"] = True
     if variants is not None:
         meta["variants"] = [digest.hex() for digest in variants]
     if hints is not None:
@@ -110,6 +112,7 @@ def message_protobuf(
         dialect=entry.dialect.label,
         received_at_ms=entry.received_at_ms,
         seq=entry.seq,
+        filter_lost=entry.filter_is_lost,
         variants=variants,
         retrieval_hints=hints,
     )

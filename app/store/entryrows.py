@@ -1,14 +1,15 @@
 """Rows of entries and their frames: how they are selected, and how each becomes an `Entry`.
 
-A frame is read from its own tables (`app.store.frames` gives their format). An entry whose frame cannot
-be read is left out of answers, and the writer is asked to read the frame a second time; if that fails
-too, the entry has *lost content* and a row in `lost_content` (docs/decisions/0010).
+A frame is read from its own tables (`app.store.frames` gives their format). If it is wrong, the writer
+is asked to read it a second time. If that fails too, a frame whose rest has the entry's digest is served
+and stored without its filter (`Entry.filter_is_lost`). Any other entry is left out of answers: it has
+*lost content* and a row in `lost_content` (docs/decisions/0010).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from enum import Enum
 from functools import cache
 from itertools import accumulate, starmap
@@ -20,11 +21,9 @@ from sqlalchemy import (
     FromClause,
     Integer,
     Select,
-    Table,
     bindparam,
     func,
     select,
-    true,
 )
 
 from app.entries import Entry, Token
@@ -39,17 +38,17 @@ from app.store.database import (
     SqlDialect,
     constant,
 )
-from app.store.frames import DAMAGES_TOLD_MAX, FrameUnpacker, Packed, PackedFrame
+from app.store.frames import Codec, FrameUnpacker, Packed, PackedFrame, Unpacked
 from app.store.schema import (
-    FORMER_REFERENCE,
     ByteText,
     channels,
-    frame_references,
+    filter_references,
     frames,
     lost_content,
     messages,
 )
 from recon.elements import order_of_lamport
+from sdstore.sds.digest import frame_hash as hash_of_frame
 from sdstore.sds.model import Dialect
 
 Position = tuple[int | str, ...]
@@ -61,6 +60,9 @@ Recheck = Callable[[Sequence[int]], Awaitable["Rechecked"]]
 
 SMALL_FRAME_BYTES_MAX = 2 * 1024
 """Stored bytes of frames that come with the rows of entries: a thousand make 2 MiB."""
+
+DAMAGES_TOLD_MAX = 1_000
+"""Lines of the log: repeated reads of damaged frames must not fill the disk."""
 
 MARKS_REMEMBERED_MAX = 65_536
 """Lost entries that a reader remembers: 6 MiB. The others are found again."""
@@ -95,16 +97,19 @@ class EntryRow(NamedTuple):
     reference_no: int | None = None
     data: bytes | None = None
 
-    def entry(self, frame: bytes) -> Entry:
+    def entry(self, frame: bytes, *, filter_is_lost: bool = False) -> Entry:
         """The entry of this row."""
         seq, channel_id, message_id, lamport, digest, frame_hash, number, at_ms, arrival_sum = self[
             :9
         ]
         dialect = _DIALECTS[number]
+        if filter_is_lost:
+            frame_hash = hash_of_frame(frame)
         # As in `entry_rows`.
         return _new_tuple(
             Entry,
-            (seq, channel_id, message_id, lamport, digest, frame_hash, dialect, at_ms, frame, arrival_sum),
+            (seq, channel_id, message_id, lamport, digest, frame_hash, dialect, at_ms, frame, arrival_sum,
+             filter_is_lost),
         )  # fmt: skip
 
 
@@ -246,6 +251,7 @@ class FrameReader:
     def __init__(self, database: Database) -> None:
         self.recheck: Recheck | None = None
         self.lost: set[int] = set()
+        self._told: set[int] = set()
         self._database = database
         self._sql = database.sql
         self._unpacker = FrameUnpacker()
@@ -257,7 +263,7 @@ class FrameReader:
         if not self.lost:
             # No query: the hot path of reading.
             frame = self._unpacker.unpack_at_hand(row)
-            if frame is not None:
+            if frame is not None and row.codec != Codec.FILTER_LOST:
                 return row.entry(frame)
         entries = await self.entries([row])
         if not entries:
@@ -269,8 +275,7 @@ class FrameReader:
 
         Reads the frames that the rows lack.
         """
-        found = await self._frames_of(rows, self._unpacker)
-        return [row.entry(found[row.seq]) for row in rows if row.seq in found]
+        return await self._read(rows, self._unpacker)
 
     async def verify(self, after_seq: int, limit: int, bytes_max: int) -> Verified:
         """Read the frames after a sequence number, up to `limit` and until they pass `bytes_max`.
@@ -283,53 +288,60 @@ class FrameReader:
         rows = entry_rows(found)
         rows = rows[: fitting_count(rows, bytes_max)]
         self._verifier.forget_references()
-        whole = await self._frames_of(rows, self._verifier)
-        entries = [row.entry(whole[row.seq]) for row in rows if row.seq in whole]
-        lost = [row.seq for row in rows if row.seq not in whole]
-        return Verified(len(rows), rows[-1].seq, entries, lost)
+        entries = await self._read(rows, self._verifier)
+        read = {entry.seq for entry in entries}
+        return Verified(
+            len(rows), rows[-1].seq, entries, [row.seq for row in rows if row.seq not in read]
+        )
 
-    async def references_in_doubt(self, limit: int) -> list[int]:
-        """Sequence numbers of entries whose frames others are compressed against, if one of the two
-        copies is damaged or gone. Reads the row of every frame."""
-        rows = await self._database.rows(_references_in_doubt(self._sql), limit=limit)
-        return [seq for (seq,) in rows]
-
-    async def _frames_of(
-        self, rows: Sequence[EntryRow], unpacker: FrameUnpacker
-    ) -> dict[int, bytes]:
-        """Frames by sequence number; brings the marks of lost content up to date."""
+    async def _read(self, rows: Sequence[EntryRow], unpacker: FrameUnpacker) -> list[Entry]:
+        """The entries that can be read; brings the marks of lost content up to date."""
         packed: Sequence[Packed] = rows
         if absent := [row.seq for row in rows if row.codec is None]:
-            found = await self._database.among(stored_frames(self._sql, frames), absent)
+            found = await self._database.among(stored_frames(self._sql), absent)
             stored = {seq: columns for seq, *columns in found}
             packed = [
-                PackedFrame(row.seq, row.frame_bytes, row.frame_hash, *stored[row.seq])
+                PackedFrame(row.seq, row.frame_bytes, row.frame_hash, row.digest, *stored[row.seq])
                 if row.seq in stored
                 else row
                 for row in rows
             ]
-        whole = await self._unpack(unpacker, packed)
+        whole, without_filter = unpacked = await self._unpack(unpacker, packed)
         if len(whole) < len(rows) or self.lost:
-            await self._settle(rows, whole)
-        return whole
+            await self._settle(rows, unpacked)
+        stripped = {each.seq for each in packed if each.codec == Codec.FILTER_LOST}
+        return [
+            row.entry(whole[row.seq], filter_is_lost=row.seq in stripped)
+            if row.seq in whole
+            else row.entry(without_filter[row.seq], filter_is_lost=True)
+            for row in rows
+            if row.seq in whole or row.seq in without_filter
+        ]
 
-    async def _unpack(self, unpacker: FrameUnpacker, packed: Sequence[Packed]) -> dict[int, bytes]:
+    async def _unpack(self, unpacker: FrameUnpacker, packed: Sequence[Packed]) -> Unpacked:
         unpacking = unpacker.unpack(packed)
         try:
-            ask = next(unpacking)
+            numbers = next(unpacking)
             while True:
-                table = frame_references if ask.of_references else frames
-                rows = await self._database.among(stored_frames(self._sql, table), ask.seqs)
-                ask = unpacking.send(rows)
+                rows = await self._database.among(stored_references(self._sql), numbers)
+                numbers = unpacking.send([(number, data) for number, data in rows])
         except StopIteration as end:
-            found: dict[int, bytes] = end.value
+            found: Unpacked = end.value
             return found
 
-    async def _settle(self, rows: Sequence[EntryRow], whole: Mapping[int, bytes]) -> None:
+    async def _settle(self, rows: Sequence[EntryRow], unpacked: Unpacked) -> None:
         """Have the writer bring marks up to date that contradict this reading."""
-        read = {row.seq: row for row in rows}
-        doubted = [seq for seq in read if (seq in whole) == (seq in self.lost)]
-        if not doubted or self.recheck is None:
+        whole, without_filter = unpacked
+        doubted = [
+            row.seq
+            for row in rows
+            if row.seq in without_filter or (row.seq in whole) == (row.seq in self.lost)
+        ]
+        if not doubted:
+            return
+        wrong = [row for row in rows if row.seq not in whole]
+        if self.recheck is None:
+            self._tell(wrong, without_filter)
             return
         try:
             found = await self.recheck(doubted)
@@ -337,19 +349,28 @@ class FrameReader:
             # The next reader asks again.
             _log.warning("frames that cannot be read were not marked: %s", problem)
             return
-        for seq in sorted(found.lost - self.lost)[: max(DAMAGES_TOLD_MAX - len(self.lost), 0)]:
-            row = read[seq]
-            _log.error(
-                "the content of message %r of channel %r is lost: no copy of frame %d can be read "
-                "(digest %s)",
-                row.message_id,
-                row.channel_id,
-                seq,
-                row.digest.hex(),
-            )
+        self._tell(
+            [r for r in wrong if r.seq in found.lost | without_filter.keys()], without_filter
+        )
         self.lost -= found.whole
         if len(self.lost) < MARKS_REMEMBERED_MAX:
             self.lost |= found.lost
+
+    def _tell(self, rows: Iterable[EntryRow], without_filter: Container[int]) -> None:
+        """Log damage, once for each frame; `sdstore check --deep` lists all."""
+        for row in rows:
+            if row.seq in self._told or len(self._told) >= DAMAGES_TOLD_MAX:
+                continue
+            self._told.add(row.seq)
+            what = "bloom filter" if row.seq in without_filter else "content"
+            _log.error(
+                "the %s of message %r of channel %r is lost: frame %d cannot be read (digest %s)",
+                what,
+                row.message_id,
+                row.channel_id,
+                row.seq,
+                row.digest.hex(),
+            )
 
     # ---- lost content
 
@@ -392,7 +413,7 @@ class FrameReader:
         """
         lost = await self.lost_elements(limit, after_seq)
         rows = await self._database.among(entries_by_seq(self._sql), [each.seq for each in lost])
-        await self._frames_of(entry_rows(rows), FrameUnpacker(is_silent=True))
+        await self._read(entry_rows(rows), FrameUnpacker())
         return lost[-1].seq if len(lost) == limit else 0
 
 
@@ -437,13 +458,16 @@ def arrived_after(sql: SqlDialect) -> Query:
 
 
 @cache
-def stored_frames(sql: SqlDialect, table: Table) -> ManyQuery:
-    """(seq, codec, reference number, data) of many frames, from one of the two tables of copies."""
-    columns = table.c
-    return sql.among(
-        columns.seq,
-        select(columns.seq, columns.codec, columns.reference_no, columns.data).where,
-    )
+def stored_frames(sql: SqlDialect) -> ManyQuery:
+    """(seq, codec, reference number, data) of many frames."""
+    return sql.among(frames.c.seq, select(frames.c.seq, *FRAME_COLUMNS).where)
+
+
+@cache
+def stored_references(sql: SqlDialect) -> ManyQuery:
+    """(reference number, data) of many references."""
+    columns = filter_references.c
+    return sql.among(columns.reference_no, select(columns.reference_no, columns.data).where)
 
 
 @cache
@@ -477,24 +501,3 @@ def _lost_by_digest(sql: SqlDialect) -> ManyQuery:
 @cache
 def _lost_count(sql: SqlDialect) -> Query:
     return sql.query(select(func.count()).select_from(lost_content))
-
-
-@cache
-def _references_in_doubt(sql: SqlDialect) -> Query:
-    """Numbers of references whose two copies differ.
-
-    Former references differ rightly: their first copies are other frames.
-    """
-    columns, copies = frames.c, frame_references.c
-    # Either copy can be the one that is gone.
-    named = select(columns.reference_no.label("seq")).where(columns.reference_no.is_not(None))
-    used = named.union(select(copies.seq)).subquery()
-    joined = used.outerjoin(frames, columns.seq == used.c.seq)
-    joined = joined.outerjoin(frame_references, copies.seq == used.c.seq)
-    is_same = (
-        (columns.data == copies.data)
-        & (columns.codec == copies.codec)
-        & columns.reference_no.is_not_distinct_from(copies.reference_no)
-    ) | (copies.channel_no == FORMER_REFERENCE)
-    doubtful = select(used.c.seq).select_from(joined).where(is_same.is_not(true()))
-    return sql.query(doubtful.order_by(used.c.seq).limit(bindparam("limit", type_=Integer())))

@@ -7,7 +7,7 @@ channels, and which references are unresolved.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -55,11 +55,12 @@ from app.store.database import (
 )
 from app.store.entryrows import PREFIX_BYTES, Rechecked, prefixes
 from app.store.frames import FrameUnpacker, PackedFrame
-from app.store.framewriter import FrameWriter, Lost, Written, read_frames
+from app.store.framewriter import FrameWriter, Written, read_frames
 from app.store.gaps import Reference, ReferenceWriter
 from app.store.keys import Keys
 from app.store.schema import (
     channels,
+    frames,
     history_claims,
     lost_content,
     messages,
@@ -126,7 +127,7 @@ class GroupWriter:
         self._now_ms = now_ms
         self._sql = database.sql
         self._frames = FrameWriter(self._sql)
-        self._unpacker = FrameUnpacker(is_silent=True)
+        self._unpacker = FrameUnpacker()
         self._references = ReferenceWriter(self._sql, keys, limits)
         self._chain = ArrivalChain(keys.secret)
         self._channel_numbers: dict[str, int] = {}
@@ -151,8 +152,6 @@ class GroupWriter:
                 results = self._decide_all(group, entries)
                 mended = self._mend(transaction, group, entries)
                 self._insert(transaction, group, mended)
-                if group.mended:
-                    self._retry_dependents(transaction, group.mended)
                 wanted, most = (
                     _wanted_claims(_claims(entries)),
                     self._limits.hint_claims_per_entry_max,
@@ -181,22 +180,24 @@ class GroupWriter:
     def recheck(self, seqs: Sequence[int]) -> Rechecked:
         """Read again the frames that a reader could not read; mark the lost ones, unmark the others.
 
+        A frame of which only the filter cannot be read is stored without it.
+
         One transaction, in which nobody else writes: a fault of the database marks nothing. Raises as
         `write`.
         """
         with self._database.transaction() as transaction:
-            unreadable = self._unreadable(transaction, seqs)
-            if remembered := self._frames.remembered(unreadable):
-                self._frames.mend(transaction, remembered)
-                unreadable = self._unreadable(transaction, list(unreadable))
-            if unreadable:
+            unreadable, rests = self._unreadable(transaction, seqs)
+            if rests:
+                self._frames.leave_filters_out(transaction, unreadable, rests)
+            elif unreadable:
                 self._frames.forget()
+            lost = unreadable.keys() - rests.keys()
             marked = {seq for (seq,) in transaction.among(_lost_among(self._sql), seqs)}
             found_at_ms = self._now_ms()
-            new = [(seq, found_at_ms) for seq in sorted(unreadable.keys() - marked)]
+            new = [(seq, found_at_ms) for seq in sorted(lost - marked)]
             transaction.many(self._sql.insert(lost_content, or_ignore=True), new)
-            self._unmark(transaction, marked - unreadable.keys())
-        return Rechecked(frozenset(unreadable), frozenset(seqs) - unreadable.keys())
+            self._unmark(transaction, marked - lost)
+        return Rechecked(frozenset(lost), frozenset(seqs) - lost)
 
     def write_claims(self, claims: Sequence[tuple[bytes, Claim]]) -> int:
         """Write hint claims on known entries, each with its entry's digest; returns the number of new ones.
@@ -296,16 +297,28 @@ class GroupWriter:
 
     # ---- frames that cannot be read
 
-    def _unreadable(self, transaction: Transaction, seqs: Sequence[int]) -> dict[int, PackedFrame]:
-        """The entries whose frames were read twice and were wrong each time."""
+    def _unreadable(
+        self,
+        transaction: Transaction,
+        seqs: Sequence[int],
+        known: Mapping[bytes, bytes] | None = None,
+    ) -> tuple[dict[int, PackedFrame], dict[int, bytes]]:
+        """The rows of entries whose frames were read twice and were wrong each time, and those of their
+        frames that can be read without their filters.
+
+        `known` are frames by hash, as in `FrameUnpacker.unpack`.
+        """
         unreadable: dict[int, PackedFrame] = {}
+        rests: dict[int, bytes] = {}
         for part in chunks(seqs, FRAMES_PER_READ):
             self._unpacker.forget_references()
-            _, doubted = read_frames(transaction, self._sql, self._unpacker, part)
+            _, doubted = read_frames(transaction, self._sql, self._unpacker, part, known)
             if doubted:
-                again = FrameUnpacker(is_silent=True)
-                unreadable |= read_frames(transaction, self._sql, again, list(doubted))[1]
-        return unreadable
+                again = FrameUnpacker()
+                found, wrong = read_frames(transaction, self._sql, again, list(doubted))
+                unreadable |= wrong
+                rests |= found.without_filter
+        return unreadable, rests
 
     def _mend(
         self, transaction: Transaction, group: Group, entries: Sequence[NewEntry]
@@ -318,35 +331,26 @@ class GroupWriter:
                 held.setdefault(known.seq, (entry, known))
         if not held:
             return []
-        unreadable = self._unreadable(transaction, list(held))
+        frames_here = {entry.frame_hash: entry.frame for entry, _ in held.values()}
+        unreadable, _ = self._unreadable(transaction, list(held), frames_here)
         if group.has_lost:
             # A frame that can be read is not lost; `_unreadable` decides, not the mark.
             self._unmark(transaction, held.keys())
         if not unreadable:
             return []
         group.mended.update(unreadable)
-        lost: list[Lost] = []
-        hashes: list[Row] = []
-        for seq, packed in unreadable.items():
-            entry, known = held[seq]
-            is_same = entry.frame_hash == packed.frame_hash
-            lost.append(Lost(seq, known.channel_no, entry.frame, is_same))
-            if not is_same:
-                hashes.append((len(entry.frame), int(entry.dialect), entry.frame_hash, seq))
+        self._frames.forget()
+        changed = [
+            (len(entry.frame), int(entry.dialect), entry.frame_hash, seq)
+            for seq, (entry, _) in sorted(held.items())
+            if seq in unreadable
+        ]
         transaction.many(
-            self._sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash"), hashes
+            self._sql.update_each(messages, "seq", "frame_bytes", "dialect", "frame_hash"), changed
         )
-        return [held[seq] for seq in sorted(self._frames.mend(transaction, lost))]
-
-    def _retry_dependents(self, transaction: Transaction, mended: set[int]) -> None:
-        """Unmark lost frames that were compressed against a mended one."""
-        near = self._frames.lost_near(transaction, min(mended))
-        whole = mended
-        # A frame can need a reference, and that one a base.
-        for _ in range(2):
-            seqs = [seq for seq, reference_no in near if reference_no in whole]
-            whole = set(seqs) - self._unreadable(transaction, seqs).keys()
-            self._unmark(transaction, whole)
+        gone = [(seq,) for seq in sorted(unreadable)]
+        transaction.many(self._sql.delete_each(frames, "seq"), gone)
+        return [held[seq] for seq in sorted(unreadable)]
 
     def _unmark(self, transaction: Transaction, seqs: Iterable[int]) -> None:
         transaction.many(self._sql.delete_each(lost_content, "seq"), [(seq,) for seq in seqs])

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store.faults import SchemaTooNewError
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0009"
 """The Alembic revision this code reads and writes."""
 
 # SQLite stores every integer in as few bytes as it needs, and only an INTEGER key is the rowid.
@@ -116,20 +116,17 @@ frames = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-FORMER_REFERENCE = -1
-"""The channel of a reference that no new frame is compressed against (docs/decisions/0010)."""
-
-# The second copy of every frame that others are compressed against (docs/decisions/0003).
-frame_references = Table(
-    "frame_references",
+# Filters that others are stored as differences from (docs/decisions/0003). The number is that of the
+# entry whose filter it was first; `last_seq` is the last entry whose frame needs it.
+filter_references = Table(
+    "filter_references",
     metadata,
-    Column("seq", Number, primary_key=True, autoincrement=False),
+    Column("reference_no", Number, primary_key=True, autoincrement=False),
     Column("channel_no", Integer, nullable=False),
-    Column("codec", SmallInteger, nullable=False),
-    Column("reference_no", Number),
+    Column("last_seq", Number, nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
-index_ending_in_key("frame_references_by_channel", frame_references, "channel_no")
+index_ending_in_key("filter_references_by_channel", filter_references, "channel_no")
 
 # Messages whose frames were read twice and were wrong each time (docs/decisions/0010). Empty on a
 # healthy store.
@@ -212,14 +209,6 @@ met_ids = Table(
     Column("channel_id", ByteText, nullable=False),
     Column("message_id", ByteText, nullable=False),
     Index("met_ids_by_id", "id_key"),
-)
-
-refused_digests = Table(
-    "refused_digests",
-    metadata,
-    Column("refused_no", Number, primary_key=True, autoincrement=False),
-    Column("digest", LargeBinary, nullable=False),
-    Index("refused_digests_by_digest", "digest", unique=True),
 )
 
 # MVDS (`app.store.mvdspeers`): the peers, their places in arrival order, and what is on its way to them.
@@ -311,7 +300,7 @@ MIGRATION_LOCK = 0x5D5_0002
 
 
 def migrate(url: str) -> None:
-    """Upgrade in one transaction, so that a killed migration leaves no trace.
+    """Upgrade; a migration that was killed leaves no trace, or goes on where it was.
 
     Raises `SchemaTooNewError` for a revision this code does not know.
     """
@@ -379,9 +368,12 @@ def _engine(url: str) -> Engine:
 
 
 def _alone_on_postgres(connection: Connection) -> None:
-    # Nodes that share a database and start together migrate it one after the other.
-    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+    # Nodes that share a database and start together migrate it one after the other. The lock lasts as long
+    # as the connection, because a migration can take several transactions.
+    connection.exec_driver_sql(f"SELECT pg_advisory_lock({MIGRATION_LOCK})")
 
 
 def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
+    # Holds for a new file alone: its free pages can be given back later without a copy of the file.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")

@@ -8,12 +8,11 @@ unreadable frames.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from alembic import op
 from sqlalchemy import Column, Connection, Integer, bindparam, text
 
-from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.formerframes import CopyRow, FormerFrame, FormerFrames
 from app.store.keys import Keys
 from sdstore.sds.codec import MessageError, decode
 
@@ -113,28 +112,18 @@ def _frames_of(connection: Connection, channel_no: int) -> Iterator[list[bytes]]
         " FROM messages m LEFT JOIN frames f ON f.seq = m.seq"
         " WHERE m.channel_no = :channel_no AND m.seq > :after ORDER BY m.seq LIMIT :most"
     )
-    unpacker, after = FrameUnpacker(), 0
+
+    def copies(table: str, seqs: Sequence[int]) -> list[CopyRow]:
+        query = text(
+            f"SELECT seq, codec, reference_no, data FROM {table} WHERE seq IN :seqs"  # noqa: S608
+        ).bindparams(bindparam("seqs", expanding=True))
+        return [tuple(row) for row in connection.execute(query, {"seqs": list(seqs)})]
+
+    former, after = FormerFrames(copies), 0
     while True:
         asked = {"channel_no": channel_no, "after": after, "most": FRAMES_PER_BATCH}
         rows = connection.execute(query, asked).all()
         if not rows:
             return
         after = rows[-1][0]
-        yield _unpacked(connection, unpacker, [PackedFrame(*row) for row in rows])
-
-
-def _unpacked(
-    connection: Connection, unpacker: FrameUnpacker, packed: Sequence[PackedFrame]
-) -> list[bytes]:
-    unpacking: Any = unpacker.unpack(packed)
-    try:
-        ask = next(unpacking)
-        while True:
-            table = "frame_references" if ask.of_references else "frames"
-            query = text(
-                f"SELECT seq, codec, reference_no, data FROM {table} WHERE seq IN :seqs"  # noqa: S608
-            ).bindparams(bindparam("seqs", expanding=True))
-            rows = connection.execute(query, {"seqs": ask.seqs})
-            ask = unpacking.send([tuple(row) for row in rows])
-    except StopIteration as end:
-        return list(end.value.values())
+        yield list(former.read([FormerFrame(*row) for row in rows]).values())

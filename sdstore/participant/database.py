@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from sdstore.errors import SdstoreError
-from sdstore.participant.filterdelta import unpack
 from sdstore.sds.codec import decode
 from sdstore.sds.digest import frame_hash
+from sdstore.sds.framecodec import read_difference
 from sdstore.sds.model import Message, MessageError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Files of another version are refused."""
 
 STAGED = -1
@@ -302,7 +302,10 @@ class ParticipantDatabase:
     def frame(self, frame_hash_start: bytes, filter_no: int | None, data: bytes) -> bytes:
         """The frame of a row, checked."""
         try:
-            frame = data if filter_no is None else unpack(data, self.filter(filter_no))
+            frame = data
+            if filter_no is not None:
+                difference = read_difference(data)
+                frame = difference.applied(data[difference.end :], self.filter(filter_no))
         except ValueError:
             frame = b""
         if frame_hash(frame)[:HASH_BYTES] != frame_hash_start:

@@ -38,11 +38,10 @@ from sdstore.participant.database import (
     ParticipantDatabase,
     ParticipantFileError,
 )
-from sdstore.participant.filterdelta import FILTER_BYTES_MIN, REFERENCES_MAX, FilterPacker
 from sdstore.participant.persistence import DRIVER_KEYS
-from sdstore.sds.codec import decode
 from sdstore.sds.digest import entry_digest, frame_hash
 from sdstore.sds.effects import Effect, Save
+from sdstore.sds.framecodec import REFERENCES_MAX, References, difference, split
 from sdstore.sds.log import ELEMENTS_PER_PIECE_MAX, LogEntry, Noted, Reference, Staged
 from sdstore.sds.model import LAMPORT_MAX, HistoryEntry, Message
 from sdstore.sds.options import ParticipantOptions
@@ -147,7 +146,7 @@ class FileLog:
         # Two generations of IDs: when the newer one is full it becomes the older one.
         self._recent: set[str] = set()
         self._less_recent: set[str] = set()
-        self._packer: FilterPacker | None = None
+        self._references: References | None = None
         self._tail = self._newest_saved(TAIL_MAX // 2, LAMPORT_MAX)
 
     # --- ParticipantLog --------------------------------------------------------------------------
@@ -388,7 +387,7 @@ class FileLog:
                     message, hint = each.message, each.retrieval_hint
                     entry = (keys[message_id], message, each.digest, hint, STAGED, None)
                     rows.append(self._log_row(log_no, *entry))
-                    frames.append((log_no, *self._packed(raw, message, each.frame)))
+                    frames.append((log_no, *self._packed(raw, each.frame)))
                     log_no += 1
                 self._insert_rows(raw, rows, frames)
                 self._write_noted(raw, new_noted, self._saved_count)
@@ -447,7 +446,7 @@ class FileLog:
             rows.append(
                 self._log_row(log_no, key, message, unsaved.digest, hint, entry.number, gap)
             )
-            frames.append((log_no, *self._packed(raw, message, entry.frame)))
+            frames.append((log_no, *self._packed(raw, entry.frame)))
             log_no += 1
         update = "UPDATE sds_log SET sender_id = ?, hint = ?, number = ?, gap = ? WHERE log_no = ?"
         if taken and raw.executemany(update, taken).rowcount != len(taken):
@@ -477,7 +476,7 @@ class FileLog:
 
     def forget_references(self) -> None:
         """The transaction failed: references that it added are not in the file."""
-        self._packer = None
+        self._references = None
 
     # --- rows ------------------------------------------------------------------------------------
 
@@ -620,30 +619,32 @@ class FileLog:
             "UPDATE sds_channels SET logged_count = ?, noted_count = ? WHERE channel_no = ?", counts
         )
 
-    def _packed(
-        self, raw: sqlite3.Connection, message: Message, frame: bytes
-    ) -> tuple[bytes, int | None, bytes]:
+    def _packed(self, raw: sqlite3.Connection, frame: bytes) -> tuple[bytes, int | None, bytes]:
         """The columns of a frame; a filter that becomes a reference is written first."""
-        packer = self._packer
-        if packer is None:
-            packer = self._packer = FilterPacker()
+        start = frame_hash(frame)[:HASH_BYTES]
+        parts = split(frame)
+        if parts is None:
+            return start, None, frame
+        references = self._references
+        if references is None:
+            references = self._references = References()
             rows = raw.execute(
                 "SELECT filter_no, filter FROM sds_filters WHERE channel_no = ?"
                 " ORDER BY filter_no DESC LIMIT ?",
                 (self.channel_no, REFERENCES_MAX),
             ).fetchall()
             for filter_no, bloom_filter in reversed(rows):
-                packer.add_reference(filter_no, bloom_filter, is_used=True)
-        bloom_filter = message.bloom_filter
-        if not bloom_filter and len(frame) - len(message.content) > FILTER_BYTES_MIN:
-            bloom_filter = decode(frame)[0].bloom_filter  # participants log messages without it
-        while (packed := packer.pack(frame, bloom_filter)) is None:
+                references.add(filter_no, bloom_filter, is_new=False)
+        found = references.difference(parts)
+        if found is None:
             added = raw.execute(
                 "INSERT INTO sds_filters (channel_no, filter) VALUES (?, ?)",
-                (self.channel_no, bloom_filter),
+                (self.channel_no, parts.bloom_filter),
             )
-            packer.add_reference(added.lastrowid or 0, bloom_filter, is_used=False)
-        return frame_hash(frame)[:HASH_BYTES], packed.reference_no, packed.data
+            found = added.lastrowid or 0, difference(parts, parts.bloom_filter)
+            references.add(found[0], parts.bloom_filter)
+        filter_no, written = found
+        return start, filter_no, written + parts.rest
 
 
 def _insert(places: list[_Place], place: _Place) -> None:

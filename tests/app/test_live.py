@@ -30,9 +30,8 @@ def write(store: Store, numbers: range) -> None:
 def lose_frames(url: str, first: int, last: int) -> None:
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
-        for table in ("frames", "frame_references"):
-            statement = text(f"DELETE FROM {table} WHERE seq BETWEEN :first AND :last")
-            connection.execute(statement, {"first": first, "last": last})
+        statement = text("DELETE FROM frames WHERE seq BETWEEN :first AND :last")
+        connection.execute(statement, {"first": first, "last": last})
     engine.dispose()
 
 

@@ -25,7 +25,7 @@ from app.entries import MetId
 from app.ingest.prepare import Publication
 from app.limits import DEFAULT_LIMITS
 from app.mvds import message_of
-from app.store.frames import FrameUnpacker, PackedFrame
+from app.store.frames import FrameUnpacker, PackedFrame, Unpacked
 from app.store.mvdspeers import Source
 from app.store.peerrows import PeerRow
 from app.store.schema import migrate
@@ -166,7 +166,6 @@ async def _write(
 def _delete_frame(path: Path, seq: int) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM frames WHERE seq = ?", [seq])
-        connection.execute("DELETE FROM frame_references WHERE seq = ?", [seq])
 
 
 async def _exchange(store: Store, world: random.Random) -> None:
@@ -306,7 +305,7 @@ def content_of(path: Path) -> dict[str, list[Any]]:
         lost = set(connection.execute("SELECT seq FROM lost_content"))
         found: dict[str, list[Any]] = {}
         for (table,) in schema:
-            if table in UNPROVED_TABLES | {"frames", "frame_references"}:
+            if table in UNPROVED_TABLES | {"frames", "filter_references"}:
                 continue
             unproved = UNPROVED.get(table, set())
             if lost and table == "messages":
@@ -323,21 +322,19 @@ def content_of(path: Path) -> dict[str, list[Any]]:
 def _frames_of(connection: sqlite3.Connection) -> dict[int, bytes]:
     """The frames that can be read, by sequence number."""
     rows = connection.execute(
-        "SELECT seq, frame_bytes, frame_hash, codec, reference_no, data"
+        "SELECT seq, frame_bytes, frame_hash, digest, codec, reference_no, data"
         " FROM messages LEFT JOIN frames USING (seq)"
     )
-    unpacking = FrameUnpacker(is_silent=True).unpack([PackedFrame(*row) for row in rows])
-    ask = next(unpacking, None)
-    while ask is not None:
-        table = "frame_references" if ask.of_references else "frames"
-        of_seq = f"SELECT seq, codec, reference_no, data FROM {table} WHERE seq = ?"
-        rows_asked = [row for seq in ask.seqs for row in connection.execute(of_seq, [seq])]
-        try:
-            ask = unpacking.send(rows_asked)
-        except StopIteration as end:
-            frames: dict[int, bytes] = end.value
-            return frames
-    raise AssertionError("the messages need no reference")
+    unpacking = FrameUnpacker().unpack([PackedFrame(*row) for row in rows])
+    of_number = "SELECT reference_no, data FROM filter_references WHERE reference_no = ?"
+    try:
+        numbers = next(unpacking)
+        while True:
+            found = [row for each in numbers for row in connection.execute(of_number, [each])]
+            numbers = unpacking.send(found)
+    except StopIteration as end:
+        unpacked: Unpacked = end.value
+        return unpacked.without_filter | unpacked.whole
 
 
 def hunt(first: int, count: int) -> int:

@@ -19,7 +19,7 @@ from app.limits import DEFAULT_LIMITS
 from app.store.store import Store
 from sdstore.sds.codec import encode
 from tests.app.http.test_lost_content import publish_batch
-from tests.app.store.test_frames import conversation
+from tests.app.store.test_frames import KEYS, conversation
 from tests.support.federation import message
 from tests.support.server import RunningNode, running_node
 from tests.support.stores import BYTES_MAX, entry_of
@@ -54,45 +54,40 @@ class RottingNode:
         self.start()
 
     def rot(self, world: random.Random, share: float) -> None:
-        """Harm one copy, or all, of some frames, in some way."""
+        """Harm some frames and references, in some way."""
         with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
             (last,) = connection.execute("SELECT max(seq) FROM messages").fetchone()
             for seq in range(1, (last or 0) + 1):
                 if world.random() < share:
-                    tables = world.choice((["frames"], ["frame_references"], BOTH, BOTH))
-                    harm_rows(connection, world, tables, seq)
-            if world.random() < 0.3:
-                found = connection.execute("SELECT seq FROM frame_references").fetchall()
-                for (seq,) in world.sample(found, min(1, len(found))):
-                    harm_rows(connection, world, BOTH, seq)
+                    harm_row(connection, world, "frames", seq)
+            query = "SELECT reference_no FROM filter_references"
+            for (number,) in connection.execute(query).fetchall():
+                if world.random() < share:
+                    harm_row(connection, world, "filter_references", number)
 
     def whole(self) -> dict[bytes, bytes]:
         """The frames on the stopped node's disk, by digest."""
         return asyncio.run(_read_all(self.path))
 
 
-BOTH = ["frames", "frame_references"]
-
-
-def harm_rows(
-    connection: sqlite3.Connection, world: random.Random, tables: list[str], seq: int
-) -> None:
-    for table in tables:
-        row = connection.execute(f"SELECT data FROM {table} WHERE seq = ?", (seq,)).fetchone()
-        if row is None or not row[0]:
-            continue
-        data = bytearray(row[0])
-        kind = world.randrange(4)
-        if kind == 0:
-            connection.execute(f"DELETE FROM {table} WHERE seq = ?", (seq,))
-            continue
-        if kind == 1:
-            data = bytearray(world.randbytes(len(data)))
-        elif kind == 2:
-            del data[world.randrange(len(data)) :]
-        else:
-            data[world.randrange(len(data))] ^= 1 << world.randrange(8)
-        connection.execute(f"UPDATE {table} SET data = ? WHERE seq = ?", (bytes(data), seq))
+def harm_row(connection: sqlite3.Connection, world: random.Random, table: str, number: int) -> None:
+    which = f"FROM {table} WHERE {KEYS[table]} = ?"
+    row = connection.execute(f"SELECT data {which}", (number,)).fetchone()
+    if row is None or not row[0]:
+        return
+    data = bytearray(row[0])
+    kind = world.randrange(4)
+    if kind == 0:
+        connection.execute(f"DELETE {which}", (number,))
+        return
+    if kind == 1:
+        data = bytearray(world.randbytes(len(data)))
+    elif kind == 2:
+        del data[world.randrange(len(data)) :]
+    else:
+        data[world.randrange(len(data))] ^= 1 << world.randrange(8)
+    statement = f"UPDATE {table} SET data = ? WHERE {KEYS[table]} = ?"
+    connection.execute(statement, (bytes(data), number))
 
 
 async def _read_all(path: Path) -> dict[bytes, bytes]:
@@ -197,7 +192,7 @@ def check_a_federation(folder: Path, seed: int) -> None:
         for node in nodes:
             node.stop()
         for node, left_out in zip(nodes, lost, strict=True):
-            # More than that is whole where a reference came back, and with it what needed it.
+            # More than that is whole where a session brought it.
             held = node.whole()
             assert held.keys() >= whole
             assert all(entry_of(frame).digest == digest for digest, frame in held.items())

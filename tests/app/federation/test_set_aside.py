@@ -183,16 +183,14 @@ def in_sequence(response: ReconResponse) -> ReconResponse:
 
 
 def ruin(node_folder: Path, message_ids: set[str]) -> None:
-    """Cut the frames of some messages of a store that is closed, every copy of them."""
+    """Cut the frames of some messages of a store that is closed."""
 
     def act(connection: Any) -> None:
         for seq, message_id in list(
             connection.execute(text("SELECT seq, message_id FROM messages"))
         ):
-            for table in ("frames", "frame_references"):
-                query = text(f"SELECT 1 FROM {table} WHERE seq = {seq}")
-                if message_id in message_ids and connection.scalar(query):
-                    cut(connection, table, seq)
+            if message_id in message_ids:
+                cut(connection, "frames", seq)
 
     in_database(f"sqlite:///{node_folder / 'sdstore.db'}", act)
 

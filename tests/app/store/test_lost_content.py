@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import select, text
 
 from app.entries import NewEntry
 from app.store.entryrows import ContentState
-from app.store.schema import frame_references, frames, lost_content
+from app.store.schema import lost_content
 from recon.elements import order_of_lamport
 from sdstore.sds.codec import encode
-from sdstore.sds.digest import frame_hash
 from tests.app.store.test_frames import (
     Harm,
     conversation,
@@ -22,13 +21,13 @@ from tests.app.store.test_frames import (
     in_database,
     lost,
     reopened,
+    spoil,
+    users_of,
     written,
 )
 from tests.support.stores import Stores, entry_of
 
 pytestmark = pytest.mark.anyio
-
-BOTH = ("frames", "frame_references")
 
 
 def refiltered(entry: NewEntry) -> NewEntry:
@@ -38,11 +37,6 @@ def refiltered(entry: NewEntry) -> NewEntry:
     assert other.digest == entry.digest
     assert other.frame_hash != entry.frame_hash
     return other
-
-
-def references_of(url: str) -> list[int]:
-    seqs: list[int] = in_database(url, lambda c: list(c.scalars(select(frame_references.c.seq))))
-    return seqs
 
 
 def marked(url: str) -> list[int]:
@@ -55,15 +49,40 @@ def rows_of(url: str, table: str) -> int:
 
 
 def ruin(url: str, seq: int, *, harm: Harm = cut) -> None:
-    def act(connection: Connection) -> None:
-        for table in BOTH:
-            if connection.scalar(text(f"SELECT 1 FROM {table} WHERE seq = {seq}")):
-                harm(connection, table, seq)
-
-    in_database(url, act)
+    in_database(url, lambda c: harm(c, "frames", seq))
 
 
-@pytest.mark.parametrize("harm", [flip, cut, delete])
+async def test_another_frame_of_a_lost_message_takes_its_place(stores: Stores) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    ruin(url, 7)
+    async with reopened(url) as store:
+        store.begin_writing()
+        assert store.writer.recheck([7]).lost == {7}
+        entries[6] = refiltered(entries[6])
+        [result] = store.writer.write([entries[6]])
+        assert (result.seq, result.is_mended) == (7, True)
+        assert await lost(store, entries) == []
+    async with reopened(url) as store:
+        assert await lost(store, entries) == []
+    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
+
+
+async def test_the_frame_of_a_message_mends_a_filter_that_nobody_missed_yet(stores: Stores) -> None:
+    entries = conversation(30)
+    url = await written(stores, [entries])
+    in_database(url, lambda c: flip(c, "filter_references", 1))
+    async with reopened(url) as store:
+        store.begin_writing()
+        users = in_database(url, lambda c: users_of(c, 1))
+        results = store.writer.write(entries)
+        assert [r.seq for r in results if r.is_mended] == users
+        assert await lost(store, entries) == []
+    async with reopened(url) as store:
+        assert await lost(store, entries) == []
+
+
+@pytest.mark.parametrize("harm", [spoil, cut, delete])
 async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_it(
     stores: Stores, harm: Harm
 ) -> None:
@@ -71,7 +90,6 @@ async def test_a_frame_that_reads_wrong_twice_is_marked_and_a_publication_mends_
     url = await written(stores, [entries])
     last = 30
     ruin(url, last, harm=harm)
-    assert last not in references_of(url)
     async with reopened(url) as store:
         store.begin_writing()
         assert await lost(store, entries) == [last - 1]
@@ -103,92 +121,6 @@ async def test_a_publication_mends_what_nobody_found_yet(stores: Stores) -> None
         assert await lost(store, entries) == []
 
 
-async def test_the_same_frame_restores_both_copies_of_a_reference_and_its_dependents(
-    stores: Stores,
-) -> None:
-    entries = conversation(60, known=500)
-    url = await written(stores, [entries])
-    reference = references_of(url)[0]
-    ruin(url, reference)
-    async with reopened(url) as store:
-        store.begin_writing()
-        store.writer.recheck(range(1, 61))
-        gone = marked(url)
-        assert reference in gone
-        assert len(gone) > 10
-        assert store.writer.write([entries[reference - 1]])[0].is_mended
-        assert marked(url) == []
-        assert await store.frames.references_in_doubt(10) == []
-        assert await lost(store, entries) == []
-    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
-
-
-async def test_another_frame_of_a_lost_reference_is_served_and_never_decoded_against(
-    stores: Stores,
-) -> None:
-    entries = conversation(60, known=500)
-    url = await written(stores, [entries])
-    reference = references_of(url)[0]
-    ruin(url, reference, harm=flip)
-    async with reopened(url) as store:
-        store.begin_writing()
-        store.writer.recheck(range(1, 61))
-        gone = marked(url)
-        assert reference in gone
-        other = refiltered(entries[reference - 1])
-        assert store.writer.write([other])[0].is_mended
-        # Frames that were readable through the damaged copy are still readable; nothing else changed.
-        assert marked(url) == [seq for seq in gone if seq != reference]
-        found = await store.entries.entry(other.digest)
-        assert found is not None
-        assert (found.frame, found.frame_hash) == (other.frame, frame_hash(other.frame))
-        assert await store.frames.references_in_doubt(10) == []
-        store.writer.recheck(range(1, 61))
-        assert marked(url) == [seq for seq in gone if seq != reference]
-        # Nothing new is compressed against it, and each dependent is mended by itself.
-        more = conversation(90, known=500)
-        assert sum(r.is_mended for r in store.writer.write(more)) == len(gone) - 1
-        everything = [*more]
-        everything[reference - 1] = other
-        assert await lost(store, everything) == []
-    users = in_database(
-        url,
-        lambda c: list(c.scalars(select(frames.c.seq).where(frames.c.reference_no == reference))),
-    )
-    assert max(users, default=0) <= 60
-    async with reopened(url) as store:
-        assert await lost(store, everything) == []
-    assert rows_of(url, "messages") == rows_of(url, "frames") == len(more)
-
-
-async def test_what_can_be_read_through_a_damaged_reference_can_be_read_still(
-    stores: Stores,
-) -> None:
-    entries = conversation(60, known=500)
-    url = await written(stores, [entries])
-    reference = references_of(url)[0]
-    frame = entries[reference - 1].frame
-    # The number in the content, which no other frame has in common with it.
-    damaged = frame.replace(b"message %d" % (reference - 1), b"message %c" % 0)
-    assert damaged != frame
-
-    def spoil(connection: Connection) -> None:
-        for table in BOTH:
-            statement = f"UPDATE {table} SET codec = 0, data = :data WHERE seq = {reference}"
-            connection.execute(text(statement), {"data": damaged})
-
-    in_database(url, spoil)
-    async with reopened(url) as store:
-        store.begin_writing()
-        assert await lost(store, entries) == [reference - 1]
-        other = refiltered(entries[reference - 1])
-        assert store.writer.write([other])[0].is_mended
-        entries[reference - 1] = other
-        assert await lost(store, entries) == []
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
-
-
 async def test_a_fault_of_the_database_ends_a_recheck_and_marks_nothing(stores: Stores) -> None:
     entries = conversation(30)
     url = await written(stores, [entries])
@@ -206,47 +138,10 @@ async def test_a_fault_of_the_database_ends_a_recheck_and_marks_nothing(stores: 
 async def test_a_repaired_row_unmarks_its_message(stores: Stores) -> None:
     entries = conversation(30)
     url = await written(stores, [entries])
-    ruin(url, 30, harm=flip)
+    ruin(url, 30, harm=spoil)
     async with reopened(url) as store:
         store.begin_writing()
         assert store.writer.recheck([30]).lost == {30}
-        ruin(url, 30, harm=flip)
+        ruin(url, 30, harm=spoil)
         assert store.writer.recheck([30]) == (frozenset(), {30})
     assert marked(url) == []
-
-
-async def test_a_reference_in_the_writers_memory_mends_its_rows(stores: Stores) -> None:
-    entries = conversation(60, known=500)
-    url = stores.new_url()
-    async with reopened(url) as store:
-        store.begin_writing()
-        store.writer.write(entries[:50])
-        reference = references_of(url)[0]
-        ruin(url, reference)
-        store.writer.write(entries[50:])
-        assert store.writer.recheck(range(1, 61)).lost == frozenset()
-    async with reopened(url) as store:
-        assert await lost(store, entries) == []
-    assert marked(url) == []
-
-
-async def test_a_mend_goes_on_behind_a_reference_that_was_mended_before(stores: Stores) -> None:
-    """Of two references that one publication mends, the first was already mended with another frame."""
-    entries = conversation(120, known=500)
-    url = await written(stores, [entries])
-    first, second = references_of(url)[:2]
-    ruin(url, first, harm=flip)
-    async with reopened(url) as store:
-        store.begin_writing()
-        store.writer.recheck(range(1, 121))
-        entries[first - 1] = refiltered(entries[first - 1])
-        assert store.writer.write([entries[first - 1]])[0].is_mended
-        in_database(url, lambda c: cut(c, "frames", first))
-        ruin(url, second)
-        store.writer.recheck(range(1, 121))
-        assert {first, second} <= set(marked(url))
-        results = store.writer.write([entries[first - 1], entries[second - 1]])
-        assert [result.is_mended for result in results] == [True, True]
-        assert {first, second}.isdisjoint(marked(url))
-        assert not {first - 1, second - 1} & set(await lost(store, entries))
-    assert rows_of(url, "messages") == rows_of(url, "frames") == len(entries)
