@@ -262,12 +262,6 @@ class References:
         self._newest = [place for place in self._newest if _id(place) != message_id]
         if self._heads.pop(message_id, None):
             self._unsave(message_id)
-        if self._own_newest is not None and _id(self._own_newest) == message_id:
-            lamport = rejected.lamport_timestamp or 0
-            previous = [e for e in rejected.causal_history if e.sender_id == self._sender_id][:1]
-            self._own_newest = None
-            for entry in previous:
-                self._own_newest = (lamport - 1, entry.message_id.encode(), entry)
         for cause in causes:
             self.restore(cause, self._hints.best(cause.message_id))
             self._turn.put(HEAD + cause.message_id, pb.Head())

@@ -249,3 +249,33 @@ def test_due_records_are_as_many_as_there_is_room_for() -> None:
     state.put("p", [Record(RecordType.OFFER, bytes([n]) * 32) for n in range(9)])
     for limit in (0, 1, 2, 5, 9, 20):
         assert len(list(state.due("p", 0, limit))) == min(limit, 9)
+
+
+def test_a_peer_that_is_full_keeps_nothing_from_the_others() -> None:
+    node, _, state = node_of(Options(records_per_peer_max=1))
+    node.receive("ada", encode(Payload(offers=(bytes(32),))))
+    effects = node.send(message("hello"))
+    assert effects == [StateFull("ada", message("hello").message_id)]
+    assert state.get("bob", message("hello").message_id) is not None
+
+
+def test_a_message_that_was_requested_of_two_is_still_requested_of_the_other() -> None:
+    state = MemoryState()
+    for peer in ("ada", "bob"):
+        state.put(peer, [Record(RecordType.REQUEST, b"m")])
+    state.remove("ada", [b"m"])
+    assert state.requested_from(b"m") == ["bob"]
+    state.put("ada", [Record(RecordType.REQUEST, b"m")])
+    assert state.requested_from(b"m") == ["ada", "bob"]
+
+
+def test_the_numbers_of_records_can_be_stored() -> None:
+    assert [(each.name, each.value) for each in RecordType] == [
+        ("OFFER", 1),
+        ("REQUEST", 2),
+        ("MESSAGE", 3),
+    ]
+
+
+def test_an_error_says_its_code_and_its_detail() -> None:
+    assert str(RemoteProtocolError("odd", "the reason")) == "odd: the reason"

@@ -421,3 +421,36 @@ def test_without_sync_messages_nothing_is_broadcast_that_only_asks() -> None:
     bob.hear(written("m2", "carol", *ghosts(3)))
     assert of(Broadcast, bob.wait(150)) == []
     assert len(decode(bob.say("mine"))[0].repair_request) == 3
+
+
+def test_a_head_without_a_sender_is_consumed_by_a_reference_without_one() -> None:
+    bob = Device("bob")
+    bob.hear(written("m1", ""))
+    for number in range(5):
+        bob.hear(written(f"n{number}", "carol", HistoryEntry("m1")))
+    assert "m1" not in {each.message_id for each in decode(bob.say("mine"))[0].causal_history}
+
+
+@pytest.mark.parametrize(("length", "is_named"), [(256, True), (257, False)])
+def test_a_hint_that_no_store_takes_is_not_named(length: int, is_named: bool) -> None:
+    bob = Device("bob")
+    hint = b"h" * length
+    bob.carry_out(bob.participant.receive(written("m1", "ada"), NOON_MS, hint))
+    [named] = decode(bob.say("mine"))[0].causal_history
+    assert named.retrieval_hint == (hint if is_named else b"")
+
+
+def test_a_request_is_read_up_to_a_bound_of_entries_and_of_lengths() -> None:
+    bob = Device("bob", ParticipantOptions(bloom=None))
+    ids = [f"m{number}" for number in range(18)]
+    bob.hear(*(written(each, "ada") for each in ids))
+
+    def asked(*entries: HistoryEntry) -> set[str]:
+        request = Message("s", CHANNEL, "eve", NOON_MS, repair_request=entries)
+        bob.hear(encode(request))
+        sent = of(Broadcast, bob.wait(125))
+        return {each.message_id for each in sent} & {*ids}
+
+    assert asked(*(HistoryEntry(each, b"", "ada") for each in ids)) == {*ids[:16]}
+    assert asked(HistoryEntry("m0", b"", "a" * 1_025)) == set()
+    assert asked(HistoryEntry("m1", b"", "a" * 1_024)) == {"m1"}

@@ -622,3 +622,21 @@ def test_a_store_that_answers_late_and_twice_changes_nothing(on_lost: OnLost) ->
     bob.wait(400)
     assert bob.texts == ["m1", "m2"]
     assert of(Lost, bob.effects) == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "taken"),
+    [({"waiting_max": 3}, 3), ({"waiting_bytes_max": 132}, 3), ({"missing_max": 6}, 3), ({}, 8)],
+    ids=["messages", "bytes", "missing", "none"],
+)
+def test_staged_messages_are_taken_as_long_as_none_is_displaced(
+    bound: dict[str, int], taken: int
+) -> None:
+    bob = Device("bob", quiet(**bound))
+    frames = [written(f"m{number}", number, f"x{number}", f"y{number}") for number in range(8)]
+    assert {len(each) for each in frames} == {44}, "three fill 132 bytes"
+    bob.log.stage([Staged(decode(each)[0], each, bytes(32)) for each in frames], ())
+    for _ in range(3):
+        bob.carry_out(bob.participant.take_staged(bob.now_ms, 20))
+    assert (bob.status.waiting, bob.texts) == (taken, [])
+    assert len(bob.log.staged(20)) == 8 - taken

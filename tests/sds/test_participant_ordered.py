@@ -20,6 +20,7 @@ from sdstore.sds import (
     decode,
     encode,
 )
+from sdstore.sds.references import PARTIAL_MAX
 from tests.support.participants import CHANNEL, NOON_MS, Device, of
 
 ORDERED = ParticipantOptions(bloom=None, sync_ms=0, ordered=True)
@@ -192,3 +193,13 @@ def test_an_answer_that_is_faster_than_the_store_leaves_our_message_neither_miss
     ada.wait(400)
     assert ada.texts == ["b"]
     assert (ada.status.missing, ada.status.lost) == (0, 0)
+
+
+def test_of_too_many_indexers_messages_with_ghosts_the_oldest_is_never_named() -> None:
+    ada = Device("ada", replace(ORDERED, indexers=("ada", "bob"), deliveries_max=10_000))
+    ada.say("first")
+    for number in range(PARTIAL_MAX + 1):
+        ada.hear(by(f"b{number}", "bob", HistoryEntry(f"ghost{number}", b"", "eve")))
+    ada.wait(400, step_s=50)
+    ada.hear(*(by(f"ghost{number}", "eve") for number in range(3)))
+    assert {"b1", "b2"} == {each for each in history_of(ada.say("second")) if each[0] == "b"}
