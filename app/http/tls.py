@@ -9,6 +9,14 @@ The event loops have TLS of their own. A server that must bound its connections 
 - They hold up to 512 KiB of input of a connection that does not read.
 - With a high-water mark of 0 they pause and resume writing in turns, whether or not anything is unread.
 
+Tried with both loops (`start_tls` with a handshake timeout, and a protocol beneath it that counts each accepted
+socket), the attacks of `tests/app/http/test_tls.py` succeed: unread replies of 8 MiB count as 0 bytes
+(`test_replies_that_are_not_read_over_tls_count_to_the_byte_and_no_longer_once_they_are`), connections that rest
+after them hold 150 MiB (`test_connections_that_rest_after_large_replies_over_tls_hold_no_memory_of_them`), and
+records of one byte and input sent ahead are read without a bound
+(`test_records_of_one_byte_leave_other_connections_their_turns`,
+`test_what_a_client_sends_ahead_over_tls_waits_in_its_socket`). A loop without these needs no layer of ours.
+
 `TlsLayer` is the protocol of the socket's transport and the transport of a connection. The connection is
 made when the socket is accepted, so its bounds and its deadline for headers cover the handshake.
 """
