@@ -35,7 +35,7 @@ from blake3 import blake3
 from app.entries import START, Entry
 from app.errors import Code, Problem
 from app.limits import Limits
-from app.recon.budget import Budget
+from app.rates import Budget
 from app.sharing import Sharing, Turns
 from app.store.entryrows import LeftOut
 from app.store.store import Store

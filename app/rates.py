@@ -1,5 +1,6 @@
-"""Rate limits: token buckets of requests and bytes for each caller, in bounded tables.
+"""Rate limits and budgets: token buckets for each caller, in bounded tables.
 
+**Rates** are of requests and bytes, **budgets** of work that is known only once it is done.
 A caller with a token has its own bucket; any other caller shares the one of its address, or /64 network.
 Callers of this machine have none. Refused credentials cost a request of the address. A process counts by
 itself, so a service with N workers lets through up to N times the rate.
@@ -26,6 +27,27 @@ ROUNDING_S = 1e-6
 """What sums of fractions of `REFILL_S` may be off: a full bucket has its last request too."""
 
 
+class TokenBucket:
+    """What was taken from one bucket: the time at which it is full again.
+
+    It is empty when that is `REFILL_S` from now (the generic cell rate algorithm, ITU-T I.371). Costs are seconds
+    of refilling.
+    """
+
+    __slots__ = ("full_at_s",)
+
+    def __init__(self) -> None:
+        self.full_at_s = 0.0
+
+    def owed_s(self, now_s: float, cost_s: float = 0.0) -> float:
+        """Seconds until `cost_s` can be taken without debt; not positive if it can be taken now."""
+        return max(now_s, self.full_at_s) + cost_s - REFILL_S - now_s
+
+    def take(self, now_s: float, cost_s: float) -> None:
+        """Take so much, even if that is more than is left: then it is owed."""
+        self.full_at_s = max(now_s, self.full_at_s) + cost_s
+
+
 class _Table:
     """The buckets of one kind of callers, and what a request and a byte cost: seconds of refilling."""
 
@@ -47,34 +69,27 @@ class _Table:
 
 
 class Bucket:
-    """What one caller has spent: the times at which its bucket is full again, of requests and of bytes.
+    """What one caller has spent, of requests and of bytes."""
 
-    The bucket is empty when that is `REFILL_S` from now (the generic cell rate algorithm, ITU-T I.371).
-    """
-
-    __slots__ = ("bytes_full_at_s", "full_at_s", "live_count", "table")
+    __slots__ = ("bytes", "live_count", "requests", "table")
 
     def __init__(self, table: _Table) -> None:
         self.table = table
-        self.full_at_s = self.bytes_full_at_s = 0.0
+        self.requests, self.bytes = TokenBucket(), TokenBucket()
         self.live_count = 0
 
     def take(self) -> None:
         """Take one request. Raises Problem: `rate_limited` while the bucket is empty."""
         now_s, table = time.monotonic(), self.table
-        full_at_s = table.request_s + max(now_s, self.full_at_s)
-        empty_until_s = full_at_s - REFILL_S
-        if empty_until_s > now_s + ROUNDING_S:
-            raise _refusal(f"{table.requests_max:,} requests a minute", empty_until_s - now_s)
-        empty_until_s = self.bytes_full_at_s - REFILL_S
-        if empty_until_s > now_s:
-            raise _refusal(f"{table.bytes_max:,} bytes a minute", empty_until_s - now_s)
-        self.full_at_s = full_at_s
+        if (wait_s := self.requests.owed_s(now_s, table.request_s)) > ROUNDING_S:
+            raise _refusal(f"{table.requests_max:,} requests a minute", wait_s)
+        if (wait_s := self.bytes.owed_s(now_s)) > ROUNDING_S:
+            raise _refusal(f"{table.bytes_max:,} bytes a minute", wait_s)
+        self.requests.take(now_s, table.request_s)
 
     def spend(self, bytes_count: int) -> None:
         """Take bytes that were sent. They can overdraw the bucket; then the caller waits."""
-        from_s = max(time.monotonic(), self.bytes_full_at_s)
-        self.bytes_full_at_s = from_s + bytes_count * self.table.byte_s
+        self.bytes.take(time.monotonic(), bytes_count * self.table.byte_s)
 
 
 class Rates:
@@ -127,6 +142,40 @@ class Rates:
         """A live stream of `begin_live` has ended."""
         bucket.live_count -= 1
         self._strangers_live_count -= 1
+
+
+class Budget:
+    """One kind of work: `units_max` per caller and minute, which can be spent at once.
+
+    Work is paid when it is done, so a large cost can overdraw a budget; then the caller waits. `code`: that of
+    the refusal.
+    """
+
+    def __init__(self, units_max: int, what: str, code: Code = Code.RECON_BUDGET_SPENT) -> None:
+        self._units_max = units_max
+        self._what = what
+        self._code = code
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def check(self, caller: str) -> None:
+        """Raise the refusal, with Retry-After, while the caller is overdrawn."""
+        if (wait_s := self._of(caller).owed_s(time.monotonic())) > ROUNDING_S:
+            raise Problem(
+                self._code,
+                f"more than {self._units_max} {self._what} a minute",
+                headers={"Retry-After": str(1 + int(wait_s))},
+            )
+
+    def spend(self, caller: str, units: int) -> None:
+        """Take `units`."""
+        self._of(caller).take(time.monotonic(), units * REFILL_S / self._units_max)
+
+    def _of(self, caller: str) -> TokenBucket:
+        bucket = self._buckets.setdefault(caller, TokenBucket())
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > CALLERS_MAX:
+            self._buckets.popitem(last=False)
+        return bucket
 
 
 def _refusal(what: str, wait_s: float) -> Problem:
