@@ -7,6 +7,7 @@ docs/python.md shows how they are used.
 from sdstore.client.errors import StoreError
 from sdstore.client.exchange import Options, Retry
 from sdstore.errors import SdstoreError
+from sdstore.ordering import Change, OrderingError, Roles
 from sdstore.participant.channelorder import ChannelOrder
 from sdstore.participant.database import ParticipantFileError
 from sdstore.participant.driver import DriverOptions, ParticipantChannel, ParticipantDriver
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncMvdsSession",
     "BackOff",
     "BackfillProgress",
+    "Change",
     "ChannelEvent",
     "ChannelOrder",
     "Connection",
@@ -64,6 +66,7 @@ __all__ = [
     "MvdsSession",
     "OnLost",
     "Options",
+    "OrderingError",
     "ParticipantChannel",
     "ParticipantDriver",
     "ParticipantFile",
@@ -75,6 +78,7 @@ __all__ = [
     "Rejected",
     "RepairOptions",
     "Retry",
+    "Roles",
     "SavedAgain",
     "SdstoreError",
     "Status",

@@ -33,7 +33,7 @@ class ChannelOrder:
     """See the module. `ordering` has the confirmed prefix, the tail, what waits, and the breaches."""
 
     def __init__(self, log: ParticipantLog, roles: Roles, saved: bytes = b"") -> None:
-        """`log`: of the participant (`channel.participant.log`). `saved`: of an earlier order of this channel.
+        """`log`: of the participant (`channel.log`). `saved`: of an earlier order of this channel.
 
         Raises `OrderingError` for wrong roles: `invalid_indexers`, and `other_roles` if `saved` has others.
         If the log does not show what `saved` says, `ordering.breaches` names it (`proof`), or
