@@ -6,7 +6,7 @@ cannot be made to hash to another digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -185,7 +185,6 @@ def _entry_faults(table: pa.Table) -> Iterator[_Fault]:
             yield row, Fault.DIGEST_DIFFERS, f"digest is {digests[row].hex()}"
         if columns_here != _expected_columns(message, dialect.label, frame):
             yield row, Fault.COLUMN_DIFFERS, "a column differs from the frame"
-    yield from _history_faults(table, messages)
     yield from _content_faults(table, messages)
 
 
@@ -201,24 +200,19 @@ def _expected_columns(message: Message, dialect: str, frame: bytes) -> tuple[Any
     )
 
 
-def _history_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iterator[_Fault]:
-    stored = table["causal_history"].combine_chunks()
-    expected = history_array(messages)
-    if stored.equals(expected):
-        return
-    for row in range(len(messages)):
-        if stored[row] != expected[row]:
-            yield row, Fault.COLUMN_DIFFERS, "causal_history differs from the frame"
-
-
-def _content_faults(table: pa.Table, messages: Sequence[Message | None]) -> Iterator[_Fault]:
-    if "content" not in table.column_names:  # schema version 1
-        return
-    for row, (stored, message) in enumerate(
-        zip(table["content"].to_pylist(), messages, strict=True)
+def _content_faults(table: pa.Table, messages: list[Message | None]) -> Iterator[_Fault]:
+    contents = [None if message is None else message.content for message in messages]
+    for name, expected in (
+        ("causal_history", history_array(messages)),
+        ("content", pa.array(contents, pa.binary())),
     ):
-        if stored != (None if message is None else message.content):
-            yield row, Fault.COLUMN_DIFFERS, "content differs from the frame"
+        if name not in table.column_names:  # schema version 1
+            continue
+        stored = table[name].combine_chunks()
+        if not stored.equals(expected):
+            for row in range(len(messages)):
+                if stored[row] != expected[row]:
+                    yield row, Fault.COLUMN_DIFFERS, f"{name} differs from the frame"
 
 
 def _claim_faults(table: pa.Table) -> Iterator[_Fault]:
