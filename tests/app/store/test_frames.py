@@ -263,6 +263,16 @@ async def test_any_damaged_frame_costs_at_most_its_own_message(stores: Stores, h
 
 
 @pytest.mark.anyio
+async def test_a_row_with_another_messages_frame_is_lost_content(stores: Stores) -> None:
+    entries = conversation(10, known=500)
+    url = await written(stores, [entries])
+    other = in_database(url, partial(row_of, table="frames", seq=7))["data"]
+    in_database(url, partial(put_data, table="frames", seq=8, data=other))
+    async with reopened(url) as store:
+        assert await read(store, entries) == ([7], [])
+
+
+@pytest.mark.anyio
 async def test_a_row_and_its_reference_that_are_both_damaged_are_lost_content_and_come_back(
     stores: Stores,
 ) -> None:
