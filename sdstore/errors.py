@@ -2,4 +2,12 @@
 
 
 class SdstoreError(Exception):
-    """Base class of the errors of `sdstore`: of a store, a driver, a participant's file, an order, or a message."""
+    """Base class of the errors of `sdstore`: of a store, a driver, a participant's file, an order, or a message.
+
+    `code` is stable and meant for programs, `detail` for people.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail

@@ -35,10 +35,8 @@ class StoreError(SdstoreError):
         problem: Mapping[str, Any] | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
+        super().__init__(code, detail)
         self.status = status
-        self.detail = detail
         self.problem: Mapping[str, Any] = problem or {}
         self.retry_after_s = retry_after_s
 

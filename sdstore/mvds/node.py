@@ -135,9 +135,8 @@ class Node:
         self._messages = messages
         self._options = options or Options()
         if self._options.payload_bytes_max < 4 * ID_FIELD_BYTES:
-            raise LocalProtocolError(
-                "payload_bytes_max is too small: a payload needs room for four IDs"
-            )
+            detail = "payload_bytes_max is too small: a payload needs room for four IDs"
+            raise LocalProtocolError("bad_option", detail)
         self._groups: dict[bytes, set[str]] = {}
         self._acks: dict[str, OrderedDict[bytes, None]] = {}
         self._in_process: dict[bytes, set[str]] = {}
@@ -172,8 +171,9 @@ class Node:
         """
         if message.field_bytes > self.message_bytes_max:
             raise LocalProtocolError(
+                "message_too_large",
                 f"the message takes {message.field_bytes} bytes; half a payload has room for "
-                f"{self.message_bytes_max}"
+                f"{self.message_bytes_max}",
             )
         is_interactive = self._options.interactive if interactive is None else interactive
         kind = RecordType.OFFER if is_interactive else RecordType.MESSAGE

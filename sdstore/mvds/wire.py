@@ -33,11 +33,7 @@ class LocalProtocolError(MvdsError):
 
 
 class RemoteProtocolError(MvdsError):
-    """The peer sent bytes that are not a payload. `code` is a stable word."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
+    """The peer sent bytes that are not a payload."""
 
 
 class Numbering(Enum):
@@ -57,7 +53,8 @@ class Message:
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.timestamp < 2**63:
-            raise LocalProtocolError(f"timestamp {self.timestamp} is not a signed 64-bit integer")
+            detail = f"timestamp {self.timestamp} is not a signed 64-bit integer"
+            raise LocalProtocolError("invalid_timestamp", detail)
 
     @cached_property
     def message_id(self) -> bytes:

@@ -87,11 +87,6 @@ PRECONDITIONS = (
 class OrderingError(SdstoreError, ValueError):
     """Misuse of `Ordering`; `code` is stable."""
 
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-
 
 class BreachKind(StrEnum):
     """How a precondition is broken."""

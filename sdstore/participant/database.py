@@ -132,11 +132,6 @@ class ParticipantFileError(SdstoreError):
     - `misuse`: the call is not allowed now
     """
 
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-
 
 class ParticipantDatabase:
     """One open file. `hasher` is the keyed hash of IDs, `next_log_no` the next row of the log.

@@ -34,11 +34,6 @@ class DriverError(SdstoreError):
     `ParticipantFile` that stays open writes the changes with its next save.
     """
 
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-
 
 @dataclass(frozen=True, slots=True)
 class Connection:

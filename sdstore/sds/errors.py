@@ -9,15 +9,7 @@ from sdstore.errors import SdstoreError
 
 
 class LocalProtocolError(SdstoreError, ValueError):
-    """This program misused a participant, or gave it a state that cannot be restored.
-
-    `code` is stable and meant for programs, `detail` for people.
-    """
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
+    """This program misused a participant, or gave it a state that cannot be restored."""
 
 
 class WrongTypeError(LocalProtocolError, TypeError):

@@ -12,15 +12,7 @@ LAMPORT_MAX = 2**63 - 1
 
 
 class MessageError(SdstoreError, ValueError):
-    """A frame, a JSON object or a `Message` that is not a valid SDS message.
-
-    `code` is stable and meant for programs, `detail` for people.
-    """
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
+    """A frame, a JSON object or a `Message` that is not a valid SDS message."""
 
 
 class Kind(enum.Enum):

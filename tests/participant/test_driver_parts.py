@@ -191,9 +191,13 @@ def accepting(
     return answer
 
 
-def test_every_error_of_the_library_has_one_base() -> None:
-    errors = (StoreError, DriverError, ParticipantFileError, LocalProtocolError, MessageError)
-    assert all(issubclass(each, SdstoreError) for each in (*errors, OrderingError, MvdsError))
+def test_every_error_of_the_library_has_one_base_with_a_code_and_a_detail() -> None:
+    kinds = (DriverError, ParticipantFileError, LocalProtocolError, MessageError, OrderingError)
+    errors = [kind("a_code", "what happened") for kind in (*kinds, MvdsError)]
+    for error in (*errors, StoreError("a_code", 503, "what happened")):
+        assert isinstance(error, SdstoreError)
+        assert (error.code, error.detail) == ("a_code", "what happened")
+        assert str(error) == "a_code: what happened"
 
 
 def test_of_two_readers_of_the_events_the_older_one_is_told() -> None:
